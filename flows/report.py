@@ -28,13 +28,13 @@ _HELP = """Show what a cluster did and why: apps, leases, nodes, fairness, money
 
 [b]Examples[/b]
 
-    ebbflow report                                      (writes ebbflow-report.html)
+    ebbflow report                    (writes ebbflow-report.html)
 
-    ebbflow report --serve --open                       (live in the browser, until Ctrl-C)
+    ebbflow report --serve --open     (live in the browser, until Ctrl-C)
 
     ebbflow report --since 2h --json | jq .fairness
 
-    ebbflow report --pipeline nightly --output nightly.html --output nightly.json
+    ebbflow report --pipeline nightly --output nightly.html
 
 The page is one file that needs no network. Read-only. A TIME is a duration ago (2h, 30m, 7d), 14:30 today, or
 2026-11-22T14:30, in UTC.

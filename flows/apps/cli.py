@@ -54,7 +54,7 @@ def list_apps(
 
         ebbflow apps list
 
-        ebbflow apps list --all --json | jq '.[] | select(.phase == "failed") | .id'
+        ebbflow apps list --all --json | jq '.[] | select(.phase == "failed")'
 
     rho is finish-time fairness: expected time here over the time alone on an even share; 1 or less is fair.
     """

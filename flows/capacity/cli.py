@@ -58,9 +58,10 @@ _START_HELP = """Start the capacity loop of a cluster; it runs until Ctrl-C, SIG
 
     ebbflow capacity start --source aws:prod.json --config ebbflow.toml
 
-    ebbflow capacity start --policy themis --policy-option knob=0.5 --lease-duration 10m --auction-interval 1m
+    ebbflow capacity start --policy themis --policy-option knob=0.5 \\
+        --lease-duration 10m --auction-interval 1m
 
-    ebbflow capacity start --policy mymodule:MyPolicy        (importable from here; docs/own-policy.md)
+    ebbflow capacity start --policy mymodule:MyPolicy     (docs/own-policy.md)
 
 [b]The configuration file[/b] (--config or $EBBFLOW_CONFIG; docs/operations.md) holds
 
@@ -70,9 +71,9 @@ _START_HELP = """Start the capacity loop of a cluster; it runs until Ctrl-C, SIG
 
     \\[teams.vision]      weight = 2
 
-    \\[scaling]           scale_in_idle = "5m", pools = { etl = "cores", gpu = "gpus" }; enabled = false: no scaling
+    \\[scaling]           scale_in_idle = "5m", pools = { etl = "cores" }
 
-    \\[policy]            name = "rho-bounded", options = { rho = 1.5 }; MODULE:NAME only with --allow-policy
+    \\[policy]            name = "rho-bounded", options = { rho = 1.5 }
 
 While another loop is the leader, this one waits as a standby and takes over when the leader fails.
 --take-over does not wait; the fencing token of the other loop becomes invalid.
@@ -175,7 +176,7 @@ def start(
     runner: Annotated[
         Runner,
         typer.Option(
-            help="prefect records the loop as a flow run and emits events, plain does not; auto if a server is "
+            help="Recording of the loop as a flow run with events: prefect, plain (none), or auto, if a server is "
             "configured.",
             metavar="HOW",
             rich_help_panel=_LOOP,

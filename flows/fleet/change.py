@@ -110,7 +110,7 @@ def shrink(
 
         ebbflow fleet shrink workers 2 --termination-grace 10m
 
-        ebbflow fleet shrink workers --nodes i-0123456789abcdef0,i-0fedcba9876543210
+        ebbflow fleet shrink workers --nodes i-0123456789abcdef0
 
     Without --nodes those go first that leave anyway, then the most expensive. Nodes that have not arrived yet are
     given up before any other. Each node is told to finish; after --termination-grace it is terminated even if it is
@@ -172,7 +172,7 @@ def drain(
 
         ebbflow fleet drain i-0123456789abcdef0
 
-        ebbflow fleet drain i-0123456789abcdef0 --end      (exchange a node that misbehaves)
+        ebbflow fleet drain i-0123456789abcdef0 --end  (replaces the node)
 
     The size of the pool stays. A node that is drained and not terminated incurs costs: terminate it by
     --end, which replaces it, or by ebbflow fleet shrink POOL --nodes ID, which does not.

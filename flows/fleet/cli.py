@@ -27,7 +27,8 @@ app = typer.Typer(
     help="Node pools of a cluster on AWS: status, cost, scale-out and scale-in.\n\n"
     "[b]Set up[/b], once (docs/fleet.md)\n\n"
     "    cd terraform/examples/minimal && terraform apply\n\n"
-    "    terraform output -json > ebbflow.json && export EBBFLOW_TERRAFORM_OUTPUT=$PWD/ebbflow.json\n\n"
+    "    terraform output -json > ebbflow.json\n\n"
+    "    export EBBFLOW_TERRAFORM_OUTPUT=$PWD/ebbflow.json\n\n"
     "[b]Look[/b]\n\n"
     "    ebbflow fleet status --watch 10\n\n"
     "    ebbflow fleet prices workers\n\n"
@@ -35,7 +36,7 @@ app = typer.Typer(
     "[b]Change[/b]: each asks first, and --dry-run only says what it would do\n\n"
     "    ebbflow fleet grow workers 2 --dry-run\n\n"
     "    ebbflow fleet shrink workers 1\n\n"
-    "    ebbflow fleet gang run-1 --pool trainers --size 8     (all at once or none; ebbflow fleet end run-1)\n\n"
+    "    ebbflow fleet gang run-1 --pool trainers --size 8    (all or nothing)\n\n"
     "Exit status: 0 done, 1 rejected or failed, 2 usage error.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -237,7 +238,8 @@ def plan(
 
         ebbflow fleet plan workers --nodes 8
 
-        ebbflow fleet plan workers --query report.sql --tables s3://lake/sales --within 15m
+        ebbflow fleet plan workers --query report.sql \\
+            --tables s3://lake/sales --within 15m
 
     Each pool: the desired size, on-demand nodes where Spot capacity is insufficient, the machines that the market
     planner would choose,

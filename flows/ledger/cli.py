@@ -59,7 +59,7 @@ def status(url: Url = None, cluster: Cluster = "local", json: AsJson = False) ->
 
         ebbflow ledger status
 
-        ebbflow ledger status --ledger postgresql://ebb@db/ebbflow --cluster prod --json
+        ebbflow ledger status --ledger postgresql://ebb@db/ebbflow --json
 
     Read-only. The leader renews its leader lease every few seconds. A loop whose leader lease has expired is dead
     or partitioned, and another loop may take over.

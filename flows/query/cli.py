@@ -58,7 +58,7 @@ _QUERY_HELP = """Run a query that re-plans itself while capacity changes.
 
     ebbflow local up --spark 3
 
-    ebbflow query report.sql --tables data/ --master local-fleet --report run.html
+    ebbflow query q.sql --tables data/ --master local-fleet --report run.html
 
     ebbflow local kill spark-2        (in another terminal)
 
@@ -171,9 +171,10 @@ _EXPLAIN_HELP = """Show the candidate plans of a query side by side, without run
 
     ebbflow explain report.sql --tables data/ --capacity cores=3,memory=6GiB
 
-    ebbflow explain report.sql --tables data/ --capacity cores=3,interruption_rate=60
+    ebbflow explain report.sql --tables data/ \\
+        --capacity cores=3,interruption_rate=60
 
-    ebbflow explain report.sql --tables data/ --without merging,factoring --json
+    ebbflow explain report.sql --tables data/ --without merging --json
 
 The higher the interruption rate (per node-hour), the more checkpoints pay.
 """

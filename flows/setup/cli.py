@@ -45,7 +45,7 @@ _DEMO_HELP = """Run the main job for real: two queries and two trainings of two 
 
     ebbflow demo
 
-    ebbflow demo --query 9 --scale 1      one TPC-H query on Spark workers that come and go
+    ebbflow demo --query 9 --scale 1      one TPC-H query on Spark workers
 
 It generates TPC-H data (kept for the next time), brings up Spark workers and GPU nodes of this machine, gives nodes \
 notice and kills some, re-plans, holds auctions, launches and terminates nodes, compares the results with DuckDB's, \

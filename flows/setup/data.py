@@ -16,8 +16,8 @@ app = typer.Typer(
     "    ebbflow data tpch --scale 1\n\n"
     "    ebbflow query flows/tpch/q9.sql --tables ~/.cache/ebbflow/tpch/sf1\n\n"
     "    ebbflow data tpcds --scale 1\n\n"
-    "    ebbflow query ~/.cache/ebbflow/tpcds/sf1/queries/q72.sql --dialect duckdb "
-    "--tables ~/.cache/ebbflow/tpcds/sf1\n\n"
+    "    ebbflow query ~/.cache/ebbflow/tpcds/sf1/queries/q72.sql \\\n"
+    "        --dialect duckdb --tables ~/.cache/ebbflow/tpcds/sf1\n\n"
     "TPC-H and TPC-DS are trademarks of the Transaction Processing Performance Council; nothing made with these "
     "tables is a published TPC result.",
     no_args_is_help=True,
@@ -43,7 +43,8 @@ _TPCH_HELP = """Make the eight TPC-H tables: some 5 seconds and 350 MB at scale 
 
     ebbflow data tpch --scale 0.1
 
-    ebbflow query flows/tpch/q9.sql --tables "$(ebbflow data tpch --scale 0.1 --quiet)"
+    ebbflow query flows/tpch/q9.sql \\
+        --tables "$(ebbflow data tpch --scale 0.1 --quiet)"
 
     ebbflow data tpch --scale 10 --parts 16 --output /data/tpch10
 
@@ -58,7 +59,8 @@ _TPCDS_HELP = """Make the 24 TPC-DS tables and the 99 queries: some 30 seconds a
 
     ebbflow data tpcds --scale 1
 
-    ebbflow query ~/.cache/ebbflow/tpcds/sf1/queries/q3.sql --dialect duckdb --tables ~/.cache/ebbflow/tpcds/sf1
+    ebbflow query ~/.cache/ebbflow/tpcds/sf1/queries/q3.sql \\
+        --dialect duckdb --tables ~/.cache/ebbflow/tpcds/sf1
 
 The queries (DIR/queries/qN.sql) are DuckDB's, hence --dialect duckdb on whichever engine. The generator is an \
 older DuckDB with its tpcds extension; the first time it is installed into a virtual environment of its own under \

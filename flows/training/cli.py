@@ -27,7 +27,8 @@ The script trains inside [b]with ElasticRun.start() as run:[/b] (docs/training.m
 
 [b]Inject faults[/b]: remove nodes and add one while it runs
 
-    ebbflow train script.py --nodes local:3x1 --fault 20s:kill:node-2 --fault 35s:notice:node-1:10s --fault 50s:add:1
+    ebbflow train script.py --nodes local:3x1 --fault 20s:kill:node-2 \\
+        --fault 35s:notice:node-1:10s --fault 50s:add:1
 
 [b]Arguments of the script follow it[/b]; its options go last, after a double dash (-- --lr 0.1)
 

@@ -27,11 +27,13 @@ The script takes each hyperparameter as an option and reports a metric after eac
 
     echo 'lr: {log: [0.001, 1]}' > space.yaml
 
-    ebbflow tune script.py --space space.yaml --metric accuracy --trials 20 --nodes local:2x1
+    ebbflow tune script.py --space space.yaml --metric accuracy \\
+        --trials 20 --nodes local:2x1
 
 [b]Stop by learning curves[/b] instead of successive halving
 
-    ebbflow tune script.py --space space.yaml --metric loss --minimize --pruner curve --epochs 30
+    ebbflow tune script.py --space space.yaml --metric loss --minimize \\
+        --pruner curve --epochs 30
 
 [b]Resume[/b] a tuning run that was stopped
 

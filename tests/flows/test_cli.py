@@ -412,7 +412,7 @@ def test_a_local_command_without_a_fleet_says_how_to_start_one(
     [
         (["--query", "3"], "query must be one of 5, 7, 8, 9; got 3"),
         (["--scale", "0"], r"scale must be in \(0, 1000\]; got 0"),
-        (["--data", "/proc/none"], "--data cannot write to '/proc/none'"),
+        (["--data-dir", "/proc/none"], "--data-dir cannot write to '/proc/none'"),
     ],
 )
 def test_a_demo_that_cannot_run_is_explained(arguments: list[str], message: str, complaint: Complain) -> None:

@@ -86,6 +86,7 @@ LOCAL = Section(
             f"Faults to inject, [STEP+]TIME:VERB:TARGET[:ARGUMENT]: {FAULTS.forms}. "
             "A pool as NODE means one of its nodes, a leased one where there is any",
             (),
+            formerly=("at",),
         ),
     ),
     "A cluster on this machine, up while the pipeline runs.",

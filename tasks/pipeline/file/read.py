@@ -34,7 +34,6 @@ from ebbflow.tasks.pipeline.file.spec import (
 )
 
 _KINDS: Mapping[str, StepKind] = {section: kind for kind, section in TABLES.items()}
-_POOL = {"min_nodes": "least", "max_nodes": "most", "provision_time": "boot", "cpus_per_slot": "cpus"}
 _OWN = ("display_name", "team", "after", "deadline", "weight", "budget", "attempts", "environment")
 
 

@@ -1,6 +1,7 @@
 """``ebbflow init``: what it writes is valid right away, and existing files are kept."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from ebbflow.flows import cli
 from ebbflow.flows.setup.init import FILES, template
 from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.capacity.request import LoopRules
 
 
 def invoke(*arguments: str | Path) -> tuple[int, str, str]:
@@ -49,7 +51,10 @@ def test_the_data_is_always_the_same(tmp_path: Path) -> None:
 
 
 def test_comments_hold_what_is_valid_without_the_marks(tmp_path: Path, home: Path) -> None:
-    assert tomllib.loads(template("ebbflow.toml")) == {}
+    settings = template("ebbflow.toml")
+    assert tomllib.loads(settings) == {}
+    whole = tomllib.loads(re.sub(r"^# (?=\[|[a-z_]+ = )", "", settings, flags=re.M))
+    assert LoopRules.parse(whole, "ebbflow.toml").times["lease_s"] == 60.0
     invoke("init", tmp_path)
     text = template("pipeline.yaml")
     head, _, block = text.partition("# tunings:")
