@@ -25,6 +25,7 @@ from ebbflow.flows.runs.options import NODES, SET_UP, WATCH
 from ebbflow.flows.setup import cli as setup_cli
 from ebbflow.flows.setup import data as data_cli
 from ebbflow.flows.setup import deployments as prefect_cli
+from ebbflow.flows.setup import init as init_cli
 from ebbflow.flows.training import cli as train_cli
 from ebbflow.flows.tuning import cli as tune_cli
 from ebbflow.planners.errors import EbbflowError
@@ -32,8 +33,14 @@ from ebbflow.planners.errors import EbbflowError
 app = typer.Typer(
     name="ebbflow",
     cls=CheckedGroup,
-    help="SQL pipelines on capacity that comes and goes.\n\n"
-    "[b]First steps[/b]: ebbflow doctor, ebbflow demo, ebbflow query --help",
+    help="Run SQL queries, PyTorch trainings and pipelines of both on an elastic cluster of several teams.\n\n"
+    "[b]First steps[/b]\n\n"
+    "    ebbflow doctor                 check this machine\n\n"
+    "    ebbflow init shop              write a small pipeline\n\n"
+    "    ebbflow query --help           run a query\n\n"
+    "Results go to standard output, messages to standard error. Exit status: 0 done, 1 failed or rejected, 2 usage "
+    "error, 3 a result differs from DuckDB's, 4 the ledger does not respond, 5 another capacity loop took over, 130 "
+    "interrupted.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -44,6 +51,7 @@ train_cli.register(app)
 tune_cli.register(app)
 elastic_cli.register(app)
 pipeline_cli.register(app)
+init_cli.register(app)
 report_cli.register(app)
 app.add_typer(apps_cli.app, name="apps", rich_help_panel=WATCH)
 app.add_typer(capacity_cli.app, name="capacity", rich_help_panel=WATCH)

@@ -1,6 +1,7 @@
 """``ebbflow simulate``: schedulers in simulation."""
 
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,38 +12,42 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ebbflow.flows.runs.options import without_native_output
+from ebbflow.flows.runs.options import duration_option, without_native_output
+from ebbflow.planners.model.options import check_report_paths
 from ebbflow.planners.scheduling.catalogue import ENTRIES
 
 app = typer.Typer(
-    help="Training jobs in simulation, over the same code that schedules for real.\n\n"
-    "[b]Examples[/b]\n\n"
+    help="Simulate training jobs with the code that schedules real clusters.\n\n"
+    "[b]Example[/b]\n\n"
     "    ebbflow simulate training --policy themis,tiresias --report out.html",
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 console = Console()
+errors = Console(stderr=True)
 
 
 _TRAINING_HELP = """Simulate GPU schedulers on a workload of training jobs, and compare them.
 
-Without options: the 160 jobs of Pollux' first workload on 16 nodes of 4 GPUs under Tiresias and Optimus.
-What has been simulated before, with the same files, options and code, is not simulated again.
+The default is the 160 jobs of Pollux' first workload on 16 nodes of 4 GPUs with the policies tiresias and optimus. \
+Results of earlier simulations with the same files, options and code are taken from the cache.
 
-[b]Workloads[/b] (--workload; files by their format, or names)
+[b]Workloads[/b] (--workload): names, or files by their format
 
-    pollux-1 .. pollux-4         160 jobs each, of Pollux' evaluation (OSDI 2021)
+    pollux-1 .. pollux-4         160 jobs each, of Pollux (OSDI 2021)
 
-    philly:JOBS[:SEED]           Microsoft's trace in distribution
+    philly:JOBS[:SEED]           jobs distributed as in Microsoft's trace
 
     tiresias-testbed[:SEED]      480 jobs for 60 GPUs (NSDI 2019)
 
-    themis-w1[:SEED], themis-w2  50 hyper-parameter searches for 64 GPUs; w2: with halving (NSDI 2020)
+    themis-w1[:SEED]             50 tuning runs for 64 GPUs (NSDI 2020)
 
-    FILE.csv                     AdaptDL's columns, Tiresias', or ours: id,arrival_s,gpus,duration_s
+    themis-w2[:SEED]             the same with successive halving
 
-    FILE.trace                   of Shockwave or Gavel, with --throughputs; they run in rounds
+    FILE.csv                     id,arrival_s,gpus,duration_s, or AdaptDL's
+
+    FILE.trace                   Gavel's or Shockwave's; needs --throughputs
 
 [b]Policies[/b] (--policy)
 
@@ -50,96 +55,199 @@ What has been simulated before, with the same files, options and code, is not si
 
 [b]Examples[/b]
 
-    ebbflow simulate training --policy themis,pollux,tiresias --seeds 3 --report out.html
+    ebbflow simulate training --policy themis,pollux --report out.html
 
-    ebbflow simulate training --workload philly:1000 --cluster 25x8 --policy tiresias,srsf --json out.json
-""".format(policies="\n\n".join(f"    {entry.name:<18} {entry.line}" for entry in ENTRIES))
+    ebbflow simulate training --workload philly:1000 --policy srsf --json
+
+Progress goes to standard error, the comparison to standard output.
+
+Exit status: 0 done, 2 usage error.
+"""
 
 
-@app.command(help=_TRAINING_HELP)
+def _policies() -> str:
+    """Return the policies, a line each, continued below where it is long."""
+    wide = 78 - 4 - 19
+    found = []
+    for entry in ENTRIES:
+        first, *rest = textwrap.wrap(entry.line, wide)
+        found.append("\n".join([f"    {entry.name:<18} {first}", *(f"    {'':<18} {line}" for line in rest)]))
+    return "\n\n".join(found)
+
+
+_JOBS, _CLUSTER, _OUTPUT = "Workload and policies", "Cluster", "Output"
+
+
+@app.command(help=_TRAINING_HELP.format(policies=_policies()))
 def training(
     workload: Annotated[
-        str, typer.Option(help="Files or names, separated by commas.", metavar="FILE|NAME,...")
-    ] = "pollux-1",
-    policy: Annotated[
-        str, typer.Option(help="Policies to compare.", metavar="NAME,...")
-    ] = "tiresias,optimus",
-    cluster: Annotated[
         str,
         typer.Option(
-            help="NODESxGPUS, or a YAML file: nodes is a list of groups with count, gpus and, if wanted, type, zone, "
-            "rack or per_rack, price, market, name; spot is what nodes of --spot-trace are like; start is a time.",
-            metavar="SIZE|FILE",
+            help="Workloads to simulate: files or names, separated by commas.",
+            metavar="FILE|NAME,...",
+            rich_help_panel=_JOBS,
         ),
-    ] = "16x4",
-    seeds: Annotated[int, typer.Option(help="Runs of each policy, with seeds 0, 1, ...")] = 1,
+    ] = "pollux-1",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Policies to compare, separated by commas.", metavar="NAME,...", rich_help_panel=_JOBS
+        ),
+    ] = "tiresias,optimus",
+    seeds: Annotated[
+        int, typer.Option(help="Number of runs of each policy, with seeds 0, 1, ...", rich_help_panel=_JOBS)
+    ] = 1,
     profiles: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of applications' profiles (AdaptDL). Default: those shipped.", metavar="DIR"
+            help="Directory of application profiles (AdaptDL). Default: the packaged ones.",
+            metavar="DIR",
+            rich_help_panel=_JOBS,
         ),
     ] = None,
     throughputs: Annotated[
-        Path | None, typer.Option(help="Steps per second by GPU type, for traces in rounds.", metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="File with the steps per second of each job type by GPU type, for traces in rounds.",
+            metavar="FILE",
+            rich_help_panel=_JOBS,
+        ),
     ] = None,
     nearest_profile: Annotated[
-        bool, typer.Option("--nearest-profile", help="Take the nearest profile for an unknown application.")
+        bool,
+        typer.Option(
+            "--nearest-profile",
+            help="Use the nearest profile for an unknown application.",
+            rich_help_panel=_JOBS,
+        ),
     ] = False,
     interval: Annotated[
         float | None,
-        typer.Option(help="Seconds between decisions. Default: 60 with profiles, else at every event."),
+        duration_option(
+            help="Interval between decisions. Default: 1m with profiles, else at every event.",
+            rich_help_panel=_JOBS,
+        ),
     ] = None,
     restart_delay: Annotated[
-        float | None, typer.Option(help="Seconds that a job waits on each new placement. Default: 30.")
+        float | None,
+        duration_option(
+            help="Time that a job waits after each new placement. Default: 30s.", rich_help_panel=_JOBS
+        ),
     ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="Cluster: NODESxGPUS, or a YAML file. In a file, nodes is a list of groups with count, gpus and, "
+            "optionally, type, zone, rack or per_rack, price, market and name; spot describes the nodes of "
+            "--spot-trace; start is a timestamp.",
+            metavar="SIZE|FILE",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = "16x4",
     interference: Annotated[
         float,
-        typer.Option(help="Share of speed lost by spread jobs that share a node with another such job."),
+        typer.Option(
+            help="Fraction of speed lost by spread jobs that share a node with another such job.",
+            rich_help_panel=_CLUSTER,
+        ),
     ] = 0.0,
     spot_trace: Annotated[
         Path | None,
         typer.Option(
-            help="Nodes that come and go besides the cluster's: time_ms,add|remove,node without header, or with "
-            "header time_s,event,node[,deadline_s,gpus] and events add, remove, notice.",
+            help="Availability trace of further nodes: time_ms,add|remove,node without a header, or with the header "
+            "time_s,event,node[,deadline_s,gpus] and the events add, remove, notice.",
             metavar="FILE",
+            rich_help_panel=_CLUSTER,
         ),
     ] = None,
-    notice: Annotated[float, typer.Option(help="Seconds ahead that removals are announced.")] = 0.0,
+    notice: Annotated[
+        float,
+        duration_option(
+            help="Time between the notice and the removal of a node of --spot-trace. Default: 0s.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = 0.0,
     prices: Annotated[
         Path | None,
         typer.Option(
-            help="Spot price history; zone and type of nodes stand in the YAML file.", metavar="FILE"
+            help="File with the Spot price history; the YAML file names the nodes' zones and types.",
+            metavar="FILE",
+            rich_help_panel=_CLUSTER,
         ),
     ] = None,
     failures: Annotated[
         str | None,
-        typer.Option(help="Losses per node-hour, and seconds until a node is back.", metavar="RATE[,REPAIR]"),
+        typer.Option(
+            help="Node failures: losses per node-hour, and seconds until a node is replaced. Default: none.",
+            metavar="RATE[,REPAIR]",
+            rich_help_panel=_CLUSTER,
+        ),
     ] = None,
     stragglers: Annotated[
         str | None,
-        typer.Option(help="Share of slow nodes, and how many times slower.", metavar="SHARE[,FACTOR]"),
+        typer.Option(
+            help="Slow nodes: their fraction, and how many times slower they are. Default: none.",
+            metavar="SHARE[,FACTOR]",
+            rich_help_panel=_CLUSTER,
+        ),
     ] = None,
     checkpoint_interval: Annotated[
-        float, typer.Option(help="Seconds between checkpoints, where nodes can be lost.")
+        float,
+        duration_option(
+            help="Interval between checkpoints, where nodes can be lost.",
+            shown=1800.0,
+            rich_help_panel=_CLUSTER,
+        ),
     ] = 1800.0,
-    json: Annotated[
-        Path | None, typer.Option(help="Write all results.", metavar="FILE", dir_okay=False)
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File for all results as JSON.",
+            metavar="FILE",
+            dir_okay=False,
+            rich_help_panel=_OUTPUT,
+        ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option(help="Write a row for each job.", metavar="FILE", dir_okay=False)
+        Path | None,
+        typer.Option(
+            help="File for a table with a row for each job.",
+            metavar="FILE",
+            dir_okay=False,
+            rich_help_panel=_OUTPUT,
+        ),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="Write a page with pictures.", metavar="FILE", dir_okay=False)
+        list[str] | None,
+        typer.Option(
+            help="File for the report, .html (a page) or .json (the results). Repeatable.",
+            metavar="FILE",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Simulate again what is in the cache.")] = False,
-    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print all results as one JSON document on standard output instead of the comparison.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Simulate again instead of reading the cache.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(help="Number of processes.")] = 1,
 ) -> None:
     from ebbflow.infra.storage.files import write_text
+    from ebbflow.tasks.report.files import write_reports
     from ebbflow.tasks.simulation import request as asked
     from ebbflow.tasks.simulation.inputs import Inputs
     from ebbflow.tasks.simulation.report import csv_text, json_text, notes_of, report_page
     from ebbflow.tasks.simulation.runs import planned, run_all
 
+    reports = check_report_paths(report)
     request = asked.SimulationRequest(
         workload=workload,
         policy=policy,
@@ -162,21 +270,27 @@ def training(
     runs = planned(inputs)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads would only spin over a few dozen numbers
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with without_native_output(), Progress(*columns, console=console) as bar:
+    with without_native_output(), Progress(*columns, console=errors, disable=not errors.is_terminal) as bar:
         task = bar.add_task("")
 
         def show(what: str, done: int, total: int) -> None:
             bar.update(task, description=escape(what), completed=done, total=total)
 
         records = run_all(inputs, runs, fresh=fresh, processes=jobs, progress=show)
-    _print_comparison(records)
-    for note in notes_of(records):
-        console.print(f"note: {note}", markup=False, highlight=False)
-    texts = ((json, json_text), (csv, lambda found, _: csv_text(found)), (report, report_page))
-    for path, make in texts:
-        if path:
-            written = write_text(path, make(records, request.shown()))
-            console.print(f"written: {written}", markup=False, highlight=False)
+    text = json_text(records, request.shown())
+    if json:
+        typer.echo(text, nl=False)
+    else:
+        _print_comparison(records)
+        for note in notes_of(records):
+            console.print(f"note: {note}", markup=False, highlight=False)
+    if output:
+        write_text(output, text)
+    if csv:
+        write_text(csv, csv_text(records))
+    write_reports(reports, html=lambda: report_page(records, request.shown()), json=lambda: text)
+    for path in filter(None, (output, csv, *reports)):
+        errors.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_comparison(records: Sequence[dict[str, Any]]) -> None:

@@ -175,7 +175,9 @@ def configuration() -> str:
     for name, (help_, keys) in TOML.items():
         known = known_keys(name)
         if different := known ^ set(keys):
-            raise ValueError(f"[{name}]: the reader and scripts/reference_pages.py differ in {', '.join(sorted(different))}")
+            raise ValueError(
+                f"[{name}]: the reader and scripts/reference_pages.py differ in {', '.join(sorted(different))}"
+            )
         lines += [f"### `[{name}]`", "", help_, "", "| key | what | default |", "|---|---|---|"]
         defaults = toml_defaults(name)
         lines += [f"| `{key}` | {_cell(said)} | {_shown(defaults.get(key))} |" for key, said in keys.items()]
@@ -273,7 +275,13 @@ def _section(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
 def _shown(value: Any) -> str:
     if value is None or value in ({}, [], (), "") or value is MISSING or value == inf:
         return ""
-    text = json.dumps(value) if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    text = (
+        json.dumps(value)
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
     return f"`{text}`"
 
 

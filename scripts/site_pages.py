@@ -1,7 +1,7 @@
 """Pages of the documentation site that stand elsewhere in the repository: mkdocs calls the functions here.
 
-``changes.md`` is ``CHANGELOG.md`` and ``reference/terraform.md`` is ``terraform/README.md``; links to those files lead to
-these pages.
+``changes.md`` is ``CHANGELOG.md`` and ``reference/terraform.md`` is ``terraform/README.md``; links to those files
+lead to these pages.
 """
 
 import re

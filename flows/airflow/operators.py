@@ -156,7 +156,7 @@ class EbbflowQueryOperator(_AttendedOperator):
         except EbbflowError as error:
             if orchestrator.asked.is_set():
                 raise AirflowException(
-                    "stopped; finished stages are kept, another try goes on from them"
+                    "stopped; finished stages are kept, another try resumes from them"
                 ) from None
             raise AirflowException(str(error)) from error
         self.log.info("%s rows in %.1f s", f"{outcome.result.rows:,}", outcome.report.seconds)
@@ -274,7 +274,7 @@ class EbbflowTrainingOperator(_AttendedOperator):
             raise AirflowFailException(f"the training {run} failed: {report.reason}")
         if report.state == "stopped":
             saved = "has saved" if not report.unsaved_steps else f"{report.unsaved_steps} steps are not saved"
-            raise AirflowException(f"the training {run} was stopped and {saved}; another try goes on with it")
+            raise AirflowException(f"the training {run} was stopped and {saved}; another try resumes it")
         self.log.info("%s steps in %.1f s, %s of them twice", report.steps, report.seconds, report.lost_steps)
         return training_values(report)
 

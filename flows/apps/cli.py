@@ -194,7 +194,7 @@ def cancel(
 
         ebbflow apps cancel digits --yes --timeout 5m
 
-    An app of a pipeline shares its process with the others of the run, which end with it. An app that is lost has no
+    An app of a pipeline shares its process with the others of the run, which end with it. A lost app has no
     process: it is marked as stopped, and no one restarts it.
     """
     from ebbflow.planners.model.ledger import OVER, AppMoved

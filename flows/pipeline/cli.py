@@ -1,91 +1,150 @@
-"""``ebbflow run``: a pipeline of queries, trainings and searches on one elastic cluster."""
+"""``ebbflow run``: a pipeline of queries, trainings and tuning runs on one elastic cluster."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from ebbflow.flows.runs.options import RUN_WORK, AllowFunctions, Runner, RunnerOption, wants_prefect
+from ebbflow.flows.runs.answers import print_json
+from ebbflow.flows.runs.exit_status import ExitStatus
+from ebbflow.flows.runs.options import (
+    RUN_WORK,
+    Runner,
+    wants_prefect,
+)
 from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:
     from ebbflow.tasks.pipeline.file.spec import Pipeline
     from ebbflow.tasks.pipeline.outcome import PipelineOutcome
-    from ebbflow.tasks.pipeline.run import PipelineRequest
+    from ebbflow.tasks.pipeline.run import CheckedPipeline, PipelineRequest
 
 console = Console()
 errors = Console(stderr=True)
 
-RUN_HELP = """Run a pipeline: SQL queries, trainings and searches of several teams on one elastic cluster.
+RUN_HELP = """Run a pipeline: SQL queries, trainings and tuning runs of several teams on one elastic cluster.
 
-[b]Look whether a file is right[/b], without running anything
+[b]Check a file[/b] without running anything
 
     ebbflow run pipeline.yaml --check
 
-[b]Run it[/b]; results and the report are in a folder of their own
+[b]Run it[/b]; results and the report are in a directory of the run
 
     ebbflow run pipeline.yaml --report pipeline.html
 
     ebbflow run pipeline.yaml --set tables=s3://lake/tpch
 
-[b]Go on[/b] with a run that was interrupted, or whose machine is gone: finished steps are not repeated
+[b]Resume[/b] a run that was interrupted, or whose machine is gone; finished steps are not repeated
 
     ebbflow run --resume shop-1121-101500-a1b2
 
-[b]Help with the format[/b]: examples/pipeline.yaml explains all of it; for your editor's completion
+[b]Format of the file[/b]: examples/pipeline.yaml explains all of it; an editor completes it by the schema
 
     ebbflow run --schema > pipeline.schema.json
 
-Ctrl-C lets all steps save and leave; a second one leaves at once. Status: 0 finished, 1 a step has failed, 2 wrong \
-input, 130 interrupted.
+Progress goes to standard error, the summary to standard output. Ctrl-C stops the steps, which save their work; a \
+second Ctrl-C exits at once.
+
+Exit status: 0 finished, 1 a step failed, 2 usage error, 130 interrupted (work saved).
 """
+
+_RUN, _OUTPUT, _TRUST = "Options of the run", "Output", "Permissions of the file"
 
 
 def run(
-    file: Annotated[str | None, typer.Argument(help="The pipeline's file.", metavar="PIPELINE.yaml")] = None,
-    resume: Annotated[str | None, typer.Option(help="Go on with this run.", metavar="ID")] = None,
+    file: Annotated[str | None, typer.Argument(help="Pipeline file.", metavar="PIPELINE.yaml")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the file, show what it would run, and exit.")
+    ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of pipeline files and exit.")
+    ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Value of a parameter of the file. Repeatable.",
+            metavar="NAME=VALUE",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    runs_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Directory of all runs. Default: pipelines in $EBBFLOW_HOME (~/.cache/ebbflow).",
+            metavar="DIR",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option("--run-id", help="Run ID. Default: generated.", metavar="ID", rich_help_panel=_RUN),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="ID of an interrupted run to resume.", metavar="ID", rich_help_panel=_RUN),
+    ] = None,
     restart: Annotated[
         bool,
         typer.Option(
             "--restart",
-            help="With --resume: let trainings begin again at step 0 none of whose checkpoints can be used.",
+            help="With --resume, restart trainings from step 0 none of whose checkpoints can be read.",
+            rich_help_panel=_RUN,
         ),
     ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Say what is wrong with the file, or what it would do.")
-    ] = False,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Print the format as a JSON schema, for editors.")
-    ] = False,
-    set_: Annotated[
+    runner: Annotated[
+        Runner,
+        typer.Option(
+            metavar="HOW",
+            help="Recording of the run on a Prefect server: prefect, plain (none), or auto, if one is configured.",
+            rich_help_panel=_RUN,
+        ),
+    ] = Runner.auto,
+    report: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A parameter of the file, NAME=VALUE. Repeatable.", metavar="NAME=VALUE"),
+        typer.Option(
+            help="File for the report, .html (a page) or .json (the outcome). Repeatable.",
+            metavar="FILE",
+            rich_help_panel=_OUTPUT,
+        ),
     ] = None,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print the outcome as one JSON document on standard output instead of the summary.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            "-q",
+            help="Only errors on standard error: no progress, no notes.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
     allow_policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="A policy that the file names and that may be imported. Repeatable.", metavar="MODULE:NAME"
+            help="Scheduling policy that the file may import. Repeatable.",
+            metavar="MODULE:NAME",
+            rich_help_panel=_TRUST,
         ),
     ] = None,
-    allow_functions: AllowFunctions = None,
-    id: Annotated[
-        str | None, typer.Option("--id", help="Of the run, for --resume. Default: made up.")
-    ] = None,
-    folder: Annotated[
-        str | None,
+    allow_functions: Annotated[
+        list[str] | None,
         typer.Option(
-            help="Where runs of pipelines live. Default: pipelines/ in ~/.cache/ebbflow.", metavar="DIR"
+            help="Functions that queries may call though they read files, a network or settings, such as read_csv. "
+            "Repeatable.",
+            metavar="NAME[,NAME...]",
+            rich_help_panel=_TRUST,
         ),
     ] = None,
-    report: Annotated[
-        str | None, typer.Option(help="Write the report as one HTML page here, too.", metavar="FILE")
-    ] = None,
-    json: Annotated[str | None, typer.Option(help="Write the outcome as JSON.", metavar="FILE")] = None,
-    runner: RunnerOption = Runner.auto,
 ) -> None:
-    from ebbflow.flows.pipeline.terminal import plain
     from ebbflow.planners.query.sql.forbidden import checked_functions
     from ebbflow.tasks.capacity.own_policies import checked_names
     from ebbflow.tasks.pipeline.file.parameters import parse_set
@@ -96,53 +155,69 @@ def run(
         return
     if file is None and resume is None:
         raise OptionError(
-            "name a pipeline's file (examples/pipeline.yaml is one), or a run to go on with (--resume ID)"
+            "PIPELINE.yaml or --resume RUN_ID is missing; ebbflow init writes a small pipeline.yaml"
         )
     request = PipelineRequest(
         file or "",
         resume or "",
-        id or "",
+        run_id or "",
         parse_set(set_ or []),
-        str(Path(folder).expanduser().absolute()) if folder else "",
-        report,
-        json,
+        str(Path(runs_dir).expanduser().absolute()) if runs_dir else "",
+        tuple(report or ()),
         restart=restart,
         allow_policies=checked_names(allow_policy or []),
         allow_functions=checked_functions(allow_functions),
     )
     if check:
         checked = check_pipeline(request)
-        print_pipeline(checked.pipeline, console)
-        for one in checked.unchecked:
-            console.print(plain(f"not checked: {one}"), soft_wrap=True)
+        if json:
+            print_json(plan_of(checked))
+        else:
+            print_pipeline(checked, console)
         return
-    outcome = run_on_terminal(request, console, prefect=wants_prefect(runner))
+    progress = Console(stderr=True, quiet=quiet)
+    outcome = run_on_terminal(
+        request, console, prefect=wants_prefect(runner), progress=progress, as_json=json
+    )
     if outcome.state == "stopped":
-        raise typer.Exit(130)
+        raise typer.Exit(ExitStatus.INTERRUPTED)
     if outcome.state == "failed":
-        raise typer.Exit(1)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 def print_schema() -> None:
-    """Print the format as a JSON schema."""
-    import json
-
+    """Print the JSON schema of pipeline files on standard output."""
     from ebbflow.tasks.pipeline.file.form import json_schema
 
-    typer.echo(json.dumps(json_schema(), indent=1))
+    print_json(json_schema())
 
 
-def run_on_terminal(request: "PipelineRequest", console: Console, *, prefect: bool) -> "PipelineOutcome":
-    """Run a pipeline and show its progress and outcome; as a Prefect flow run if ``prefect``."""
+def run_on_terminal(
+    request: "PipelineRequest",
+    console: Console,
+    *,
+    prefect: bool,
+    progress: Console | None = None,
+    as_json: bool = False,
+) -> "PipelineOutcome":
+    """Run a pipeline, show its progress, and print its outcome.
+
+    Args:
+        request: the run.
+        console: for the summary.
+        prefect: whether the run is a Prefect flow run.
+        progress: for progress; standard error unless given.
+        as_json: whether the summary is the outcome as a JSON document.
+    """
     from ebbflow.flows.pipeline.terminal import PipelineScreen
     from ebbflow.flows.runs.command import interruptible, quiet_prefect, start_temporary_server
     from ebbflow.infra.clock import SystemClock
     from ebbflow.tasks.pipeline.run import run_steps
 
-    clock = SystemClock()
+    clock, progress = SystemClock(), progress or errors
     with (
         interruptible(errors, "checkpoints and finished steps are kept"),
-        PipelineScreen(console, clock) as screen,
+        PipelineScreen(progress, clock) as screen,
     ):
         if not prefect:
             outcome = run_steps(request, screen, clock=clock)
@@ -153,24 +228,57 @@ def run_on_terminal(request: "PipelineRequest", console: Console, *, prefect: bo
             from ebbflow.flows.pipeline.flow import run_attached
 
             outcome = run_attached(request, screen, clock)
-    print_outcome(outcome, console)
+    if as_json:
+        typer.echo(outcome.to_json(), nl=False)
+    else:
+        print_outcome(outcome, console)
     if outcome.state == "stopped":
-        where = f" --folder {request.folder}" if request.folder else ""
-        console.print(
-            f"go on with: ebbflow run --resume {outcome.id}{where}", soft_wrap=True, highlight=False
+        where = f" --runs-dir {request.runs_dir}" if request.runs_dir else ""
+        progress.print(
+            f"resume with: ebbflow run --resume {outcome.id}{where}", soft_wrap=True, highlight=False
         )
     return outcome
 
 
-def print_pipeline(pipeline: "Pipeline", console: Console) -> None:
-    """Print what a file would run."""
-    from ebbflow.flows.pipeline.terminal import plain
-    from ebbflow.tasks.drawing.wording import plural
+def plan_of(checked: "CheckedPipeline") -> dict[str, Any]:
+    """Return what a file would run, for JSON: its steps in order, scripted faults, and what was not checked."""
+    pipeline = checked.pipeline
+    return {
+        "name": pipeline.name,
+        "display_name": pipeline.display_name or pipeline.name,
+        "steps": [
+            {
+                "name": step.name,
+                "display_name": step.label,
+                "kind": step.kind,
+                "team": step.team,
+                "gpus": None if step.kind == "query" else int(step.options.get("gpus", 1)),
+                "needs": sorted(step.needs),
+            }
+            for step in pipeline.steps.values()
+        ],
+        "faults": _faults(pipeline),
+        "unchecked": list(checked.unchecked),
+    }
+
+
+def _faults(pipeline: "Pipeline") -> list[str]:
     from ebbflow.tasks.pipeline.file.faults import planned
     from ebbflow.tasks.pipeline.file.spec import LocalSpec
 
+    return (
+        [planned(one) for one in pipeline.cluster.faults] if isinstance(pipeline.cluster, LocalSpec) else []
+    )
+
+
+def print_pipeline(checked: "CheckedPipeline", console: Console) -> None:
+    """Print what a file would run, and what was not checked."""
+    from ebbflow.flows.pipeline.terminal import plain
+    from ebbflow.tasks.drawing.wording import plural
+
+    pipeline = checked.pipeline
     console.print(
-        f"[bold]{pipeline.name}[/] is right: {plural(len(pipeline.steps), 'step')}", highlight=False
+        f"[bold]{pipeline.name}[/] is valid: {plural(len(pipeline.steps), 'step')}", highlight=False
     )
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("step", "kind", "team", "GPUs", "waits for"):
@@ -179,19 +287,20 @@ def print_pipeline(pipeline: "Pipeline", console: Console) -> None:
         gpus = "" if step.kind == "query" else str(step.options.get("gpus", 1))
         table.add_row(plain(step.label), step.kind, step.team, gpus, ", ".join(sorted(step.needs)))
     console.print(table)
-    if isinstance(pipeline.cluster, LocalSpec):
-        for fault in pipeline.cluster.faults:
-            console.print(plain(f"on purpose: {planned(fault)}"), soft_wrap=True)
+    for fault in _faults(pipeline):
+        console.print(plain(f"scripted fault: {fault}"), soft_wrap=True)
+    for one in checked.unchecked:
+        console.print(plain(f"not checked: {one}"), soft_wrap=True)
 
 
 def print_outcome(outcome: "PipelineOutcome", console: Console) -> None:
-    """Print what became of a pipeline and its steps."""
+    """Print the outcomes of a pipeline and of its steps."""
     from ebbflow.flows.pipeline.terminal import plain, shown_details
     from ebbflow.tasks.drawing.wording import seconds_text
 
     colours = {"finished": "green", "failed": "red", "stopped": "yellow", "skipped": "dim"}
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("step", "team", "end", "took", ""):
+    for name in ("step", "team", "state", "took", ""):
         table.add_column(name)
     for step in outcome.steps:
         said = ", ".join(f"{name} {value}" for name, value in shown_details(step))
@@ -200,15 +309,14 @@ def print_outcome(outcome: "PipelineOutcome", console: Console) -> None:
         if step.late:
             said = f"after its deadline; {said}"
         table.add_row(
-            plain(step.title),
+            plain(step.display_name),
             plain(step.team),
             plain(step.state, colours.get(step.state, "")),
             seconds_text(step.seconds),
             plain(said),
         )
-    console.print()
     console.print(table)
-    words = f"\n{outcome.title}: {outcome.reason}, after {seconds_text(outcome.seconds)}"
+    words = f"\n{outcome.display_name}: {outcome.reason}, after {seconds_text(outcome.seconds)}"
     console.print(plain(words), soft_wrap=True)
     console.print(plain(f"results: {outcome.folder}"), soft_wrap=True)
     console.print(plain(f"report: {outcome.report}", "bold"), soft_wrap=True)

@@ -27,6 +27,7 @@ from ebbflow.flows.runs.deployed import allowed
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger.address import VARIABLE
+from ebbflow.planners.model.options import check_report_paths
 from ebbflow.planners.query.sql.forbidden import checked_functions
 from ebbflow.tasks.capacity.own_policies import checked_names
 from ebbflow.tasks.pipeline.coordinator import AttemptResult
@@ -51,14 +52,14 @@ def run_attached(request: PipelineRequest, listener: Watcher, clock: Clock) -> P
     """Run ``request`` as a flow run with a listener in this process (the command line)."""
 
     def call() -> None:
-        run_pipeline(request.file or None, resume=request.resume or None, id=request.id or None)
+        run_pipeline(request.file or None, resume=request.resume or None, run_id=request.run_id or None)
 
     return _ATTACHED.run((request, listener, clock), call, told=PipelineRunError)
 
 
 @flow(
     name="run-pipeline",
-    flow_run_name=run_name("pipeline", "resume", "id", "file"),
+    flow_run_name=run_name("pipeline", "resume", "run_id", "file"),
     validate_parameters=True,
     task_runner=ThreadPoolTaskRunner(max_workers=MOST_STEPS),  # type: ignore[arg-type]
 )
@@ -67,16 +68,15 @@ def run_pipeline(
     *,
     resume: str | None = None,
     restart: bool = False,
-    id: str | None = None,
+    run_id: str | None = None,
     parameters: dict[str, str] | None = None,
-    folder: str | None = None,
-    html_report: str | None = None,
-    json_report: str | None = None,
+    runs_dir: str | None = None,
+    report: str | list[str] | None = None,
     ledger: str | None = None,
     allow_policies: list[str] | None = None,
     allow_functions: list[str] | None = None,
 ) -> PipelineOutcome:
-    """Run a pipeline: queries, trainings and searches of several teams on one elastic cluster.
+    """Run a pipeline: queries, trainings and tuning runs of several teams on one elastic cluster.
 
     Each step is a task run that carries the step's name. The artifact ``ebbflow-pipeline`` lists the apps and has a
     new version every fifteen seconds; ``ebbflow-pipeline-decisions`` holds every decision with its reason,
@@ -86,13 +86,12 @@ def run_pipeline(
 
     Args:
         file: the pipeline's file; ``examples/pipeline.yaml`` explains the format.
-        resume: id of a run to go on with, in place of a file; finished steps are not repeated.
-        restart: with ``resume``, let trainings begin again none of whose checkpoints can be used.
-        id: of a new run; made of the pipeline's name and the time unless given.
-        parameters: of the file, in place of its own.
-        folder: of all runs of pipelines, a local one.
-        html_report: write the report to this HTML file, too.
-        json_report: write the outcome to this JSON file.
+        resume: ID of a run to resume, instead of a file; finished steps are not repeated.
+        restart: with ``resume``, restart trainings from step 0 none of whose checkpoints can be read.
+        run_id: ID of a new run; generated from the pipeline's name and the time unless given.
+        parameters: values of the file's parameters that override its own.
+        runs_dir: local directory of all runs of pipelines.
+        report: files for the report, beside those of the run's directory: ``.html`` the page, ``.json`` the outcome.
         ledger: what ``${env:EBBFLOW_LEDGER}`` stands for in the file: an address without a password, or the block
             ``ebbflow-cluster/NAME``.
         allow_policies: policies that the file may name and that may be imported, each ``MODULE:NAME``; in a run of a
@@ -116,11 +115,10 @@ def run_pipeline(
         request = PipelineRequest(
             file or "",
             resume or "",
-            id or "",
+            run_id or "",
             parameters or {},
-            folder or "",
-            html_report,
-            json_report,
+            runs_dir or "",
+            check_report_paths(report),
             restart=restart,
             allow_policies=checked_names(allowed("allow_policies", allow_policies)),
             allow_functions=checked_functions(allowed("allow_functions", allow_functions)),
@@ -226,12 +224,12 @@ class _PrefectListener:
         self._also.watch(view, steps)
 
     def began(self, outcome: StepOutcome) -> None:
-        self._logger.info("%s begins, attempt %s", outcome.title, outcome.attempts)
+        self._logger.info("%s begins, attempt %s", outcome.display_name, outcome.attempts)
         self._emit("started", outcome)
         self._also.began(outcome)
 
     def ended(self, outcome: StepOutcome) -> None:
-        self._logger.info("%s %s %s", outcome.title, outcome.state, outcome.reason)
+        self._logger.info("%s %s %s", outcome.display_name, outcome.state, outcome.reason)
         self._emit("completed", outcome)
         self._also.ended(outcome)
 
@@ -313,7 +311,12 @@ def _app_rows(report: ClusterReport, steps: Sequence[StepOutcome]) -> list[dict[
     rows = []
     for step in steps:
         app = known.get(step.app)
-        row: dict[str, Any] = {"team": step.team, "step": step.title, "kind": step.kind, "state": step.state}
+        row: dict[str, Any] = {
+            "team": step.team,
+            "step": step.display_name,
+            "kind": step.kind,
+            "state": step.state,
+        }
         if app is not None:
             row |= {
                 "state": app.phase if step.state == "running" else step.state,

@@ -53,7 +53,7 @@ class PipelineScreen(Screen[Live], NullPipelineListener):
 
     def began(self, outcome: StepOutcome) -> None:
         again = f", attempt {outcome.attempts}" if outcome.attempts > 1 else ""
-        self.say(f"▸ {outcome.title} begins ({outcome.kind}{of_team(outcome.team)}{again})", "bold")
+        self.say(f"▸ {outcome.display_name} begins ({outcome.kind}{of_team(outcome.team)}{again})", "bold")
 
     def ended(self, outcome: StepOutcome) -> None:
         took = f" in {seconds_text(outcome.seconds)}" if outcome.seconds is not None else ""
@@ -61,7 +61,7 @@ class PipelineScreen(Screen[Live], NullPipelineListener):
         said = "".join(f", {name} {value}" for name, value in shown_details(outcome))
         late = ", after its deadline" if outcome.late else ""
         self.say(
-            f"{_MARKS.get(outcome.state, '·')} {outcome.title} {outcome.state}{took}{said}{late}{why}",
+            f"{_MARKS.get(outcome.state, '·')} {outcome.display_name} {outcome.state}{took}{said}{late}{why}",
             _STYLES.get(outcome.state, ""),
         )
 
@@ -116,7 +116,7 @@ class PipelineScreen(Screen[Live], NullPipelineListener):
         for step in self._steps():
             if step.app not in there and step.state in ("waiting", "running"):
                 words = "begins" if step.state == "running" else "waits for others"
-                table.add_row(plain(step.team), plain(shorten(step.title, 28)), words, style="dim")
+                table.add_row(plain(step.team), plain(shorten(step.display_name, 28)), words, style="dim")
         parts: list[RenderableType] = [table, Text(capacity_text(report), style="bold")]
         for one in [one for one in report.decisions if not dull(one)][-_DECISIONS:]:
             line = Text(f"  {one.at - report.since:6.1f} s  ", style="dim")

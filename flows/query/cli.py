@@ -76,7 +76,9 @@ _PANELS = {
     **dict.fromkeys(
         ("planner", "materialize", "hysteresis", "interruption_rate", "weight", "calibrate"), _PLANNING
     ),
-    **dict.fromkeys(("engine", "master", "executor_memory", "conf", "runner", "store", "reuse"), _RUN),
+    **dict.fromkeys(
+        ("engine", "stages", "master", "executor_memory", "conf", "runner", "store", "reuse"), _RUN
+    ),
 }
 
 

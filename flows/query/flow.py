@@ -85,6 +85,7 @@ def run_query(
     name: str = "",
     catalog: bool = False,
     engine: str = "spark",
+    stages: str = "spark",
     master: str | None = None,
     planner: str = "qoop",
     materialize: str = "cost",
@@ -118,6 +119,8 @@ def run_query(
         name: display name of the query.
         catalog: use the tables of the Spark session's catalog instead of ``tables``.
         engine: ``spark`` or ``duckdb`` (embedded, no JVM).
+        stages: how Spark runs a stage: ``spark`` (its SQL), ``native`` (DuckDB in its tasks, where answers are proven
+            equal) or ``auto``, by cost.
         master: Spark master: ``local[2]`` (the default), ``spark://host:7077``, ...
         planner: ``qoop`` re-plans at each change of capacity; ``clarinet`` and ``volcano`` plan once; ``single`` runs
             the query as one statement.

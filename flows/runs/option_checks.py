@@ -27,6 +27,7 @@ OUTPUT_DIRECTORIES = frozenset(
         "state",
         "state_dir",
         "data",
+        "data_dir",
         "to",
     }
 )

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-import typer
 from rich.console import Console
 
 from ebbflow.flows.pipeline.cli import run_on_terminal as run_on_terminal_pipeline
 from ebbflow.flows.query.command import run_on_terminal
 from ebbflow.flows.query.summary import print_summary
 from ebbflow.flows.runs.command import interruptible, quiet_prefect
+from ebbflow.flows.runs.exit_status import ExitStatus
 from ebbflow.flows.setup.data import tpch_tables
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
@@ -63,13 +63,12 @@ def schedule_of(cluster: LocalSparkCluster, say: Callable[[str], None], clock: C
 def run_demo(
     query: int,
     scale: float,
-    report: str,
-    json: str | None,
+    reports: tuple[str, ...],
     data: Path | None,
     materialize: CutPolicy,
     console: Console,
-) -> bool:
-    """Run the demo and return whether the result was right."""
+) -> ExitStatus:
+    """Run the demo of one query and return the status to end with."""
     if query not in QUERIES:
         raise OptionError(f"query must be one of {', '.join(map(str, QUERIES))}; got {query}")
     if not 0 < scale <= 1000:
@@ -88,21 +87,20 @@ def run_demo(
                 imported.result()
                 for line in (f"{cluster.master_url}, page {cluster.master_ui}", cluster.status().cap):
                     console.print(f"  {line}", highlight=False, soft_wrap=True)
-                return _run(cluster, query, tables, report, json, materialize, clock, console)
+                return _run(cluster, query, tables, reports, materialize, clock, console)
 
 
 def run_demo_pipeline(
     scale: float,
-    report: str,
-    json: str | None,
+    reports: tuple[str, ...],
     data: Path | None,
     parameters: Sequence[str],
     console: Console,
     prefect: bool,
-) -> bool:
-    """Run the demo's pipeline and return whether all went well, results compared with DuckDB's included.
+) -> ExitStatus:
+    """Run the demo's pipeline, results compared with DuckDB's, and return the status to end with.
 
-    ``parameters`` are ``NAME=VALUE`` of its file. Raises ``typer.Exit`` of status 130 when it was interrupted.
+    ``parameters`` are ``NAME=VALUE`` of its file.
     """
     if not 0 < scale <= 1000:
         raise OptionError(f"scale must be in (0, 1000]; got {scale}")
@@ -114,25 +112,23 @@ def run_demo_pipeline(
         request = PipelineRequest(
             str(files("ebbflow.flows.setup") / "demo_files" / "pipeline.yaml"),
             parameters=given,
-            report=report,
-            json=json,
+            report=reports,
         )
         outcome = run_on_terminal_pipeline(request, console, prefect=prefect)
     if outcome.state == "stopped":
-        raise typer.Exit(130)
-    return outcome.state == "finished"
+        return ExitStatus.INTERRUPTED
+    return ExitStatus.DONE if outcome.state == "finished" else ExitStatus.FAILED
 
 
 def _run(
     cluster: LocalSparkCluster,
     query: int,
     tables: Path,
-    report: str,
-    json: str | None,
+    reports: tuple[str, ...],
     materialize: CutPolicy,
     clock: Clock,
     console: Console,
-) -> bool:
+) -> ExitStatus:
     console.print(f"[bold]TPC-H Q{query}[/]: the Prefect flow run_query; workers will come and go")
     faults = schedule_of(cluster, console.print, clock)
     request = QueryRequest(
@@ -144,7 +140,7 @@ def _run(
         materialize=materialize,
         interruption_rate=HAZARD,
         calibrate=True,
-        report=tuple(filter(None, (report, json))),
+        report=reports,
         name=f"tpch-q{query}",
         verify=True,
         store_budget=2.0,
@@ -155,5 +151,6 @@ def _run(
         faults.end()
     console.print()
     print_summary(outcome.report, console)
-    console.print(f"\nreport with timeline: [bold]{Path(report).resolve()}[/]", soft_wrap=True)
-    return bool(outcome.report.verified)
+    for path in reports:
+        console.print(f"\nreport: [bold]{Path(path).resolve()}[/]", soft_wrap=True)
+    return ExitStatus.DONE if outcome.report.verified else ExitStatus.DIFFERENT

@@ -1,4 +1,4 @@
-"""``ebbflow prefect``: deployments and automations for people who have installed the package."""
+"""``ebbflow prefect``: deployments and automations of the installed package."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-console = Console()
+messages = Console(stderr=True)
 
 _INIT_HELP = """Write prefect.yaml: deployments of all flows, for prefect deploy.
 
@@ -35,36 +35,49 @@ _INIT_HELP = """Write prefect.yaml: deployments of all flows, for prefect deploy
 
     ebbflow prefect init --pool gpu-workers --automations
 
-Its entrypoints are modules of the installed package, so that nothing is copied. --automations writes
-automations.yaml, too: prefect automation create --from-file automations.yaml. Files that are there stay as they
-are, unless --force is given.
+Entrypoints are modules of the installed package: no code is copied. --automations writes automations.yaml, too, for \
+prefect automation create --from-file automations.yaml. Existing files are kept unless --force is given. The paths \
+of the written files go to standard output, the next steps to standard error.
+
+Exit status: 0 done, 2 usage error.
 """
 
 
 def template(name: str) -> str:
-    """Return a file that the package brings."""
+    """Return the text of a packaged file."""
     return files("ebbflow.flows.setup").joinpath("prefect_files", name).read_text(encoding="utf-8")
 
 
 @app.command(help=_INIT_HELP)
 def init(
-    folder: Annotated[Path, typer.Option(help="Where to.", metavar="DIR")] = Path(),
-    pool: Annotated[str, typer.Option(help="The work pool that runs the flows.")] = "ebbflow",
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Directory to write into. Default: the current one.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = Path(),
+    pool: Annotated[
+        str, typer.Option(help="Prefect work pool that runs the flows.", metavar="NAME")
+    ] = "ebbflow",
     automations: Annotated[bool, typer.Option("--automations", help="Write automations.yaml, too.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     if not pool.strip() or not pool.isprintable():
         raise OptionError(f"pool must be the name of a work pool; got {pool!r}")
     names = [DEPLOYMENTS, *([AUTOMATIONS] if automations else [])]
-    there = [name for name in names if (folder / name).exists() and not force]
+    there = [name for name in names if (output / name).exists() and not force]
     if there == names:
-        raise OptionError(f"{folder / there[0]} is there already; --force writes over it")
+        raise OptionError(f"{output / there[0]} exists already; --force overwrites it")
     for name in names:
         if name in there:
-            _say(f"{folder / name} is there already, and stays as it is")
+            _say(f"kept: {output / name} exists already; --force overwrites it")
             continue
-        write_text(folder / name, deployments(pool) if name == DEPLOYMENTS else template(name))
-        _say(f"wrote {folder / name}")
+        write_text(output / name, deployments(pool) if name == DEPLOYMENTS else template(name))
+        typer.echo(output / name)
     named = shlex.quote(pool)
     steps = []
     if DEPLOYMENTS not in there:
@@ -93,4 +106,4 @@ def _yaml(text: str) -> str:
 
 
 def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    messages.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,10 +1,10 @@
-"""What is installed, which versions, what is missing and how to get it."""
+"""Checks of this machine: installed packages and programs, their versions, and remedies for what is missing."""
 
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -30,7 +30,7 @@ _EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report."""
+    """One check: what was found, whether that is enough, and what to do where it is not."""
 
     name: str
     ok: bool
@@ -40,7 +40,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """Look at this machine and return what was found."""
+    """Check this machine and return all checks."""
     checks = [_python()]
     checks += [_package(name, f"pip install {name}", True) for name in _PACKAGES]
     checks += [
@@ -48,6 +48,11 @@ def examine() -> list[Check]:
     ]
     checks += [_java(), _prefect_server(), _machine(), _folder(), _cgroups()]
     return checks
+
+
+def is_ready(checks: Iterable[Check]) -> bool:
+    """Return whether everything required is there."""
+    return all(check.ok or not check.required for check in checks)
 
 
 def print_checks(checks: list[Check], console: Console) -> None:
@@ -60,7 +65,7 @@ def print_checks(checks: list[Check], console: Console) -> None:
     for check in checks:
         if not check.ok and check.remedy:
             console.print(f"{check.name}: {check.remedy}", markup=False)
-    if all(c.ok or not c.required for c in checks):
+    if is_ready(checks):
         console.print("\nready: ebbflow demo", style="green")
 
 
@@ -102,7 +107,7 @@ def _prefect_server() -> Check:
 def _machine() -> Check:
     cores, memory = len(os.sched_getaffinity(0)), machine_memory()
     ok = memory >= 4.0
-    remedy = "the demo's three workers and driver want about 8 GiB of memory"
+    remedy = "ebbflow demo needs about 8 GiB of memory"
     return Check("machine", ok, f"{cores} cores, {memory:.1f} GiB", remedy, required=False)
 
 
@@ -112,10 +117,10 @@ def _folder() -> Check:
         private.make_folder(folder)
     except OSError as error:
         return Check(
-            "checkpoints", False, f"{folder}: {error.strerror}", "set EBBFLOW_HOME to a folder to write in"
+            "checkpoints", False, f"{folder}: {error.strerror}", "set EBBFLOW_HOME to a writable directory"
         )
     free = shutil.disk_usage(folder).free / 2**30
-    remedy = f"checkpoints and demo data go to {folder}; set EBBFLOW_HOME to a roomier place"
+    remedy = f"checkpoints and demo data go to {folder}; set EBBFLOW_HOME to a directory with more free space"
     return Check("checkpoints", free >= 2.0, f"{folder}, {free:.0f} GiB free", remedy, required=False)
 
 
@@ -123,9 +128,7 @@ def _cgroups() -> Check:
     from ebbflow.infra.machine import cgroups
 
     found = cgroups.find_controller()
-    text = (
-        "workers of local clusters are held to their CPU share" if found else "no CPU cap for local workers"
-    )
+    text = "CPU caps of local nodes are enforced" if found else "no CPU caps for local nodes"
     return Check(
         "cgroups",
         found is not None,

@@ -39,6 +39,7 @@ class StageJob:
     output: StorageLocation  # existing empty folder; the engine writes part files into it
     partitions: int = 0  # shuffle partitions; 0: the engine's default
     split_bytes: int = 0  # of a file that one task reads at most; 0: the engine's default
+    native: bool = False  # tasks of DuckDB's may take the place of the engine's own operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class StageResult:
     shuffle_bytes: int = 0
     spilled_bytes: int = 0
     input_bytes: int = 0
+    native: bool = False  # DuckDB's tasks computed it
+    remark: str = ""  # why they did not, though they might have
 
 
 class SqlEngine(Protocol):

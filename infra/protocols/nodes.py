@@ -74,7 +74,7 @@ class ProviderCall:
             "on-demand": f"{self.of}: {self.value} nodes on-demand at least",
             "protect": f"{self.of}: keep the provider from choosing nodes to end",
             "end": f"end {self.of}" + (", which is replaced" if self.value else ""),
-            "gang": f"{self.of}: {self.value} nodes at once or none",
+            "gang": f"{self.of}: {self.value} nodes, all or nothing",
         }
         return what[self.kind]
 

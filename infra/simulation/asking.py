@@ -48,7 +48,7 @@ class Asking:
         """
         self._idle = 0 if trained else self._idle + 1
         if self._idle > self._limit:
-            raise self.stuck(now, active, f"{self._idle} decisions in a row let nobody train")
+            raise self.stuck(now, active, f"{self._idle} decisions in a row allocated no GPU")
         self._hasty = self._hasty + 1 if now - self._decided < ROUNDING else 0
         self._decided = now
         if self._hasty > self._limit:

@@ -4,7 +4,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ebbflow.infra.clock import Clock, SystemClock
@@ -17,12 +17,15 @@ from ebbflow.infra.spark.failures import chain, first_line, parse, translate
 from ebbflow.infra.spark.groupwatch import GroupWatch
 from ebbflow.infra.spark.hold import ExecutorHold, drop, hold_of
 from ebbflow.infra.spark.metrics import GroupMetrics, StatusApi, group_metrics
+from ebbflow.infra.spark.native.catalyst import NotNativeError
+from ebbflow.infra.spark.native.stages import Native, NativeStages
 from ebbflow.infra.spark.pools import Pools
 from ebbflow.infra.spark.session import DriverProcess, start_session, stop_session
 from ebbflow.infra.spark.settings import ExecutorShape, mebibytes, settings, stays_on_this_machine
 from ebbflow.infra.storage import checksums
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.tables.confinement import AllowedAccess
 from ebbflow.planners.errors import OptionError
 
 _POLL = 0.25  # seconds between looks at a running job
@@ -69,6 +72,7 @@ class SparkEngine:
         self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
         self._pools = Pools(context, weight)
+        self._native = NativeStages(context, owned=self._owned)
         self._id = uuid.uuid4().hex
         self.shape = _shape(context) if self._owned else None
         self._hold: ExecutorHold | None = None
@@ -116,7 +120,7 @@ class SparkEngine:
         )
         watcher.start()
         try:
-            columns = self._write(running)
+            columns, native, remark = self._write(running)
             running.done.set()
             watcher.join()
             watch.finish()
@@ -133,13 +137,18 @@ class SparkEngine:
             running.done.set()
             self._leave(running)
         seconds = self._clock.now() - began
-        return _result(rows, columns, seconds, self._metrics(job, watch))
+        result = replace(_result(rows, columns, seconds, self._metrics(job, watch)), remark=remark)
+        if native is None:
+            return result
+        return replace(result, native=True, input_bytes=native.read, spilled_bytes=native.spilled)
 
     def cancel(self, job_id: str) -> None:
         with self._lock:
             running = self._running.get(job_id)
         if running is not None:
             running.cancelled.set()
+            if running.job.native:
+                self._native.cancel(running.job)
             # jobs that the statement starts after this moment are the watcher's to cancel
             self._cancel_group(job_id)
 
@@ -150,7 +159,13 @@ class SparkEngine:
     def confine(
         self, relations: Sequence[Relation], folders: Sequence[StorageLocation], everything: bool = False
     ) -> None:
-        """Do nothing: Spark's statements run with all rights of its driver and its executors."""
+        """Hold native stages; Spark's own statements run with all rights of its driver and its executors."""
+        self._native.confine(AllowedAccess.of(relations, folders, everything))
+
+    @property
+    def native_trouble(self) -> str:
+        """Return why no stage can run natively, as far as an executor was asked."""
+        return self._native.known_trouble
 
     def hold(self, cores: float | None) -> None:
         """Hold the application to ``cores`` of a standalone cluster, in whole executors; ``None``: to no limit.
@@ -201,6 +216,8 @@ class SparkEngine:
             active = list(self._running.values())
         for running in active:
             running.cancelled.set()
+            if running.job.native:
+                self._native.cancel(running.job)
             self._cancel_group(running.job.id)
         deadline = self._clock.now() + 5.0
         for running in active:
@@ -234,7 +251,7 @@ class SparkEngine:
             self._running.pop(running.job.id, None)
             self._pools.give(running.pool)
 
-    def _write(self, running: _Running) -> tuple[tuple[str, str], ...]:
+    def _write(self, running: _Running) -> tuple[tuple[tuple[str, str], ...], Native | None, str]:
         job = running.job
         context = self._context
         context.setJobGroup(job.id, job.name, interruptOnCancel=True)
@@ -254,8 +271,14 @@ class SparkEngine:
             columns = relations.columns(frame)
             if running.cancelled.is_set():
                 raise StageCancelledError(f"{job.name} was cancelled before it began")
+            remark = ""
+            if job.native:
+                try:
+                    return columns, self._native.run(frame, job, columns, running.cancelled), ""
+                except NotNativeError as error:
+                    remark = str(error)
             frame.write.mode("append").parquet(relations.hadoop_uri(job.output.uri))
-            return columns
+            return columns, None, remark
         finally:
             self._forget_group()
 

@@ -1,1 +1,1 @@
-"""Pipelines: queries, trainings and searches of several teams on one elastic cluster, from one file."""
+"""Pipelines: queries, trainings and tuning runs of several teams on one elastic cluster, from one file."""

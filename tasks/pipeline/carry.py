@@ -34,9 +34,9 @@ from ebbflow.tasks.pipeline.file.requests import (
     places_of,
     query_request,
     resolved,
-    search_request,
     team_weight,
     training_request,
+    tuning_request,
     wanted_gpus,
 )
 from ebbflow.tasks.pipeline.file.spec import Pipeline, StepSpec
@@ -138,7 +138,7 @@ class Carrier:
 
     def __call__(self, attempt: Attempt) -> AttemptResult:
         """Carry one attempt out and return how it ended. Raises ``EbbflowError`` for what no other attempt mends."""
-        carry = {"query": self._query, "training": self._training, "search": self._search}
+        carry = {"query": self._query, "training": self._training, "tuning": self._tuning}
         try:
             return carry[attempt.step.kind](attempt)
         except (LedgerUnavailableError, AwsUnavailableError) as error:
@@ -219,11 +219,11 @@ class Carrier:
             report.state, "" if report.state == "finished" else report.reason, results, details
         )
 
-    def _search(self, attempt: Attempt) -> AttemptResult:
+    def _tuning(self, attempt: Attempt) -> AttemptResult:
         from ebbflow.tasks.tuning.app import run_tuning_app
 
         places = places_of(self._pipeline, str(self._folder.path))
-        request = search_request(attempt.step, self._pipeline, places, attempt.fill, attempt.app)
+        request = tuning_request(attempt.step, self._pipeline, places, attempt.fill, attempt.app)
         request = replace(request, restart=self._restart)
         if self._save is not None:
             request = replace(request, termination_grace=min(request.termination_grace, self._save))

@@ -91,8 +91,8 @@ class _Check:
         try:
             if step.kind != "query":
                 require("torch", "a training", "train")
-            if step.kind == "search":
-                require("optuna", "a search", "tune")
+            if step.kind == "tuning":
+                require("optuna", "a tuning run", "tune")
             if step.kind == "query" and engine_of(step, self.pipeline) == "spark":
                 require("pyspark", "a query on Spark", "spark")
         except EbbflowError as error:
@@ -103,7 +103,7 @@ class _Check:
         if step.kind == "query" or quota is None:
             return
         least = int(step.options.get("min_gpus") or 1)
-        if step.kind == "search":
+        if step.kind == "tuning":
             least = int(step.options.get("gpus", 1))
         if least > quota.gpus:
             self.say(
@@ -222,7 +222,7 @@ class _Check:
         if address.kind != "sqlite":
             self.unchecked.append(f"whether the ledger {address} answers: no network is asked")
         elif not made and not address.path.is_file():
-            raise OptionError(f"there is no ledger {address.path}: ebbflow capacity start makes one")
+            raise OptionError(f"there is no ledger {address.path}: ebbflow capacity start creates one")
 
     def _existing(self, cluster: ExistingSpec) -> None:
         if cluster.fleet:
@@ -231,7 +231,7 @@ class _Check:
             self._filled(
                 "cluster.existing", "fleet", cluster.fleet, lambda name: LocalFleet.attach(name).close()
             )
-        elif steps := [*self.pipeline.of("training"), *self.pipeline.of("search")]:
+        elif steps := [*self.pipeline.of("training"), *self.pipeline.of("tuning")]:
             rule = "trainings need nodes: name the local fleet that they run on (cluster.existing.fleet)"
             self.say(steps[0].path, "", rule)
         if cluster.folder and "://" not in cluster.folder:

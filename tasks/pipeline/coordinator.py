@@ -281,7 +281,7 @@ class Coordinator:
                 delay = min(AGAIN_AFTER * 2.0 ** (lost - 1), _MOST_DELAY)
                 self._again[name] = now + delay
                 self._note(name, state="waiting", reason=carried.reason)
-                self._listener.note(f"{step.label} was lost ({carried.reason}); it goes on in {delay:g} s")
+                self._listener.note(f"{step.label} was lost ({carried.reason}); next attempt in {delay:g} s")
                 return
             carried = AttemptResult("failed", f"lost {lost} times, the last time: {carried.reason}")
         state: StepState = carried.state  # type: ignore[assignment]

@@ -1,7 +1,8 @@
-"""What became of a pipeline and of each of its steps."""
+"""Outcomes of a pipeline and of its steps."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 StepState = Literal[
@@ -13,6 +14,7 @@ StepState = Literal[
     "skipped",  # a step that it waits for has failed
 ]
 ENDED: frozenset[str] = frozenset({"finished", "stopped", "failed", "skipped"})
+FORMAT = 1  # of the JSON document; grows when a key changes its meaning
 PipelineState = Literal["finished", "stopped", "failed"]
 
 
@@ -22,7 +24,7 @@ class StepOutcome:
 
     name: str
     kind: str
-    title: str
+    display_name: str
     team: str
     state: StepState
     reason: str = ""
@@ -53,7 +55,7 @@ class PipelineOutcome:
 
     id: str
     name: str
-    title: str
+    display_name: str
     folder: str
     state: PipelineState
     reason: str
@@ -63,6 +65,10 @@ class PipelineOutcome:
     ledger: str = ""  # address without a password; empty: it has none
     cluster: str = ""  # its name in the ledger
     report: str = ""  # the page
+
+    def to_json(self) -> str:
+        """Return the outcome as one JSON document, with the version of its format."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n"
 
     def step(self, name: str) -> StepOutcome:
         """Return the outcome of a step."""
@@ -74,9 +80,9 @@ def overall(steps: tuple[StepOutcome, ...]) -> tuple[PipelineState, str]:
     failed = [one for one in steps if one.state == "failed"]
     if failed:
         others = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        return "failed", f"{failed[0].title} failed: {failed[0].reason}{others}"
-    left = [one.title for one in steps if one.state not in ("finished", "skipped")]
+        return "failed", f"{failed[0].display_name} failed: {failed[0].reason}{others}"
+    left = [one.display_name for one in steps if one.state not in ("finished", "skipped")]
     if left:
         return "stopped", f"stopped before the end of {', '.join(left)}"
-    late = [one.title for one in steps if one.late]
+    late = [one.display_name for one in steps if one.late]
     return "finished", "all steps have finished" + (f"; late: {', '.join(late)}" if late else "")

@@ -104,8 +104,8 @@ class RunFolder:
         """Raise ``PipelineRunError`` for an id that is taken."""
         if self.exists:
             raise PipelineRunError(
-                f"there is a run {self.id!r} already: go on with it (ebbflow run --resume {self.id}), or leave "
-                "the id out"
+                f"there is a run {self.id!r} already: resume it (ebbflow run --resume {self.id}), or choose "
+                "another run ID"
             )
 
     @contextmanager
@@ -115,7 +115,7 @@ class RunFolder:
         try:
             lock.acquire()
         except RunLockedError as error:
-            raise PipelineRunError(f"the run goes on in another process: {error}") from error
+            raise PipelineRunError(f"another process is running it: {error}") from error
         except StorageError as error:
             raise PipelineRunError(f"cannot make {self.path}: {error}") from error
         with lock:
@@ -149,25 +149,25 @@ class RunFolder:
         if not self.exists:
             known = known_runs(self.path.parent)
             hint = nearest(self.id, known) or (f"; the newest is {known[0]}" if known else "")
-            raise PipelineRunError(f"there is no run {self.id!r} in {self.path.parent} to go on with{hint}")
+            raise PipelineRunError(f"there is no run {self.id!r} in {self.path.parent} to resume{hint}")
         try:
             content = checksums.unsealed((self.path / _FILE).read_bytes())
             text = (self.path / _TEXT).read_bytes().decode()
             if content.pop("format") != FORMAT:
                 raise PipelineRunError(
-                    f"the run {self.id} was begun by another version of Ebbflow; go on with that one"
+                    f"the run {self.id} was started by another version of Ebbflow; resume it with that version"
                 )
             steps = {name: StepRecord(**one) for name, one in content.pop("steps").items()}
             known_fields = {one.name for one in fields(RunRecord)}
             record = RunRecord(**{k: v for k, v in content.items() if k in known_fields}, steps=steps)
             if checksums.of_bytes(text.encode()) != record.checksum_of_text:
                 raise PipelineRunError(
-                    f"{self.path / _TEXT} is not what was written; bring a copy of it back, or start anew"
+                    f"{self.path / _TEXT} is not what was written; restore it from a backup, or start a new run"
                 )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PipelineRunError(
                 f"{self.path / _FILE} or {_TEXT} beside it is damaged ({user_files.reason(error)}); start "
-                "the pipeline anew"
+                "a new run"
             ) from error
 
         def check(pipeline: Pipeline, say: ReportFinding) -> None:

@@ -1,10 +1,9 @@
 """One run of a pipeline, from its file to its outcome."""
 
-import json
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +12,7 @@ from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.storage.user_files import output_problem
 from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.planners.model.options import check_report_paths
 from ebbflow.tasks.capacity.listeners import LoopListener
 from ebbflow.tasks.capacity.own_policies import check_policy
 from ebbflow.tasks.pipeline.carry import Carrier
@@ -31,8 +31,8 @@ from ebbflow.tasks.pipeline.outcome import PipelineOutcome, StepOutcome, overall
 from ebbflow.tasks.pipeline.record import RunFolder, RunRecord, app_id, default_folder, new_run_id
 from ebbflow.tasks.pipeline.site import Site, opened_site
 from ebbflow.tasks.pipeline.view import ClusterView
+from ebbflow.tasks.report.files import write_reports
 
-FORMAT = 1  # of the outcome's JSON; grows when a key changes its meaning
 PAGE, CLUSTER, OUTCOME = "report.html", "cluster.json", "outcome.json"  # in the run's folder
 _SETTLE = 15.0  # s for threads of steps that have ended, and for their leases
 _LOOK = 0.2  # s
@@ -50,15 +50,14 @@ class Watcher(PipelineListener, Protocol):
 
 @dataclass(frozen=True)
 class PipelineRequest:
-    """One run: of a file, or one to go on with."""
+    """One run: of a file, or one to resume. Raises ``OptionError`` for values that break their rules."""
 
     file: str = ""
-    resume: str = ""  # id of a run
-    id: str = ""  # of a new run; empty: made of the pipeline's name and the time
+    resume: str = ""  # ID of a run
+    run_id: str = ""  # of a new run; empty: generated from the pipeline's name and the time
     parameters: Mapping[str, str] = field(default_factory=dict)
-    folder: str = ""  # of all runs; empty: pipelines/ in Ebbflow's own
-    report: str | None = None  # write the page here, beside the run's folder
-    json: str | None = None  # write the outcome here
+    runs_dir: str = ""  # directory of all runs; empty: pipelines/ in Ebbflow's own
+    report: tuple[str, ...] = ()  # files beside those of the run: .html the page, .json the outcome
     flow_run: str = ""  # of the orchestrator, where there is one
     save: float | None = (
         None  # s that trainings get to save in when the run is stopped, if not all their grace
@@ -71,20 +70,19 @@ class PipelineRequest:
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.resume):
-            raise OptionError("name a pipeline's file, or a run to go on with (--resume ID), not both")
+            raise OptionError("either a pipeline file or --resume RUN_ID must be given, not both")
         if self.restart and not self.resume:
-            raise OptionError("restart is for a run that is gone on with (--resume ID)")
-        for name, path in (("report", self.report), ("json", self.json)):
-            if path is not None and (problem := output_problem(path)):
-                raise OptionError(f"{name}: cannot write to {path!r}: {problem}")
-        if self.resume and (self.id or self.parameters):
-            raise OptionError(
-                "--resume goes on with the id and the parameters that are recorded; leave them out"
-            )
+            raise OptionError("--restart needs --resume: it applies to a run that is resumed")
+        object.__setattr__(self, "report", check_report_paths(self.report))
+        for path in self.report:
+            if problem := output_problem(path):
+                raise OptionError(f"report: cannot write to {path!r}: {problem}")
+        if self.resume and (self.run_id or self.parameters):
+            raise OptionError("--resume uses the recorded run ID and parameters; remove --run-id and --set")
 
     def name(self) -> str:
-        """Return what people call the run."""
-        return self.resume or self.id or Path(self.file).stem
+        """Return the name of the run for logs: its ID, or the file's name."""
+        return self.resume or self.run_id or Path(self.file).stem
 
 
 class NullWatcher(NullPipelineListener):
@@ -120,15 +118,15 @@ def _read(request: PipelineRequest) -> tuple[RunFolder, RunRecord | None, Checke
         except OptionError as error:
             say("loop" if pipeline.loop != LoopSpec() else "", "policy", str(error))
 
-    parent = Path(request.folder) if request.folder else default_folder()
+    parent = Path(request.runs_dir) if request.runs_dir else default_folder()
     if problem := output_problem(parent, directory=True):
-        raise OptionError(f"folder: cannot write to {str(parent)!r}: {problem}")
+        raise OptionError(f"runs_dir: cannot write to {str(parent)!r}: {problem}")
     if request.resume:
         folder = RunFolder(parent, request.resume)
         record, pipeline = folder.load(look)
         return folder, record, CheckedPipeline(pipeline, tuple(unchecked))
     pipeline = read_pipeline(request.file, request.parameters, look)
-    folder = RunFolder(parent, request.id or new_run_id(pipeline.name))
+    folder = RunFolder(parent, request.run_id or new_run_id(pipeline.name))
     folder.require_new()
     return folder, None, CheckedPipeline(pipeline, tuple(unchecked))
 
@@ -256,7 +254,7 @@ class _Run:
         outcome = PipelineOutcome(
             folder.id,
             pipeline.name,
-            pipeline.title or pipeline.name,
+            pipeline.display_name or pipeline.name,
             str(folder.path),
             state,
             reason,
@@ -265,19 +263,20 @@ class _Run:
             steps,
             str(site.ledger.address),
             site.cluster,
-            str(Path(self._request.report or folder.path / PAGE).absolute()),
+            str(self._page(folder).absolute()),
         )
-        text = json.dumps({"format": FORMAT, **asdict(outcome)}, indent=1, allow_nan=False) + "\n"
-        write_text(folder.path / OUTCOME, text, kept=True)
-        if self._request.json:
-            write_text(self._request.json, text)
+        write_text(folder.path / OUTCOME, outcome.to_json(), kept=True)
+        reports = [path for path in self._request.report if found is not None or not _is_page(path)]
+        page = "" if found is None else cluster_html(found)
+        write_reports(reports, html=lambda: page, json=outcome.to_json)
         if found is not None:
             write_text(folder.path / CLUSTER, found.to_json(), kept=True)
-            page = cluster_html(found)
             write_text(folder.path / PAGE, page, kept=True)
-            if self._request.report:
-                write_text(self._request.report, page)
         return outcome
+
+    def _page(self, folder: RunFolder) -> Path:
+        """Return the report's page: the first that was requested, or that of the run's directory."""
+        return Path(next((path for path in self._request.report if _is_page(path)), folder.path / PAGE))
 
 
 class _LoopWatchdog(NullPipelineListener):
@@ -299,6 +298,10 @@ class _LoopWatchdog(NullPipelineListener):
         self._listener.tick()
         if self._site.ended.is_set() and self._site.problem:
             raise PipelineRunError(self._site.problem)
+
+
+def _is_page(path: str) -> bool:
+    return path.lower().endswith(".html")
 
 
 def _settle(view: ClusterView, apps: set[str], clock: Clock) -> None:

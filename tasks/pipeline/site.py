@@ -212,7 +212,7 @@ def _leading(
                 yield
         except KeyboardInterrupt:
             interrupted = True
-            say("nodes that were rented may be left; look: ebbflow fleet status")
+            say("nodes that were launched may still be running: ebbflow fleet status lists them")
             raise
         finally:
             if nodes.fleet is not None and not interrupted:
@@ -274,8 +274,8 @@ def _check_led(ledger: Ledger, clock: Clock, say: Say) -> None:
     if not led_soon(ledger, clock):
         last = f"; the last was {lead.holder}" if lead is not None else ""
         raise PipelineRunError(
-            f"no capacity loop leads the cluster {ledger.cluster!r} of {ledger.address}{last}; start one: ebbflow "
-            "capacity start"
+            f"no capacity loop is the leader of the cluster {ledger.cluster!r} of "
+            f"{ledger.address}{last}; start one: ebbflow capacity start"
         )
 
 

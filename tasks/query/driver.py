@@ -144,7 +144,7 @@ class Driver:
             del self._current[stage.output_fp]
         self._checkpoints[stage.output_fp] = checkpoint
         status: StageStatus = "completed" if outcome.result is not None else "reused"
-        note = _slices_words(outcome)
+        note = ", ".join(words for words in (_slices_words(outcome), _native_words(run, outcome)) if words)
         self.book.ended(run, now, self.session.plan.id, status, checkpoint, outcome.result, note)
         output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes)
         measured = self._work.measured(run, outcome)
@@ -259,6 +259,13 @@ def _kind(error: Exception) -> FailureKind:
     if isinstance(error, BroadcastTooLargeError):
         return "broadcast"
     return "statement" if isinstance(error, StageFailedError) else "other"
+
+
+def _native_words(run: StageRun, outcome: StageOutcome) -> str:
+    if outcome.result is not None and outcome.result.native:
+        return "native"
+    why = run.remark or (outcome.result.remark if outcome.result is not None else "")
+    return f"on Spark SQL: {why}" if why else ""
 
 
 def _slices_words(outcome: StageOutcome) -> str:

@@ -122,7 +122,7 @@ def planner_of(
     planner = QueryPlanner(
         gathered.parsed,
         gathered.catalogue,
-        DEFAULTS[request.engine],
+        DEFAULTS[request.engine if request.stages == "spark" else "native"],
         now=gathered.now,
         salt=run_id,
         options=options or PlannerOptions(cuts=request.materialize),

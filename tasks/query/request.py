@@ -17,6 +17,7 @@ from ebbflow.planners.model import options
 from ebbflow.planners.model.options import option
 
 Engine = Literal["spark", "duckdb"]
+StageEngine = Literal["spark", "native", "auto"]
 PlannerName = Literal["qoop", "clarinet", "volcano", "single"]
 
 
@@ -40,6 +41,12 @@ class QueryRequest:
     )
     engine: Engine = option(
         "spark", "Engine that runs the stages: spark, or duckdb (embedded, needs no Java)"
+    )
+    stages: StageEngine = option(
+        "spark",
+        "How Spark runs a stage: spark (its SQL), native (DuckDB in its tasks, where answers are proven equal), or "
+        "auto, by cost",
+        metavar="NAME",
     )
     master: str = option(
         "local[2]",
@@ -133,6 +140,8 @@ class QueryRequest:
             )
         if self.catalog and self.engine == "duckdb":
             raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalog")
+        if self.stages != "spark" and self.engine != "spark":
+            raise OptionError(f"stages={self.stages} (--stages) needs engine spark; got {self.engine}")
         if not self.store.strip():
             raise OptionError("store must name a directory, local or s3://; got an empty text")
         self.store_place, self.tables_place, self.output_place  # noqa: B018  raises for a wrong one

@@ -16,6 +16,7 @@ from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.slices import SliceIndex
 from ebbflow.infra.storage.files import GIB
 from ebbflow.planners.model import Capacity, Share
+from ebbflow.planners.query.costs.stage_engines import StageEngines
 from ebbflow.planners.query.coverage import coverage, sentences
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
@@ -140,7 +141,17 @@ def execute(
         session = session_of(request, gathered, planner, share, slices)
         listener = _listener(orchestrator.listener, session, source, engine, follow)
         book = RunRecorder(started, listener)
-        work = StageWork(engine, store, gathered.relations, slices, inbox, reuse=request.reuse, since=started)
+        engines = StageEngines(request.stages, gathered.history) if request.stages != "spark" else None
+        work = StageWork(
+            engine,
+            store,
+            gathered.relations,
+            slices,
+            inbox,
+            reuse=request.reuse,
+            since=started,
+            engines=engines,
+        )
         with _watched(source, capacity, inbox, orchestrator, clock):
             result = Driver(session, work, book, orchestrator, clock).run(capacity)
         seconds = clock.now() - started

@@ -54,6 +54,8 @@ class StageRun:
     inputs: Sequence[Checkpoint] = ()
     sources: Mapping[str, str] = field(default_factory=dict)  # versions of all tables below it, by name
     fallback: bool = False  # its statement is the one without broadcasts
+    native: bool = False  # tasks of DuckDB's may compute it
+    remark: str = ""  # why they are not to
     progress: StageProgress = field(default_factory=lambda: StageProgress(0, 0))
     cancelled: threading.Event = field(default_factory=threading.Event)
     slices: "SliceRunner | None" = None  # of a stage that runs in slices
@@ -218,6 +220,7 @@ class SliceRunner:
             output,
             stage.partitions,
             run.split(largest),
+            run.native,
         )
 
     def _heard(self, cells: Cells, progress: StageProgress, total: int) -> None:
@@ -244,6 +247,8 @@ def _summed(results: Sequence[StageResult]) -> StageResult:
         return StageResult(0, (), 0.0, 0.0, 0)
     return replace(
         results[0],
+        native=all(r.native for r in results),
+        remark=next((r.remark for r in results if r.remark), ""),
         rows=sum(r.rows for r in results),
         seconds=sum(r.seconds for r in results),
         task_seconds=sum(r.task_seconds for r in results),

@@ -8,6 +8,7 @@ from ebbflow.infra.protocols import Checkpoint, CheckpointStore, Relation, SqlEn
 from ebbflow.infra.query.results import is_whole
 from ebbflow.infra.query.slices import SliceIndex, covers, together
 from ebbflow.planners.model import Measured, Share
+from ebbflow.planners.query.costs.stage_engines import StageEngines
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.tasks.query.listening import Inbox, StageOutcome
 from ebbflow.tasks.query.slices import KnownSlices, SliceRunner, SlicesDone, StageRun
@@ -26,6 +27,7 @@ class StageWork:
         inbox: progress and slices that are done go there.
         reuse: take what earlier runs have left.
         since: s since the Unix epoch; without ``reuse``, what is older is not taken.
+        engines: by which of Spark's ways a stage runs; by its SQL unless given.
     """
 
     def __init__(
@@ -38,7 +40,10 @@ class StageWork:
         *,
         reuse: bool,
         since: float,
+        engines: StageEngines | None = None,
     ) -> None:
+        self._engines = engines
+        self._told = False  # that nothing can run natively
         self.engine = engine
         self.inbox = inbox
         self._store = store
@@ -54,7 +59,12 @@ class StageWork:
 
     def problems(self) -> Sequence[str]:
         """Return what has been wrong with the store since the last call, as sentences."""
-        return self._store.problems()
+        found = list(self._store.problems())
+        trouble = getattr(self.engine, "native_trouble", "") if self._engines is not None else ""
+        if trouble and not self._told:
+            self._told = True
+            found.append(f"all stages run on Spark SQL: {trouble}")
+        return found
 
     def earlier(
         self, plans: Iterable[QueryExecutionPlan], sources: Callable[[str], Sources]
@@ -118,7 +128,8 @@ class StageWork:
         if result is None or outcome.reused_slices:
             return None
         stage, seconds = run.stage, result.task_seconds
-        return Measured(self.engine.name, stage.work, seconds, result.seconds, result.tasks, run.cores)
+        engine = "native" if result.native else self.engine.name
+        return Measured(engine, stage.work, seconds, result.seconds, result.tasks, run.cores)
 
     def stop(self, run: StageRun) -> None:
         """Ask a run to end. The engine ignores the cancellation of a job that has not reached it yet."""
@@ -145,13 +156,25 @@ class StageWork:
                 return statement.duckdb
             return statement.fallback if run.fallback else statement.spark
 
+        if self._engines is not None and self.engine.name == "spark":
+            choice = self._engines.choose(stage.work, run.cores)
+            run.native, run.remark = choice.native, "" if choice.native else choice.reason
         if stage.slicing is not None:
             return self._in_slices(run, relations, text)
         attempt = self._store.begin(stage.output_fp)
         try:
             sql = run.bound(text(stage.statement))
             split = run.split(max((r.bytes for r in relations), default=0))
-            job = StageJob(job_id, stage.name, sql, tuple(relations), attempt.place, stage.partitions, split)
+            job = StageJob(
+                job_id,
+                stage.name,
+                sql,
+                tuple(relations),
+                attempt.place,
+                stage.partitions,
+                split,
+                native=run.native,
+            )
             if run.cancelled.is_set():
                 raise StageCancelledError(f"{stage.name} was cancelled before it began")
             result = self.engine.run(job, lambda p: self.inbox.put((job_id, p)))

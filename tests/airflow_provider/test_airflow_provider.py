@@ -124,7 +124,7 @@ def test_a_training_that_gets_a_signal_saves_and_another_try_goes_on(airflow: Ai
     process.send_signal(signal.SIGTERM)
     process.wait(PATIENCE)
     said = airflow.log.read_text()
-    assert "was stopped and has saved; another try goes on with it" in said
+    assert "was stopped and has saved; another try resumes it" in said
     assert left_over(airflow) == []
     found = airflow.dag("stopped_training", AIRFLOW_VAR_STEPS="200")
     assert found["train"]["state"] == "success"

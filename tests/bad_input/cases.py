@@ -327,8 +327,8 @@ def read_by(command: str, name: str) -> str | None:
 
 
 STATE: dict[str, tuple[str, tuple[str, ...]]] = {
-    "runs/mine/run.json": ("run", ("--resume", "mine", "--folder", "runs", "--runner", "plain")),
-    "runs/mine/pipeline.yaml": ("run", ("--resume", "mine", "--folder", "runs", "--check")),
+    "runs/mine/run.json": ("run", ("--resume", "mine", "--runs-dir", "runs", "--runner", "plain")),
+    "runs/mine/pipeline.yaml": ("run", ("--resume", "mine", "--runs-dir", "runs", "--check")),
     "trainings/mine/request.json": (
         "train",
         ("--resume", "mine", "--runs-dir", "trainings", "--runner", "plain"),
@@ -349,9 +349,9 @@ COMBINED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("run", ("pipeline.yaml", "--resume", "mine"), "--resume"),
     ("run", (), "--resume"),
     ("run", ("pipeline.yaml", "--restart"), "restart"),
-    ("run", ("--resume", "mine", "--folder", "runs", "--set", "a=b"), "--resume"),
-    ("run", ("--resume", "mine", "--folder", "runs", "--id", "other"), "--resume"),
-    ("run", ("pipeline.yaml", "--report", "same", "--json", "same"), "same"),
+    ("run", ("--resume", "mine", "--runs-dir", "runs", "--set", "a=b"), "--resume"),
+    ("run", ("--resume", "mine", "--runs-dir", "runs", "--run-id", "other"), "--resume"),
+    ("run", ("pipeline.yaml", "--report", "same.txt"), "same"),
     ("run", ("pipeline.yaml", "--set", "nothing=1"), "nothing"),
     ("train", ("script.py", "--resume", "mine"), "--resume"),
     ("train", ("script.py", "--restart"), "--restart"),

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 from tests.bad_input.cases import BASES, Case, commands, every_case, sample
 from tests.bad_input.runner import STATUSES, nothing_starts, run_case
 from tests.bad_input.workplace import Workplace
+from tests.real_command import real_command
 
 SEED = int(os.environ.get("EBBFLOW_BAD_INPUT_SEED", "19"))
 IN_PROCESS, IN_PARTS, REAL = 1000, 10, 50
@@ -112,32 +111,28 @@ _QUIET = (
 
 @pytest.mark.processes
 @pytest.mark.timeout(1800)
-def test_bad_input_of_the_real_command(workplace: Workplace) -> None:
+def test_bad_input_of_the_real_command(
+    workplace: Workplace, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     cases = [case for case in sample(10**6, SEED + 1) if case.surely and case.command.startswith(_QUIET)]
     cases = [case for case in cases if not any("\0" in word or "\udcff" in word for word in case.words)][
         :REAL
     ]
     assert len(cases) == REAL
     findings = []
-    for case in cases:
-        bad = workplace.work / case.bad
-        if case.place is not None:
-            case.place(bad)
-        before = workplace.listing()
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "ebbflow.flows.cli", *case.words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        said = done.stdout + done.stderr
-        if done.returncode not in STATUSES or done.returncode not in case.statuses:
-            findings.append(f"{case}\n    status {done.returncode}: {said[-1500:]}")
-        if re.search(r"Traceback \(most recent|codec can't|Errno \d+\]", said):
-            findings.append(f"{case}\n    {said[-1500:]}")
-        if workplace.listing() != before:
-            findings.append(f"{case}\n    left something behind")
-        workplace.reset()
+    with real_command(tmp_path_factory.mktemp("said")) as command:
+        for case in cases:
+            bad = workplace.work / case.bad
+            if case.place is not None:
+                case.place(bad)
+            before = workplace.listing()
+            done = command.run(case.words)
+            said = done.stdout + done.stderr
+            if done.returncode not in STATUSES or done.returncode not in case.statuses:
+                findings.append(f"{case}\n    status {done.returncode}: {said[-1500:]}")
+            if re.search(r"Traceback \(most recent|codec can't|Errno \d+\]", said):
+                findings.append(f"{case}\n    {said[-1500:]}")
+            if workplace.listing() != before:
+                findings.append(f"{case}\n    left something behind")
+            workplace.reset()
     assert not findings, "\n\n".join(findings)

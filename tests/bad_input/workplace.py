@@ -28,7 +28,7 @@ trainings:
     arguments: [--data, "${queries.orders.path}"]
     gpus: 1
     deadline: 30m
-searches:
+tunings:
   tune:
     team: research
     script: script.py

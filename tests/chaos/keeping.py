@@ -15,7 +15,7 @@ EXCUSES = re.compile(
     r"[Nn]o space left|disk is full|disk may be full|free some space"  # the disk
     r"|cannot [^\n]{1,80} at (sqlite|postgresql)|(database|ledger)[^\n]{0,60} "
     r"(is locked|does not answer|does not respond|been away|been unavailable)"
-    r"|no capacity loop leads|leads no more|no longer the leader|goes on in another process"  # others
+    r"|no capacity loop is the leader|leads no more|no longer the leader|another process is running it"  # others
 )
 """What a process may say of a fault when it ends before its time; anything else is a violation."""
 _MOST = 4.0  # s between attempts

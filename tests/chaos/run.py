@@ -90,10 +90,10 @@ class Play:
 
     def resumed(self, name: str, path: Path) -> Sequence[str]:
         """Return what begins a run, or goes on with it."""
-        own = ["--folder", str(self.runs), "--runner", "plain"]
+        own = ["--runs-dir", str(self.runs), "--runner", "plain"]
         if (self.runs / name / "run.json").exists():
             return command("run", "--resume", name, *own)
-        return command("run", str(path), "--id", name, *own)
+        return command("run", str(path), "--run-id", name, *own)
 
     def twin(self, kept: Kept) -> "subprocess.CompletedProcess[bytes]":
         """Start a second process for a run that one holds; it must be refused."""

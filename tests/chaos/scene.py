@@ -296,7 +296,7 @@ def labs(scene: Scene, number: int, epochs: int, pause: float, trials: int) -> W
     }
     if trials:
         tune = _training(scene, Training("tune", "pairs", "balance", "twice", 3, 0.05))
-        content["searches"] = {
+        content["tunings"] = {
             "tune": {
                 **{
                     key: value

@@ -1,4 +1,4 @@
-"""What becomes of each snippet: run, run by ``make bench``, run as a part of its page, compared, or only checked, and then why."""
+"""What becomes of a snippet: run, by ``make bench`` or as a part of its page, compared, or only checked, and why."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -27,8 +27,8 @@ _FENCE = re.compile(
 _TITLE = re.compile(r'title="([^"]+)"')
 _MISSING = re.compile(r"there is no module (\w+)")
 _OUTSIDE = (  # programs that a reader has, whose own options are not ours to check
-    ". [ apt-get aws cat cd cp curl done du echo export git grep head jq kill ls mkdir mv pg_dump pg_restore pgrep psql "
-    "python python3 rm sed sleep sqlite3 systemctl tail terraform test touch torchrun unset wait wc"
+    ". [ apt-get aws cat cd cp curl done du echo export git grep head jq kill ls mkdir mv pg_dump pg_restore pgrep "
+    "psql python python3 rm sed sleep sqlite3 systemctl tail terraform test touch torchrun unset wait wc"
 )
 _BEFORE = ("do", "if", "then", "until", "while")  # words of the shell that another command follows
 

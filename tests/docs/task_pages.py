@@ -1,8 +1,8 @@
-"""Pages whose commands are one script: run from an empty directory, and their output is compared with the output shown.
+"""Pages whose commands are one script: run from an empty directory, and their output is compared with what is shown.
 
-A fenced block with ``title="NAME"`` is saved as that file. All ``sh`` blocks run in one shell, in order. A ``text`` block
-that follows an ``sh`` block is what the reader sees of it: its lines must be there in that order, ``...`` stands for any
-lines, and what differs from run to run (durations, times of day, IDs, ports) is compared by its form.
+A fenced block with ``title="NAME"`` is saved as that file. All ``sh`` blocks run in one shell, in order. A ``text``
+block after an ``sh`` block is what the reader sees of it: its lines must be there in that order, ``...`` stands for
+any lines, and what differs from run to run (durations, times of day, IDs, ports) is compared by its form.
 
 ``python -m tests.docs.task_pages docs/tasks/PAGE.md`` runs a page and prints what each block printed.
 """
@@ -43,7 +43,10 @@ _FORMS = (
     (r"(?<![\d.])\d{1,3}\.\d+\b", "N"),
     (r"^\d+ events replayed", "N events replayed"),
     (r"\d apps? would have been", "N would have been"),
-    (r"^([↺✓]) .* (reused|completed): [\d,]+ rows", r"\1 STAGE \2: N rows"),  # which is first depends on timing
+    (
+        r"^([↺✓]) .* (reused|completed): [\d,]+ rows",
+        r"\1 STAGE \2: N rows",
+    ),  # which is first depends on timing
     (r"^stay: .*|^switch: .*", "DECISION"),
     (r"\b\d+ generations?\b", "N generations"),
 )
@@ -87,13 +90,15 @@ def script(page: str) -> str:
 def run(page: str, folder: Path, home: Path) -> dict[int, tuple[int, str]]:
     """Run a page in an empty directory.
 
-    Returns the exit status and the output (standard output and standard error) of each block of commands, by its line.
+    Returns the exit status and the output (standard output and error) of each block of commands, by its line.
     No process that has ``home`` as its home is left.
     """
     port = str(_free_port())
     path = folder.parent / "page.sh"
     path.write_text(script(page).replace("4200", port), encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("EBBFLOW_", "PREFECT_"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("EBBFLOW_", "PREFECT_"))
+    }
     environment |= {"HOME": str(home), "COLUMNS": "100", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     environment |= {"PREFECT_SERVER_API_PORT": port, "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -142,7 +147,11 @@ def missing(expected: str, output: str) -> list[str]:
         if line.strip() == "...":
             anywhere = True
             continue
-        where = _index(there, _form(line), at) if anywhere else (at if there[at : at + 1] == [_form(line)] else -1)
+        where = (
+            _index(there, _form(line), at)
+            if anywhere
+            else (at if there[at : at + 1] == [_form(line)] else -1)
+        )
         if where < 0:
             wrong.append(line)
             anywhere = True
@@ -177,5 +186,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    assert ROOT == Path.cwd(), "run it in the repository's root"
+    assert Path.cwd() == ROOT, "run it in the repository's root"
     main()

@@ -30,7 +30,11 @@ def anchors(page: Path) -> frozenset[str]:
         plain = re.sub(r"[^\w\s-]", "", plain.replace("`", "")).strip().lower()
         name = re.sub(r"[-\s]+", "-", plain)
         while name in found:  # a second one of the same text
-            name = f"{match[1]}_{int(match[2]) + 1}" if (match := re.match(r"(.*)_(\d+)$", name)) else f"{name}_1"
+            name = (
+                f"{match[1]}_{int(match[2]) + 1}"
+                if (match := re.match(r"(.*)_(\d+)$", name))
+                else f"{name}_1"
+            )
         found.add(name)
     return frozenset(found | set(re.findall(r'(?:id|name)="([^"]+)"', page.read_text(encoding="utf-8"))))
 

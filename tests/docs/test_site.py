@@ -35,7 +35,9 @@ def made() -> dict[str, str]:
 
 def test_pages_that_are_made_from_the_code_are_current(made: dict[str, str]) -> None:
     for address, text in made.items():
-        assert (ROOT / "docs" / address).read_text(encoding="utf-8") == text, "run python scripts/reference_pages.py"
+        assert (ROOT / "docs" / address).read_text(encoding="utf-8") == text, (
+            "run python scripts/reference_pages.py"
+        )
 
 
 def _pages(entry: Any) -> list[str]:

@@ -97,7 +97,8 @@ def test_the_commands_of_a_task_s_page_print_what_it_shows(page: str, tmp_path: 
         lines = task_pages.missing(block.output.text, output) if block.output is not None else []
         if status or lines:
             wrong.append(
-                f"{block.commands}: exit status {status}, not printed as shown: {lines}\n{block.commands.text}\n{output}"
+                f"{block.commands}: exit status {status}, not printed as shown: {lines}\n"
+                f"{block.commands.text}\n{output}"
             )
     assert not wrong, "\n".join(wrong)
 
@@ -205,8 +206,12 @@ def test_the_command_line_that_checks_runs_nothing(tmp_path: Path) -> None:
 
 def test_output_is_compared_line_by_line_and_what_differs_from_run_to_run_by_its_form() -> None:
     output = "12:00:01 run fit-1124-163305-6618\n\nthree lines\n  in 2.5 s\nend of 7\n"
-    assert task_pages.missing("09:30:00 run fit-1201-000000-abcd\nthree  lines\nin 31 ms\n...\n", output) == []
+    assert (
+        task_pages.missing("09:30:00 run fit-1201-000000-abcd\nthree  lines\nin 31 ms\n...\n", output) == []
+    )
     assert task_pages.missing("...\nend of 7", output) == []
-    assert task_pages.missing("three lines\nend of 7", output) == ["end of 7"]  # what is between them is not shown
+    assert task_pages.missing("three lines\nend of 7", output) == [
+        "end of 7"
+    ]  # what is between them is not shown
     assert task_pages.missing("...\nend of 8", output) == ["end of 8"]
     assert task_pages.missing("in 2.5 s\n...\nthree lines", output) == ["three lines"]  # in another order

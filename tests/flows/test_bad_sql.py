@@ -1,17 +1,18 @@
 """SQL that is wrong in every way that was thought of, by the real command: one message, status 2, and no trace."""
 
-import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flowcases import COMMAND, PATIENCE
+from flowcases import PATIENCE
 from typer.testing import CliRunner
 
 from ebbflow.flows import cli
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.query.sql.nesting import LONGEST
+from tests.real_command import RealCommand, real_command
 
 PIPELINE = """
 name: bad
@@ -95,6 +96,13 @@ def file_of(sql: str | bytes, folder: Path) -> str:
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCommand]:
+    folder = tmp_path_factory.mktemp("command")
+    with real_command(folder, {"EBBFLOW_HOME": str(folder / "home")}) as command:
+        yield command
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_sql_is_told_by_query_explain_and_check(name: str, tables: str, tmp_path: Path) -> None:
     path = file_of(WRONG[name], tmp_path)
@@ -144,16 +152,11 @@ def test_a_file_that_is_no_text_names_file_rule_and_place(
 
 
 @pytest.mark.parametrize("name", [n for n in WRONG if n[0].isdigit()])
-def test_deep_sql_ends_the_real_command_with_a_message(name: str, tables: str, tmp_path: Path) -> None:
+def test_deep_sql_ends_the_real_command_with_a_message(
+    name: str, tables: str, tmp_path: Path, command: RealCommand
+) -> None:
     path = file_of(WRONG[name], tmp_path)
-    done = subprocess.run(
-        [*COMMAND, "explain", path, *options(tables, tmp_path)],
-        env={**os.environ, "EBBFLOW_HOME": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = command.run(["explain", path, *options(tables, tmp_path)])
     assert done.returncode == 2, (done.returncode, done.stderr[-2000:])
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr

@@ -360,6 +360,13 @@ def test_doctor_names_what_is_there() -> None:
         assert name in shown.output
 
 
+def test_doctor_prints_its_checks_as_json() -> None:
+    shown = CliRunner().invoke(cli.app, ["doctor", "--json"])
+    found = json.loads(shown.stdout)
+    assert found["ready"] is (shown.exit_code == 0)
+    assert {"name", "ok", "found", "remedy", "required"} == set(found["checks"][0])
+
+
 def test_doctor_knows_the_packages_of_every_extra() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     ours = set(project["optional-dependencies"]) - {"dev", "docs"}

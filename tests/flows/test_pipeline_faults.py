@@ -48,7 +48,7 @@ def test_a_pipeline_ends_as_ever(tmp_path: Path, fault: str) -> None:
     ahead = {"an hour ahead": 3600.0, "an hour behind": -3600.0}.get(fault, 0.0)
     clock = FakeTime(tmp_path / "clock", ahead)
     child = subprocess.Popen(
-        [*COMMAND, "run", str(tmp_path / "shop.yaml"), "--id", "one", "--folder", str(tmp_path / "runs"),
+        [*COMMAND, "run", str(tmp_path / "shop.yaml"), "--run-id", "one", "--runs-dir", str(tmp_path / "runs"),
          "--runner", "plain"],
         env={**os.environ, "EBBFLOW_HOME": str(tmp_path / "home"), **clock.environment},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,

@@ -67,7 +67,7 @@ def test_there_is_one_loop_and_it_is_begun_again() -> None:
 
 
 def init(folder: Path, *options: str) -> Result:
-    return CliRunner().invoke(cli.app, ["prefect", "init", "--folder", str(folder), *options])
+    return CliRunner().invoke(cli.app, ["prefect", "init", "--output", str(folder), *options])
 
 
 @pytest.mark.parametrize("pool", ["gpus", "gpu workers", "123", "yes", "a: b", "it's #1", "- x", "[bold]x"])

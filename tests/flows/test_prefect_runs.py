@@ -184,7 +184,7 @@ def test_a_pipeline_on_a_cluster_that_is_there_is_killed_and_gone_on_with(
                 **where,
             )
             eventually(lambda: ledger.state().nodes, LONG)
-            run = prefect.run("run-pipeline/pipeline", file=str(file), id="two", folder=str(tmp_path))
+            run = prefect.run("run-pipeline/pipeline", file=str(file), run_id="two", runs_dir=str(tmp_path))
             eventually(lambda: _phase(ledger, "two.second") == "running", LONG)
             resumed = _killed_and_gone_on_with(prefect, ledger, run, "two", "two.second")
             given = resumed["parameters"]

@@ -30,7 +30,7 @@ def test_a_pipeline_and_its_ledger_leave_nothing_that_others_can_read(
         f"    tables: {tables}\n"
     )
     named = tmp_path / "report.html"
-    done = run_cli("run", file, "--runner", "plain", "--id", "walk", "--report", named)
+    done = run_cli("run", file, "--runner", "plain", "--run-id", "walk", "--report", named)
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(home.rglob("ledger.db"))
     assert list(home.rglob("*.parquet"))

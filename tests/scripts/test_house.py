@@ -78,7 +78,7 @@ def modules() -> dict[str, Path]:
     for layer in LAYERS:
         for path in sorted((ROOT / layer).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            if "demo_files" not in parts:
+            if not {"demo_files", "init_files"} & set(parts):
                 found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 

@@ -42,7 +42,7 @@ class _Job:
     total: float = 0.0  # s, of all its micro-rounds
     finish: float | None = None
     status: str = "unfinished"
-    reason: str = "the simulation ended when nobody was active"
+    reason: str = "the simulation ended when no job was active"
 
 
 Agent = Callable[[App, float], None]

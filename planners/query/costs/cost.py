@@ -34,6 +34,7 @@ __all__ = [
     "DEFAULTS",
     "DUCKDB",
     "GIB",
+    "NATIVE",
     "SPARK",
     "CostModel",
     "JoinCost",
@@ -139,7 +140,18 @@ DUCKDB = CostModel(
     hash_fraction=0.8,
     broadcast_limit=math.inf,
 )
-DEFAULTS = {model.engine: model for model in (SPARK, DUCKDB)}
+# Spark's tasks with DuckDB in them: its rates, but what slices compute again, and Spark's latency. A stage that turns
+# out to be Spark SQL's has the join methods of the same plan, so that broadcasts are held to Spark's limits.
+NATIVE = replace(
+    DUCKDB,
+    engine="native",
+    rates=Work(*(1.5 * rate for rate in DUCKDB.rates.vector())),
+    latency=0.4,
+    broadcast_fraction=SPARK.broadcast_fraction,
+    hash_fraction=SPARK.hash_fraction,
+    broadcast_limit=SPARK.broadcast_limit,
+)
+DEFAULTS = {model.engine: model for model in (SPARK, DUCKDB, NATIVE)}
 
 
 class JoinCost(NamedTuple):

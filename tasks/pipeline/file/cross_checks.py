@@ -8,7 +8,7 @@ from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.tasks.pipeline.file.deciding import check_loop
 from ebbflow.tasks.pipeline.file.document import Problems
 from ebbflow.tasks.pipeline.file.faults import OF_POOLS
-from ebbflow.tasks.pipeline.file.kinds import Values, nearest
+from ebbflow.tasks.pipeline.file.kinds import nearest
 from ebbflow.tasks.pipeline.file.order import find_cycle
 from ebbflow.tasks.pipeline.file.requests import (
     engine_of,
@@ -16,10 +16,11 @@ from ebbflow.tasks.pipeline.file.requests import (
     places_of,
     query_request,
     resolved,
-    search_request,
     training_request,
+    tuning_request,
     wanted_gpus,
 )
+from ebbflow.tasks.pipeline.file.sections import Values
 from ebbflow.tasks.pipeline.file.spec import (
     TABLES,
     AwsSpec,
@@ -109,9 +110,9 @@ class CrossChecks:
 
     def _check_gpus(self, pipeline: Pipeline, step: StepSpec, one: Values) -> None:
         cluster = pipeline.cluster
-        if step.kind == "search" and "://" in places_of(pipeline, "/nowhere/run").folder:
+        if step.kind == "tuning" and "://" in places_of(pipeline, "/nowhere/run").folder:
             rule = (
-                "the study of a search is kept on this machine, beside its trials: it runs on local nodes; got the "
+                "the study of a tuning run is kept on this machine: it runs on local nodes; got the "
                 f"cluster's folder {cluster.folder}"  # type: ignore[union-attr]
             )
             self._say(one, "", rule)
@@ -185,7 +186,7 @@ def _request(pipeline: Pipeline, step: StepSpec) -> object:
         return query_request(step, pipeline, places, keep)
     if step.kind == "training":
         return training_request(step, pipeline, places, keep, "probe")
-    return search_request(step, pipeline, places, keep, "probe")
+    return tuning_request(step, pipeline, places, keep, "probe")
 
 
 def _given(one: Values) -> Mapping[str, Any]:

@@ -1,134 +1,11 @@
 """The format of a pipeline's file: every section and key, once, for the reader and for the JSON schema."""
 
 from ebbflow.tasks.pipeline.file.faults import FAULTS
-from ebbflow.tasks.pipeline.file.kinds import (
-    Deadline,
-    Duration,
-    Flag,
-    Items,
-    Key,
-    Named,
-    Number,
-    Plain,
-    Schema,
-    Section,
-    Size,
-    Text,
-)
-from ebbflow.tasks.pipeline.file.option_keys import (
-    QUERY_OPTIONS,
-    SEARCH_OPTIONS,
-    TRAINING_OPTIONS,
-    TRIAL_OPTIONS,
-    keys_of,
-)
-from ebbflow.tasks.query.request import QueryRequest
-from ebbflow.tasks.training.request import TrainingRequest
-from ebbflow.tasks.tuning.request import TuningRequest
+from ebbflow.tasks.pipeline.file.kinds import Duration, Flag, Items, Named, Number, Plain, Schema, Size, Text
+from ebbflow.tasks.pipeline.file.sections import Key, Section
+from ebbflow.tasks.pipeline.file.steps import NAME, QUERY, TRAINING, TUNING
 
 FORMAT = 1
-STEPS = ("queries", "trainings", "searches")
-ENGINES = ("spark", "duckdb")
-
-_NAME = r"[A-Za-z][A-Za-z0-9_-]{0,39}"
-_VARIABLES = Named(
-    Text("a text", empty=True), r"[A-Za-z_][A-Za-z0-9_]{0,99}", "a variable's name holds A-Z a-z 0-9 _"
-)
-_SCRIPT = Key(
-    "script", Text("the path of a Python file"), "a Python file; relative to this one", required=True
-)
-_ARGUMENTS = Key("arguments", Items(Text("a text", empty=True)), "of the script; may refer to results", ())
-_ENVIRONMENT = Key(
-    "environment", _VARIABLES, "for the script's processes; ${env:NAME} is never written down", {}
-)
-
-_STEP = (
-    Key("title", Text(), "what people call it"),
-    Key("team", Text(), "whose it is; one of teams"),
-    Key("after", Items(Text("the name of a step")), "steps that must have finished", ()),
-    Key(
-        "deadline",
-        Deadline(),
-        "nodes are rented to keep it; a duration from the pipeline's beginning, or a moment",
-    ),
-    Key("weight", Number(above=0, max=1e6), "beside others of its team", 1.0),
-    Key("attempts", Number(min=1, max=100, whole=True), "runs of it, lost ones gone on with", 3),
-)
-_GPU_STEP = (
-    *_STEP,
-    Key("budget", Number(above=0), "dollars; nodes beyond it are not rented for it"),
-    _SCRIPT,
-    _ARGUMENTS,
-    _ENVIRONMENT,
-    Key("gpus", Number(min=1, max=10_000, whole=True), "wanted; of a search: of each trial", 1),
-    *keys_of(TrainingRequest, *TRIAL_OPTIONS),
-)
-
-QUERY = Section(
-    (
-        *_STEP,
-        Key("sql", Text("a query"), "the query itself"),
-        Key("file", Text("a path"), "or a file that holds it; relative to this one"),
-        Key(
-            "tables",
-            Items(Text("a folder"), min=1),
-            "folders of Parquet tables, local or s3://, or results of other queries",
-        ),
-        Key(
-            "output",
-            Text("a name of letters, digits, _ and -", _NAME),
-            "the result's name as a table; the step's name unless given",
-        ),
-        Key(
-            "engine",
-            Text("an engine", choices=ENGINES),
-            "spark where the cluster has Spark workers, else duckdb",
-        ),
-        *keys_of(QueryRequest, *QUERY_OPTIONS),
-        Key(
-            "conf",
-            Named(Text("a text", empty=True), r"[A-Za-z][A-Za-z0-9._-]{0,199}", "a Spark setting's name"),
-            "further Spark settings",
-            {},
-        ),
-    ),
-    "A SQL query that re-plans itself; its result is a folder of Parquet.",
-    one_of=(("sql", "file"),),
-)
-
-TRAINING = Section(
-    (
-        *_GPU_STEP,
-        Key("min_gpus", Number(min=1, max=10_000, whole=True), "with fewer it waits; 1 unless given"),
-        Key(
-            "max_gpus",
-            Number(min=1, max=10_000, whole=True),
-            "it uses no more; as many as gpus unless given",
-        ),
-        *keys_of(TrainingRequest, *TRAINING_OPTIONS),
-        Key(
-            "failure_rules",
-            Text("a path"),
-            "file of rules that are tried before the built-in failure table; relative to this file",
-        ),
-    ),
-    "A PyTorch script that trains inside ElasticRun.",
-)
-
-SEARCH = Section(
-    (
-        *_GPU_STEP,
-        Key("space", Named(Plain()), "a parameter a line, such as lr: {log: [0.001, 1]}", required=True),
-        Key("parallel", Number(min=1, max=1000, whole=True), "trials at once at most", 4),
-        Key(
-            "max_gpus",
-            Number(min=1, max=10_000, whole=True),
-            "of a trial when others leave some; gpus unless given",
-        ),
-        *keys_of(TuningRequest, *SEARCH_OPTIONS),
-    ),
-    "A search over hyper-parameters, whose trials are trainings.",
-)
 
 TEAM = Section(
     (Key("weight", Number(above=0, max=1e6), "Weight of the team's apps against those of other teams", 1.0),),
@@ -142,54 +19,67 @@ POOL = Section(
         Key(
             "kind",
             Text("a kind", choices=("spark", "gpu")),
-            "Kind of the nodes: spark (workers for queries) or gpu (for trainings)",
+            "Kind of the pool's nodes: spark for Spark workers, gpu for nodes with slots for training processes",
             required=True,
         ),
-        Key("nodes", _COUNT, "Initial number of nodes. Default: min_nodes"),
-        Key("min_nodes", _COUNT, "Minimum number of nodes", 0),
-        Key("max_nodes", _COUNT, "Maximum number of nodes. Default: nodes"),
-        Key("base", _COUNT, "Number of on-demand nodes among them", 0),
+        Key("nodes", _COUNT, "Number of nodes at the start. Default: the value of min_nodes"),
+        Key("min_nodes", _COUNT, "Minimum number of nodes at any time", 0, formerly=("least", "min")),
+        Key(
+            "max_nodes",
+            _COUNT,
+            "Maximum number of nodes at any time. Default: the value of nodes",
+            formerly=("most", "max"),
+        ),
+        Key("base", _COUNT, "Number of nodes, of the minimum, that are on-demand at any time", 0),
         Key(
             "slots",
             Number(min=1, max=64, whole=True),
-            "GPUs of a node; CPU cores where the machine has no GPUs",
+            "Number of GPUs of a node; CPU cores where the machine has no GPU",
             1,
+            formerly=("gpus",),
         ),
-        Key("cores", Number(min=1, max=512, whole=True), "CPU cores of a node", 1),
-        Key("memory", Size(), "Memory of a node", 1.0),
+        Key("cores", Number(min=1, max=512, whole=True), "Number of CPU cores of a Spark worker", 1),
+        Key("memory", Size(), "Memory of a Spark worker, such as 2GiB. Default: 1 GiB", 1.0),
         Key(
             "cpus_per_slot",
             Number(above=0, max=512),
-            "CPU cores of this machine behind one core or slot; needs control groups",
+            "CPU cores of this machine behind each core or slot of a node; needs control groups. Default: no cap",
+            formerly=("cpus",),
         ),
         Key(
             "market",
             Text("a market", choices=("spot", "on-demand")),
-            "Simulated market of the nodes",
+            "Simulated market that the nodes are launched from",
             "spot",
         ),
-        Key("price", Number(min=0), "Simulated price in dollars per node-hour", 0.0),
+        Key("price", Number(min=0), "Simulated price of a node in dollars per hour", 0.0),
         Key(
             "on_demand_price",
             Number(min=0),
-            "Simulated on-demand price in dollars per node-hour. Default: price",
+            "Simulated price of an on-demand node in dollars per hour. Default: the value of price",
         ),
-        Key("instance_type", Text(), "Simulated instance type. Default: local-POOL"),
-        Key("zone", Text(), "Simulated availability zone"),
+        Key("instance_type", Text(), "Simulated instance type of the nodes. Default: local-POOL"),
+        Key("zone", Text(), "Simulated availability zone of the nodes. Default: none"),
         Key(
             "provision_time",
             Duration(above=False),
-            "Simulated time from the request of a node to its start",
+            "Simulated time from the launch of a node until it is ready, as a duration. Default: 0s",
             0.0,
+            formerly=("boot",),
         ),
     ),
-    "Node pool of this machine; each node is a group of processes.",
+    "A pool of nodes of this machine, each a process group.",
 )
 
 LOCAL = Section(
     (
-        Key("pools", Named(POOL), "Node pools of this machine", required=True),
-        Key("hazard", Number(min=0), "losses expected per node-hour; learnt unless given"),
+        Key("pools", Named(POOL), "Pools of nodes by name", required=True),
+        Key(
+            "interruption_rate",
+            Number(min=0),
+            "Expected interruptions per node-hour. Default: learned from those observed",
+            formerly=("hazard",),
+        ),
         Key(
             "faults",
             Items(Text("a fault such as 20s:kill:gpu")),
@@ -201,33 +91,82 @@ LOCAL = Section(
     "A cluster on this machine, up while the pipeline runs.",
 )
 
+_LEDGER = Key(
+    "ledger",
+    Text("a database's address"),
+    "Address of the ledger's database, which may hold ${env:NAME}",
+    required=True,
+)
+_MASTER = Key(
+    "master",
+    Text("a Spark master"),
+    "Address of the Spark master that queries run on. Default: queries run on DuckDB on this machine",
+)
+
 AWS = Section(
     (
         Key(
             "terraform_output",
             Text("a path"),
-            "File written by terraform output -json; $EBBFLOW_TERRAFORM_OUTPUT unless given",
+            "Path of the file that terraform output -json wrote. Default: $EBBFLOW_TERRAFORM_OUTPUT",
         ),
-        Key("prices", Text("a path"), "a file of on-demand prices; else AWS's own list"),
-        Key("pools", Items(Text("the name of a pool"), min=1), "that trainings run on", required=True),
-        Key("folder", Text("an s3:// address", r"s3a?://\S+"), "where results and runs live", required=True),
-        Key("master", Text("a Spark master"), "that queries run on; without one they run on DuckDB here"),
-        Key("ledger", Text("a database's address"), "may hold ${env:NAME}", required=True),
-        Key("name", Text("a name", _NAME), "of the cluster in that ledger", "local"),
-        Key("loop", Flag(), "whether this process runs the capacity loop, where none leads", False),
+        Key("prices", Text("a path"), "Path of a file with on-demand prices. Default: AWS's price list"),
+        Key(
+            "pools",
+            Items(Text("the name of a pool"), min=1),
+            "Names of the pools that trainings run on",
+            required=True,
+        ),
+        Key(
+            "folder",
+            Text("an s3:// address", r"s3a?://\S+"),
+            "Directory of results and runs on S3",
+            required=True,
+        ),
+        Key(
+            "master",
+            Text("a Spark master"),
+            "Address of the Spark master that queries run on. Default: queries run on DuckDB on this machine",
+        ),
+        Key(
+            "ledger",
+            Text("a database's address"),
+            "Address of the ledger's database, which may hold ${env:NAME}",
+            required=True,
+        ),
+        Key("name", Text("a name", NAME), "Name of the cluster in the ledger", "local"),
+        Key(
+            "loop",
+            Flag(),
+            "Whether this process runs the capacity loop if no other process is the leader",
+            False,
+        ),
     ),
-    "The cluster that Terraform has made.",
+    "A cluster on AWS that Terraform has created.",
 )
 
 EXISTING = Section(
     (
-        Key("ledger", Text("a database's address"), "may hold ${env:NAME}", required=True),
-        Key("name", Text("a name", _NAME), "of the cluster in that ledger", "local"),
-        Key("folder", Text("a folder"), "where results and runs live, which all nodes reach"),
-        Key("fleet", Text("a name", _NAME), "Name of the local fleet (ebbflow local) that trainings run on"),
-        Key("master", Text("a Spark master"), "that queries run on; without one they run on DuckDB here"),
+        Key(
+            "ledger",
+            Text("a database's address"),
+            "Address of the ledger's database, which may hold ${env:NAME}",
+            required=True,
+        ),
+        Key("name", Text("a name", NAME), "Name of the cluster in the ledger", "local"),
+        Key(
+            "folder",
+            Text("a folder"),
+            "Directory of results and runs that all nodes can reach. Default: a directory of this machine",
+        ),
+        Key("fleet", Text("a name", NAME), "Name of the local nodes that trainings run on"),
+        Key(
+            "master",
+            Text("a Spark master"),
+            "Address of the Spark master that queries run on. Default: queries run on DuckDB on this machine",
+        ),
     ),
-    "A cluster whose capacity loop runs elsewhere (ebbflow capacity start).",
+    "A cluster whose capacity loop is another process (ebbflow capacity start).",
 )
 
 SCALING = Section(
@@ -357,36 +296,60 @@ QUOTAS = Section(
 
 CLUSTER = Section(
     (
-        Key("local", LOCAL, "nodes of this machine"),
-        Key("aws", AWS, "a fleet on AWS"),
-        Key("existing", EXISTING, "a cluster whose loop runs already"),
+        Key("local", LOCAL, "Nodes of this machine, up while the pipeline runs"),
+        Key("aws", AWS, "A fleet on AWS that Terraform has created"),
+        Key("existing", EXISTING, "A cluster whose capacity loop is already running"),
     ),
-    "Where everything runs.",
+    "Cluster that the pipeline runs on.",
     one_of=(("local", "aws", "existing"),),
 )
 
 PIPELINE = Section(
     (
-        Key("format", Number(min=FORMAT, max=FORMAT, whole=True), "of this file", FORMAT),
-        Key("name", Text("a name of letters, digits, _ and -", _NAME), "of the pipeline", required=True),
-        Key("title", Text(), "what people call it"),
+        Key("format", Number(min=FORMAT, max=FORMAT, whole=True), "Version of the file's format", FORMAT),
+        Key(
+            "name",
+            Text("a name of letters, digits, _ and -", NAME),
+            "Identifier of the pipeline; the IDs of its runs start with it",
+            required=True,
+        ),
+        Key(
+            "display_name",
+            Text(),
+            "Name of the pipeline in reports and on the terminal. Default: the value of name",
+            formerly=("title",),
+        ),
         Key(
             "parameters",
             Named(Text("a text or a number", empty=True)),
-            "for ${parameters.NAME}; --set changes them",
+            "Parameters by name, used as ${parameters.NAME}; --set NAME=VALUE overrides one",
             {},
         ),
-        Key("cluster", CLUSTER, "where everything runs", required=True),
-        Key("budget", Number(above=0), "dollars of all apps of the pipeline"),
-        Key("teams", Named(TEAM), "Teams that share the cluster", {}),
-        Key("queries", Named(QUERY), "SQL queries", {}),
-        Key("trainings", Named(TRAINING), "trainings", {}),
-        Key("searches", Named(SEARCH), "searches over hyper-parameters", {}),
+        Key("cluster", CLUSTER, "Cluster that the pipeline runs on", required=True),
+        Key(
+            "budget",
+            Number(above=0),
+            "Budget of the pipeline in dollars, over all its steps. Default: unlimited",
+        ),
+        Key("teams", Named(TEAM), "Teams that share the cluster, by name", {}),
+        Key("queries", Named(QUERY), "SQL queries by name", {}),
+        Key("trainings", Named(TRAINING), "Trainings by name", {}),
+        Key(
+            "tunings",
+            Named(TUNING),
+            "Tuning runs over hyperparameters, by name",
+            {},
+            formerly=("searches", "sweeps"),
+        ),
         Key("loop", LOOP, "Settings of the capacity loop"),
-        Key("quotas", QUOTAS, "Quotas that no decision exceeds"),
-        Key("store", Text("a folder"), "where queries' checkpoints live, local or s3://"),
+        Key("quotas", QUOTAS, "Quotas that no decision may exceed", formerly=("limits",)),
+        Key(
+            "store",
+            Text("a folder"),
+            "Directory of the queries' checkpoints, local or s3://. Default: ~/.cache/ebbflow/store",
+        ),
     ),
-    "Queries, trainings and searches of several teams on one elastic cluster.",
+    "Queries, trainings and tuning runs of several teams on one elastic cluster.",
 )
 
 
@@ -400,4 +363,4 @@ def json_schema() -> Schema:
     }
 
 
-__all__ = ["FORMAT", "PIPELINE", "STEPS", "json_schema"]
+__all__ = ["FORMAT", "PIPELINE", "json_schema"]

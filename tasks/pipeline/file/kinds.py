@@ -5,7 +5,7 @@ finds everything that is wrong with it.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import inf
@@ -26,7 +26,7 @@ def or_parameter(schema: Schema) -> Schema:
     return {"anyOf": [schema, _PARAMETER]}
 
 
-class _Missing:
+class Missing:
     def __bool__(self) -> bool:
         return False
 
@@ -34,7 +34,7 @@ class _Missing:
         return "MISSING"
 
 
-MISSING: Final = _Missing()
+MISSING: Final = Missing()
 
 
 class Kind(Protocol):
@@ -49,7 +49,7 @@ class Kind(Protocol):
         ...
 
 
-def _refuse(entry: Entry, problems: Problems, rule: str) -> _Missing:
+def refuse(entry: Entry, problems: Problems, rule: str) -> Missing:
     problems.add(entry.line, entry.path, rule)
     return MISSING
 
@@ -66,24 +66,22 @@ class Text:
     choices: tuple[str, ...] = ()
     empty: bool = False  # whether "" will do
 
-    def read(self, entry: Entry, problems: Problems) -> str | _Missing:
+    def read(self, entry: Entry, problems: Problems) -> str | Missing:
         if isinstance(entry.value, dict | list) or entry.value is None:
-            return _refuse(entry, problems, f"must be {self.words}; got {entry.shown()}")
+            return refuse(entry, problems, f"must be {self.words}; got {entry.shown()}")
         if self.choices:
             return self._choose(entry, problems)
         if not self.empty and not entry.text.strip():
-            return _refuse(entry, problems, f"must be {self.words}; got an empty text")
+            return refuse(entry, problems, f"must be {self.words}; got an empty text")
         if "\0" in entry.text or (self.pattern and not re.fullmatch(self.pattern, entry.text)):
-            return _refuse(entry, problems, f"must be {self.words}; got {entry.shown()}")
+            return refuse(entry, problems, f"must be {self.words}; got {entry.shown()}")
         return entry.text
 
-    def _choose(self, entry: Entry, problems: Problems) -> str | _Missing:
+    def _choose(self, entry: Entry, problems: Problems) -> str | Missing:
         if entry.text in self.choices:
             return entry.text
         hint = nearest(entry.text, self.choices)
-        return _refuse(
-            entry, problems, f"must be one of {', '.join(self.choices)}; got {entry.shown()}{hint}"
-        )
+        return refuse(entry, problems, f"must be one of {', '.join(self.choices)}; got {entry.shown()}{hint}")
 
     def schema(self) -> Schema:
         if self.choices:
@@ -102,7 +100,7 @@ class Number:
     above: float | None = None
     whole: bool = False
 
-    def read(self, entry: Entry, problems: Problems) -> float | int | _Missing:
+    def read(self, entry: Entry, problems: Problems) -> float | int | Missing:
         value = entry.value
         right = isinstance(value, int | float) and not isinstance(value, bool)
         if right and self.whole:
@@ -112,7 +110,7 @@ class Number:
         if right and self.above is not None:
             right = value > self.above  # type: ignore[operator]
         if not right:
-            return _refuse(entry, problems, f"must be {self._rule()}; got {entry.shown()}")
+            return refuse(entry, problems, f"must be {self._rule()}; got {entry.shown()}")
         return int(value) if self.whole else float(value)  # type: ignore[arg-type]
 
     def _rule(self) -> str:
@@ -138,10 +136,10 @@ class Number:
 class Flag:
     """``true`` or ``false``."""
 
-    def read(self, entry: Entry, problems: Problems) -> bool | _Missing:
+    def read(self, entry: Entry, problems: Problems) -> bool | Missing:
         if isinstance(entry.value, bool):
             return entry.value
-        return _refuse(entry, problems, f"must be true or false; got {entry.shown()}")
+        return refuse(entry, problems, f"must be true or false; got {entry.shown()}")
 
     def schema(self) -> Schema:
         return or_parameter({"type": "boolean"})
@@ -153,17 +151,17 @@ class Duration:
 
     above: bool = True  # whether 0 is too little
 
-    def read(self, entry: Entry, problems: Problems) -> float | _Missing:
+    def read(self, entry: Entry, problems: Problems) -> float | Missing:
         if isinstance(entry.value, dict | list | bool) or entry.value is None:
-            return _refuse(
+            return refuse(
                 entry, problems, f"must be a duration such as 90s, 15m or 1h30m; got {entry.shown()}"
             )
         try:
             seconds = numbers.parse_duration(entry.text)
         except OptionError as error:
-            return _refuse(entry, problems, str(error))
+            return refuse(entry, problems, str(error))
         if self.above and not seconds > 0:
-            return _refuse(entry, problems, f"must be longer than 0 s; got {entry.shown()}")
+            return refuse(entry, problems, f"must be longer than 0 s; got {entry.shown()}")
         return seconds
 
     def schema(self) -> Schema:
@@ -191,20 +189,20 @@ class DeadlineSpec(NamedTuple):
 class Deadline:
     """A duration from the pipeline's beginning, or a moment."""
 
-    def read(self, entry: Entry, problems: Problems) -> DeadlineSpec | _Missing:
+    def read(self, entry: Entry, problems: Problems) -> DeadlineSpec | Missing:
         rule = (
             "must be a duration from the pipeline's beginning, such as 20m, or a moment with its offset, such as "
             f"2026-11-22T18:00Z; got {entry.shown()}"
         )
         if isinstance(entry.value, dict | list | bool) or entry.value is None:
-            return _refuse(entry, problems, rule)
+            return refuse(entry, problems, rule)
         try:
             if re.match(r"\s*\d{4}-\d\d-\d\d", entry.text):
                 return DeadlineSpec(at=numbers.parse_moment(entry.text))
             seconds = numbers.parse_duration(entry.text)
         except OptionError:
-            return _refuse(entry, problems, rule)
-        return DeadlineSpec(after=seconds) if seconds > 0 else _refuse(entry, problems, rule)
+            return refuse(entry, problems, rule)
+        return DeadlineSpec(after=seconds) if seconds > 0 else refuse(entry, problems, rule)
 
     def schema(self) -> Schema:
         return {"type": ["string", "number"], "examples": ["20m", "2026-11-22T18:00Z"]}
@@ -214,13 +212,13 @@ class Deadline:
 class Size:
     """An amount of memory, in GiB once read."""
 
-    def read(self, entry: Entry, problems: Problems) -> float | _Missing:
+    def read(self, entry: Entry, problems: Problems) -> float | Missing:
         if isinstance(entry.value, dict | list | bool) or entry.value is None:
-            return _refuse(entry, problems, f"must be a size such as 6GiB or 512MiB; got {entry.shown()}")
+            return refuse(entry, problems, f"must be a size such as 6GiB or 512MiB; got {entry.shown()}")
         try:
             return numbers.parse_gib(entry.text)
         except OptionError as error:
-            return _refuse(entry, problems, str(error))
+            return refuse(entry, problems, str(error))
 
     def schema(self) -> Schema:
         return {"type": ["string", "number"], "examples": ["2GiB", "512MiB"]}
@@ -256,12 +254,12 @@ class Items:
     kind: Kind
     min: int = 0
 
-    def read(self, entry: Entry, problems: Problems) -> tuple[Any, ...] | _Missing:
+    def read(self, entry: Entry, problems: Problems) -> tuple[Any, ...] | Missing:
         if isinstance(entry.value, dict) or entry.value is None:
-            return _refuse(entry, problems, f"must be a list; got {entry.shown()}")
+            return refuse(entry, problems, f"must be a list; got {entry.shown()}")
         entries = entry.value if isinstance(entry.value, list) else [entry]
         if len(entries) < self.min:
-            return _refuse(entry, problems, f"must be a list of {self.min} at least; got {len(entries)}")
+            return refuse(entry, problems, f"must be a list of {self.min} at least; got {len(entries)}")
         found = tuple(self.kind.read(one, problems) for one in entries)
         return MISSING if any(one is MISSING for one in found) else found
 
@@ -278,11 +276,11 @@ class Named:
     pattern: str = r"[A-Za-z][A-Za-z0-9_-]{0,39}"
     rule: str = "a name begins with a letter and holds letters, digits, _ and -, 40 at most"
 
-    def read(self, entry: Entry, problems: Problems) -> dict[str, Any] | _Missing:
+    def read(self, entry: Entry, problems: Problems) -> dict[str, Any] | Missing:
         if entry.value is None:
             return {}
         if not isinstance(entry.value, dict):
-            return _refuse(entry, problems, f"must be a table of names; got {entry.shown()}")
+            return refuse(entry, problems, f"must be a table of names; got {entry.shown()}")
         found: dict[str, Any] = {}
         for name, one in entry.value.items():
             if not re.fullmatch(self.pattern, name):
@@ -297,101 +295,6 @@ class Named:
             "patternProperties": {f"^(?:{self.pattern})$": self.kind.schema()},
             "additionalProperties": False,
         }
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key of a section."""
-
-    name: str
-    kind: Kind
-    help: str
-    default: Any = MISSING
-    required: bool = False
-
-
-class Values(dict[str, Any]):
-    """What a section says, with the place of each value."""
-
-    def __init__(self, entry: Entry, found: Mapping[str, Any]) -> None:
-        super().__init__(found)
-        self.entry = entry
-
-    def line(self, key: str = "") -> int:
-        """Return the line of a key, or of the section where the key is not given."""
-        table = self.entry.value
-        if key and isinstance(table, dict) and key in table:
-            return table[key].line
-        return self.entry.line
-
-    def path(self, key: str = "") -> str:
-        """Return the path of a key."""
-        return f"{self.entry.path}.{key}" if key and self.entry.path else key or self.entry.path
-
-
-@dataclass(frozen=True)
-class Section:
-    """A table of known keys. Keys that are not given and have a default get it; others are left out."""
-
-    keys: tuple[Key, ...]
-    help: str = ""
-    one_of: tuple[tuple[str, ...], ...] = ()  # of each group exactly one key is given
-    short: str = ""  # the key that a scalar in place of the table stands for
-
-    def read(self, entry: Entry, problems: Problems) -> Values | _Missing:
-        table = entry.value
-        if self.short and not isinstance(table, dict | list) and table is not None:
-            table = {self.short: Entry(entry.line, f"{entry.path}.{self.short}", entry.value, entry.text)}
-        if table is None:
-            table = {}
-        if not isinstance(table, dict):
-            return _refuse(entry, problems, f"must be a table; got {entry.shown()}")
-        before = len(problems.found)
-        names = [key.name for key in self.keys]
-        for name, one in table.items():
-            if name not in names:
-                hint = nearest(name, names) or f"; known are {', '.join(names)}"
-                problems.add(one.line, entry.path, f"{name!r:.60} is not known here{hint}")
-        found: dict[str, Any] = {}
-        for key in self.keys:
-            if key.name in table:
-                found[key.name] = key.kind.read(table[key.name], problems)
-            elif key.required:
-                problems.add(entry.line, entry.path, f"{key.name} is missing: {key.help}")
-            elif key.default is not MISSING:
-                found[key.name] = key.default
-        for group in self.one_of:
-            given = [name for name in group if name in table]
-            if len(given) != 1:
-                said = " and ".join(given) or "none"
-                problems.add(
-                    entry.line, entry.path, f"exactly one of {', '.join(group)} must be given; got {said}"
-                )
-        return MISSING if len(problems.found) > before else Values(entry, found)
-
-    def schema(self) -> Schema:
-        properties = {}
-        for key in self.keys:
-            default = shown_default(key.default)
-            said = f"{key.help} Default: {default}." if default else key.help
-            properties[key.name] = key.kind.schema() | {"description": said}
-        found: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
-        if required := [key.name for key in self.keys if key.required]:
-            found["required"] = required
-        if self.one_of:
-            found["allOf"] = [{"oneOf": [{"required": [name]} for name in group]} for group in self.one_of]
-        if not self.short:
-            return found
-        return {"anyOf": [found, next(key.kind.schema() for key in self.keys if key.name == self.short)]}
-
-
-def shown_default(default: Any) -> str:
-    """Return a default as people would write it; empty where there is nothing to say."""
-    if default is MISSING or default is None or default in ("", (), {}):
-        return ""
-    if isinstance(default, bool):
-        return str(default).lower()
-    return f"{default:g}" if isinstance(default, int | float) else str(default)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Keys of steps that are options of the requests which steps become, as those declare them."""
 
 from ebbflow.planners.model.options import Declared, declared
-from ebbflow.tasks.pipeline.file.kinds import MISSING, Duration, Flag, Key, Kind, Number, Text
+from ebbflow.tasks.pipeline.file.kinds import MISSING, Duration, Flag, Kind, Number, Text
+from ebbflow.tasks.pipeline.file.sections import Key
 
 # what a step may say of them
 QUERY_OPTIONS = (
@@ -13,7 +14,7 @@ TRAINING_OPTIONS = (
     "keep_checkpoints", "partial_checkpoint_interval", "partial_checkpoint_fraction", "interruption_rate",
     "preflight", "retry_policy", "retry_backoff", "node_timeout", "collective_timeout",
 )  # fmt: skip
-SEARCH_OPTIONS = (
+TUNING_OPTIONS = (
     "metric", "maximize", "trials", "epochs", "pruner", "reduction_factor", "min_epochs", "sampler", "seed",
 )  # fmt: skip
 
@@ -26,11 +27,9 @@ def keys_of(request: type, *names: str) -> tuple[Key, ...]:
 
 def _key(one: Declared) -> Key:
     said = one.said.in_file or one.said.help
-    if said[1:2].islower():
-        said = said[:1].lower() + said[1:]
     nothing = one.default is None or one.default == ""
     if nothing and one.said.unless:
-        said = f"{said}; {one.said.unless} unless given"
+        said = f"{said}. Default: {one.said.unless}"
     return Key(one.name, _kind(one), said, MISSING if nothing else one.default)
 
 

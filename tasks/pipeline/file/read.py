@@ -13,12 +13,13 @@ from ebbflow.tasks.pipeline.file.cross_checks import CrossChecks
 from ebbflow.tasks.pipeline.file.document import Problems, read_document, read_text
 from ebbflow.tasks.pipeline.file.faults import parse_fault
 from ebbflow.tasks.pipeline.file.form import PIPELINE
-from ebbflow.tasks.pipeline.file.kinds import MISSING, Values, nearest
+from ebbflow.tasks.pipeline.file.kinds import MISSING, nearest
 from ebbflow.tasks.pipeline.file.parameters import with_parameters
 from ebbflow.tasks.pipeline.file.references import Reference, references
 from ebbflow.tasks.pipeline.file.requests import (
     within,
 )
+from ebbflow.tasks.pipeline.file.sections import Values
 from ebbflow.tasks.pipeline.file.spec import (
     TABLES,
     AwsSpec,
@@ -33,7 +34,8 @@ from ebbflow.tasks.pipeline.file.spec import (
 )
 
 _KINDS: Mapping[str, StepKind] = {section: kind for kind, section in TABLES.items()}
-_OWN = ("title", "team", "after", "deadline", "weight", "budget", "attempts", "environment")
+_POOL = {"min_nodes": "least", "max_nodes": "most", "provision_time": "boot", "cpus_per_slot": "cpus"}
+_OWN = ("display_name", "team", "after", "deadline", "weight", "budget", "attempts", "environment")
 
 
 Further = Callable[[Pipeline, ReportFinding], object]
@@ -95,10 +97,10 @@ class _Reader:
                     continue
                 steps[name] = self._step(kind, name, one)
         if not steps:
-            self._say(values, "", "there is nothing to run: give queries, trainings or searches")
+            self._say(values, "", "there is nothing to run: add queries, trainings or tunings")
         found = Pipeline(
             name=values["name"],
-            title=values.get("title", ""),
+            display_name=values.get("display_name", ""),
             cluster=self._cluster(values["cluster"], folder),
             steps=self._linked(steps),
             teams={name: TeamSpec(**_named(one)) for name, one in values["teams"].items()},
@@ -170,10 +172,10 @@ class _Reader:
             self._say(one, key, said + nearest(reference.name, known))
             return set()
         head, _, parameter = reference.field.partition(".")
-        if reference.of == "searches" and head == "best" and parameter:
+        if reference.of == "tunings" and head == "best" and parameter:
             space = list(steps[reference.name].options["space"])
             if parameter not in space:
-                said = f"{reference}: {reference.name} does not search for {parameter!r}"
+                said = f"{reference}: {reference.name} does not tune {parameter!r}"
                 self._say(one, key, said + nearest(parameter, space))
         return {reference.name}
 
@@ -206,7 +208,7 @@ class _Reader:
                 faults.append(parse_fault(text))
             except OptionError as error:
                 self._say(local, "faults", str(error))
-        return LocalSpec(pools, local.get("hazard"), tuple(faults))
+        return LocalSpec(pools, local.get("interruption_rate"), tuple(faults))
 
     def _secret(self, one: Values, key: str) -> None:
         """Check a text that may refer to the environment and to nothing else."""

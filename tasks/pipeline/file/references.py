@@ -1,14 +1,14 @@
 """What a step may say of others' results: ``${queries.features.path}`` and its like, found, checked and filled in.
 
 ========================================  ======================================================================
-``${queries.NAME.path}``                  the folder of the query's result, one Parquet file called ``NAME.parquet``
+``${queries.NAME.path}``                  the directory of the query's result, with one file ``NAME.parquet``
 ``${queries.NAME.file}``                  that file
 ``${queries.NAME.rows}``                  how many rows it has
-``${trainings.NAME.folder}``              the training's own folder, with its checkpoints
+``${trainings.NAME.folder}``              the training's own directory, with its checkpoints
 ``${trainings.NAME.metrics.METRIC}``      the last value of what its script has reported
-``${searches.NAME.folder}``               the search's own folder
-``${searches.NAME.best}``                 the best value of its metric
-``${searches.NAME.best.PARAMETER}``       the parameter's value in the best trial
+``${tunings.NAME.folder}``               the tuning run's own directory
+``${tunings.NAME.best}``                 the best value of its metric
+``${tunings.NAME.best.PARAMETER}``       the parameter's value in the best trial
 ``${run.id}``, ``${run.name}``, ``${run.folder}``    of the pipeline's run
 ``${env:NAME}``                           a variable of the environment, only where it stays secret
 ``${parameters.NAME}``                    of the file, or what the command line set; anywhere, filled in at once
@@ -25,16 +25,16 @@ from typing import Literal
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.pipeline.file.kinds import nearest
 
-Of = Literal["queries", "trainings", "searches", "run", "env"]
+Of = Literal["queries", "trainings", "tunings", "run", "env"]
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "queries": ("path", "file", "rows"),
     "trainings": ("folder", "metrics.METRIC"),
-    "searches": ("folder", "best", "best.PARAMETER"),
+    "tunings": ("folder", "best", "best.PARAMETER"),
     "run": ("id", "name", "folder"),
 }
 _TOKEN = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
-_FORM = "a reference looks like ${queries.NAME.path}, ${trainings.NAME.folder}, ${searches.NAME.best.lr} or ${run.id}"
+_FORM = "a reference looks like ${queries.NAME.path}, ${trainings.NAME.folder}, ${tunings.NAME.best.lr} or ${run.id}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Any
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.pipeline.file.option_keys import (
     QUERY_OPTIONS,
-    SEARCH_OPTIONS,
     TRAINING_OPTIONS,
     TRIAL_OPTIONS,
+    TUNING_OPTIONS,
 )
 from ebbflow.tasks.pipeline.file.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline, StepSpec
 from ebbflow.tasks.query.request import QueryRequest, default_store
@@ -22,7 +22,7 @@ Fill = Callable[[str], str]
 
 _QUERY = (*QUERY_OPTIONS, "conf")
 _TRAINING = (*TRIAL_OPTIONS, *TRAINING_OPTIONS)
-_SEARCH = ("max_gpus", *TRIAL_OPTIONS, *SEARCH_OPTIONS)
+_TUNING = ("max_gpus", *TRIAL_OPTIONS, *TUNING_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RunDirectories:
 
     @property
     def runs(self) -> str:
-        """Return the folder of all trainings and searches."""
+        """Return the folder of all trainings and tuning runs."""
         return f"{self.folder.rstrip('/')}/runs"
 
 
@@ -98,12 +98,12 @@ def training_request(
     )
 
 
-def search_request(
+def tuning_request(
     step: StepSpec, pipeline: Pipeline, places: RunDirectories, fill: Fill, run: str = ""
 ) -> TuningRequest:
-    """Return what a search step asks for; ``run`` is the id of its search. Raises ``OptionError``."""
+    """Return the request of a tuning step; ``run`` is the ID of its tuning run. Raises ``OptionError``."""
     given = step.options
-    options: dict[str, Any] = {name: given[name] for name in _SEARCH if given.get(name) is not None}
+    options: dict[str, Any] = {name: given[name] for name in _TUNING if given.get(name) is not None}
     options["gpus_per_trial"] = wanted_gpus(step)
     space = tuple(Parameter.parse(name, entry) for name, entry in given["space"].items())
     return TuningRequest(
@@ -118,10 +118,10 @@ def search_request(
 
 
 def gpu_bounds(step: StepSpec) -> tuple[int, int]:
-    """Return the fewest and the most GPUs that a training or a search can use. Raises ``OptionError``."""
+    """Return the fewest and the most GPUs that a training or a tuning run can use. Raises ``OptionError``."""
     given = step.options
     wanted = int(given.get("gpus", 1))
-    if step.kind == "search":
+    if step.kind == "tuning":
         each = max(wanted, int(given.get("max_gpus") or wanted))
         return wanted, each * int(given.get("parallel", 4))
     least = int(given.get("min_gpus") or 1)
@@ -132,7 +132,7 @@ def gpu_bounds(step: StepSpec) -> tuple[int, int]:
 
 
 def wanted_gpus(step: StepSpec) -> int:
-    """Return the GPUs that a training asks for; a search's request says so itself."""
+    """Return the GPUs that a training asks for; a tuning run's request says so itself."""
     return int(step.options.get("gpus", 1))
 
 

@@ -1,4 +1,4 @@
-"""A pipeline as its file says, checked: values for whoever runs it."""
+"""A pipeline as its file says, checked: values for the run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ from ebbflow.planners.fleet.limits import Limits
 from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.pipeline.file.kinds import DeadlineSpec
 
-StepKind = Literal["query", "training", "search"]
-TABLES: Mapping[StepKind, str] = {"query": "queries", "training": "trainings", "search": "searches"}
+StepKind = Literal["query", "training", "tuning"]
+TABLES: Mapping[StepKind, str] = {"query": "queries", "training": "trainings", "tuning": "tunings"}
 """The section of the file that each kind of step stands in."""
 
 
@@ -79,12 +79,12 @@ class LoopSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """One query, training or search."""
+    """One query, training or tuning run."""
 
     kind: StepKind
     name: str
     line: int  # of the file
-    title: str = ""
+    display_name: str = ""
     team: str = ""
     after: tuple[str, ...] = ()  # as the file says
     needs: frozenset[str] = frozenset()  # those, and the steps whose results it refers to
@@ -97,8 +97,8 @@ class StepSpec:
 
     @property
     def label(self) -> str:
-        """Return what people call it."""
-        return self.title or self.name
+        """Return the display name; without one, the name."""
+        return self.display_name or self.name
 
     @property
     def path(self) -> str:
@@ -112,8 +112,8 @@ class Pipeline:
 
     name: str
     cluster: ClusterSpec
-    steps: Mapping[str, StepSpec]  # in the order of the file: queries, trainings, searches
-    title: str = ""
+    steps: Mapping[str, StepSpec]  # in the order of the file: queries, trainings, tunings
+    display_name: str = ""
     teams: Mapping[str, TeamSpec] = field(default_factory=dict)
     loop: LoopSpec = field(default_factory=LoopSpec)
     quotas: Limits = field(default_factory=Limits)

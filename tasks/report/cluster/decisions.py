@@ -142,7 +142,9 @@ def latency(history: History, ids: set[str], begin: float, end: float) -> tuple[
     for lease in history.leases.values():
         if lease.recalled is not None:
             recalls.setdefault(lease.node, []).append(lease.recalled)
-    found.append(("a notice to the recall of the node's leases", _after_notices(history, recalls, inside)))
+    found.append(
+        ("a notice to the revocation of the node's leases", _after_notices(history, recalls, inside))
+    )
     frees = [
         lease.until - lease.recalled
         for lease in history.leases.values()
@@ -151,7 +153,7 @@ def latency(history: History, ids: set[str], begin: float, end: float) -> tuple[
         and inside(lease.recalled)
         and lease.app in ids
     ]
-    found.append(("a recall to the GPU being free", frees))
+    found.append(("a revocation to the release of the GPU", frees))
     return tuple(
         LatencyRow(name, len(v), float(np.median(v)), float(np.percentile(v, 99)), max(v))
         for name, v in found

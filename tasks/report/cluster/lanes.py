@@ -367,7 +367,7 @@ def _nodes(report: ClusterReport, shown: set[str], x: _Scale) -> Iterable[Lane]:
             label = f"{app.number} {label_text(app.label, _NAME)}" if app else label_text(lease.app, _NAME)
             tip = f"{label}: {clock_text(lease.since)} to {clock_text(lease.until)}"
             if lease.recalled is not None:
-                tip += f", called back {clock_text(lease.recalled)}: {label_text(lease.ended_for, 80)}"
+                tip += f", revoked {clock_text(lease.recalled)}: {label_text(lease.ended_for, 80)}"
             style = f"held c{app.number % 6}" if app else "held"
             held.append(Bar(x(lease.since), x(lease.until), style, label, tip, 1.0, lease.slot))
             if lease.recalled is not None and lease.until > lease.recalled:

@@ -163,7 +163,7 @@ def money_notes(report: ClusterReport) -> list[str]:
     notes = ["Compute only, at the prices that the loop saw: volumes, addresses and traffic are not counted."]
     if total.free_hours > 0:
         notes.append(
-            f"{number_text(total.free_hours)} node-hours cost nothing: spot nodes that are taken back within"
+            f"{number_text(total.free_hours)} node-hours cost nothing: Spot nodes that are interrupted within"
             " their first hour are free, as EC2 bills."
         )
     if money.unpriced:
@@ -172,7 +172,7 @@ def money_notes(report: ClusterReport) -> list[str]:
         notes.append("On-demand prices are not known of all types: give them with --on-demand-prices.")
     if money.leased_dollars:
         notes.append(
-            f"Leases: {money_text(money.leased_dollars)} at their nodes' prices; GPUs that nobody leased:"
+            f"Leases: {money_text(money.leased_dollars)} at their nodes' prices; GPUs without a lease:"
             f" {money_text(money.idle_dollars)}."
         )
     if report.pipeline:

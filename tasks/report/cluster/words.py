@@ -126,7 +126,7 @@ def against_list(row: MoneyRow) -> str:
 
 
 def alerts(report: ClusterReport) -> list[str]:
-    """Return what somebody should look at."""
+    """Return what needs attention: failures, losses, missed deadlines, overspent budgets."""
     found = []
     for app in report.apps:
         name = label_text(app.label, _NAME)
@@ -134,7 +134,7 @@ def alerts(report: ClusterReport) -> list[str]:
             found.append(f"{name} has failed{': ' if app.reason else ''}{label_text(app.reason, 200)}")
         if app.phase == "lost":
             found.append(
-                f"{name} is lost and was not resumed{': ' if app.reason else ''}{label_text(app.reason, 200)}"
+                f"{name} was marked lost and not resumed{': ' if app.reason else ''}{label_text(app.reason, 200)}"
             )
         if app.deadline_state == "missed":
             found.append(f"{name} missed its deadline{_by(app)}")
@@ -235,7 +235,7 @@ def _decision(group: Sequence[DecisionRow], when: When, names: Mapping[str, str]
         slowest = max(one.seconds for one in group)
         notes.append(f"took {'up to ' if len(group) > 1 else ''}{short(slowest)}")
     if row.epoch:
-        notes.append(f"for epoch {row.epoch} of the capacity")
+        notes.append(f"for revision {row.epoch} of the observed capacity")
     if len(group) > 1:
         notes.append(f"{len(group)} times since {clock_text(group[0].at)}; inputs are the last one's")
     return {

@@ -46,8 +46,37 @@ def invoke(*arguments: str | Path) -> tuple[int, str]:
 def test_a_right_file_is_told_to_be_right_and_nothing_runs(shop: Path, home: Path) -> None:
     code, text = invoke("run", shop, "--check")
     assert code == 0
-    assert "shop is right: 2 steps" in text
+    assert "shop is valid: 2 steps" in text
     assert not home.exists()
+
+
+def test_what_a_file_would_run_is_printed_as_json(shop: Path) -> None:
+    code, text = invoke("run", shop, "--check", "--json")
+    assert code == 0
+    plan = json.loads(text)
+    assert plan["name"] == "shop"
+    assert [(one["name"], one["kind"], one["needs"]) for one in plan["steps"]] == [
+        ("spent", "query", []), ("nations", "query", ["spent"])
+    ]  # fmt: skip
+
+
+@pytest.mark.processes
+def test_the_outcome_is_json_on_standard_output_and_in_a_report_and_progress_on_standard_error(
+    shop: Path, tmp_path: Path, home: Path
+) -> None:
+    page, data = tmp_path / "shop.html", tmp_path / "shop.json"
+    command = [*COMMAND, "run", str(shop), "--json", "--report", str(page), "--report", str(data)]
+    done = subprocess.run(
+        [*command, "--runner", "plain"], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    assert (outcome["format"], outcome["state"]) == (1, "finished")
+    assert [one["display_name"] for one in outcome["steps"]] == ["spent", "nations"]
+    assert json.loads(data.read_text()) == outcome
+    assert outcome["report"] == str(page)
+    assert page.read_text().startswith("<!doctype html>")
+    assert "spent" in done.stderr
 
 
 def test_the_schema_is_printed() -> None:
@@ -59,10 +88,14 @@ def test_the_schema_is_printed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "name a pipeline's file"),
+        ([], "PIPELINE.yaml or --resume RUN_ID is missing"),
         (["gone.yaml"], "the pipeline gone.yaml cannot be read"),
         (["--resume", "nothing"], "there is no run 'nothing'"),
         (["x.yaml", "--resume", "nothing"], "not both"),
+        (
+            ["x.yaml", "--report", "page.txt"],
+            "must name files that end in .html (the page) or .json (the data)",
+        ),
         (["x.yaml", "--set", "a"], "a parameter is set by NAME=VALUE"),
     ],
 )
@@ -109,7 +142,7 @@ def test_ctrl_c_and_a_killed_process_lose_no_finished_step(shop: Path, tmp_path:
             *COMMAND,
             "run",
             *map(str, arguments),
-            "--folder",
+            "--runs-dir",
             str(tmp_path / "runs"),
             "--runner",
             "plain",
@@ -122,7 +155,7 @@ def test_ctrl_c_and_a_killed_process_lose_no_finished_step(shop: Path, tmp_path:
         record = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else None
         return bool(record) and record["steps"]["fit"]["state"] == "running"
 
-    begun = [start(shop, "--id", "one")]
+    begun = [start(shop, "--run-id", "one")]
     try:
         (first,) = begun
         eventually(running)
@@ -139,7 +172,7 @@ def test_ctrl_c_and_a_killed_process_lose_no_finished_step(shop: Path, tmp_path:
         os.killpg(second.pid, signal.SIGINT)
         text, _ = second.communicate(timeout=PATIENCE)
         assert second.returncode == 130, text
-        assert "go on with: ebbflow run --resume one" in text
+        assert "resume with: ebbflow run --resume one" in text
         assert "Traceback" not in text
         record = json.loads((folder / "run.json").read_text())["steps"]
         assert record["spent"] == done  # not run a second time
@@ -164,7 +197,7 @@ def test_a_pipeline_is_a_flow_run_with_a_task_run_for_each_step(shop: Path, tmp_
 
     from ebbflow.flows.pipeline.flow import run_pipeline
 
-    outcome = run_pipeline(str(shop), id="flow-one", folder=str(tmp_path / "runs"))
+    outcome = run_pipeline(str(shop), run_id="flow-one", runs_dir=str(tmp_path / "runs"))
     assert outcome.state == "finished", outcome
     # 60 customers with 10 orders each; those of customer n cost 2700 + 10 n together
     assert pq.read_table(outcome.step("nations").results["path"]).to_pylist() == [{"customers": 30}]

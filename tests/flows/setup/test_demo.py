@@ -103,7 +103,7 @@ ONE = ("--query", "9", "--scale", "0.1")
 def test_the_demo_shows_the_whole_and_leaves_no_process(home: Path) -> None:
     """On DuckDB, which starts in a second; Spark is in the benchmark, and in ``make demo``."""
     outcome, page = home / "out" / "demo.json", home / "out" / "demo.html"
-    with started(home, *SMALL, "--json", outcome, "--report", page) as demo:
+    with started(home, *SMALL, "--report", outcome, "--report", page) as demo:
         demo.printed("begins (query of sales)")
         assert demo.left_behind()  # the traces do find its processes
         assert demo.process.wait(_WHOLE) == 0, demo.log.read_text()
@@ -135,7 +135,7 @@ def test_the_demo_shows_the_whole_and_leaves_no_process(home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "number", "moment", "words"),
     [
-        (SMALL, signal.SIGINT, "which deliveries are late begins", "go on with: ebbflow run --resume demo-"),
+        (SMALL, signal.SIGINT, "which deliveries are late begins", "resume with: ebbflow run --resume demo-"),
         (ONE, signal.SIGTERM, "the Prefect flow run_query", "interrupted; the cluster is stopped"),
     ],
     ids=["ctrl-c while trainings run", "terminated while the query starts"],
@@ -161,7 +161,7 @@ def test_an_interrupted_demo_cleans_up(
 @pytest.mark.slow
 def test_one_query_loses_and_gains_workers_is_right_and_leaves_no_process(home: Path) -> None:
     report_path, page = home / "out" / "demo.json", home / "out" / "demo.html"
-    with started(home, *ONE, "--json", report_path, "--report", page) as demo:
+    with started(home, *ONE, "--report", report_path, "--report", page) as demo:
         demo.printed("starting a master")
         demo.know_cluster()
         assert demo.left_behind()  # the traces do find its processes

@@ -8,8 +8,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +24,7 @@ from ebbflow.infra.errors import (
     StageFailedError,
     StorageFullError,
 )
-from ebbflow.infra.protocols import Relation, SqlEngine, StageJob, StageProgress
+from ebbflow.infra.protocols import Relation, SqlEngine, StageJob, StageProgress, StageResult
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
 
@@ -35,7 +37,13 @@ SLOW = (
 
 
 @pytest.fixture(
-    scope="module", params=["duckdb", pytest.param("spark", marks=pytest.mark.spark)], name="engine"
+    scope="module",
+    params=[
+        "duckdb",
+        pytest.param("spark", marks=pytest.mark.spark),
+        pytest.param("native", marks=pytest.mark.spark),
+    ],
+    name="engine",
 )
 def _engine(request: pytest.FixtureRequest) -> Iterator[SqlEngine]:
     engine: SqlEngine
@@ -47,8 +55,23 @@ def _engine(request: pytest.FixtureRequest) -> Iterator[SqlEngine]:
         from ebbflow.infra.spark.engine import SparkEngine
 
         engine = SparkEngine.start("local[2]", memory="1g")
+        if request.param == "native":
+            engine = cast("SqlEngine", NativeEngine(engine))
     yield engine
     engine.close()
+
+
+class NativeEngine:
+    """Spark, whose stages may all be native."""
+
+    def __init__(self, inner: SqlEngine) -> None:
+        self.inner = inner
+
+    def run(self, job: StageJob, on_progress: Callable[[StageProgress], None] | None = None) -> StageResult:
+        return self.inner.run(replace(job, native=True), on_progress)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 @pytest.fixture(scope="module", name="numbers")

@@ -48,7 +48,7 @@ def test_one_that_lets_nobody_train_is_stuck_unless_there_was_news() -> None:
     for now in (2.0, 3.0):
         asked.ask(now, [], [], NONE, trained=False)
     with pytest.raises(
-        SimulationError, match=r"counting at 4 s leaves .*let nobody train; .*reason: j: too large"
+        SimulationError, match=r"counting at 4 s leaves .*allocated no GPU; .*reason: j: too large"
     ):
         asked.ask(4.0, [], [], NONE, trained=False)
 

@@ -252,7 +252,7 @@ def test_a_policy_that_moves_a_job_for_ever_ends_in_an_error():
     def swap(view):
         return {app.id: Grant(((f"node-{int(view.now / 20) % 2}", 1),)) for app in view.apps}
 
-    with pytest.raises(SimulationError, match="let nobody train"):
+    with pytest.raises(SimulationError, match="allocated no GPU"):
         simulate(jobs((0, 1, 100)), Cluster.grid(2, 1), Scripted(swap), tick=20, idle_limit=100)
 
 

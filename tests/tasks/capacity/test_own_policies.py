@@ -90,7 +90,7 @@ def test_what_a_file_names_is_not_imported_unless_it_is_allowed(
     for attempt in (
         lambda: request.settings(request.rules()),
         lambda: check_pipeline(PipelineRequest(file)),
-        lambda: run_steps(PipelineRequest(file, id="one")),
+        lambda: run_steps(PipelineRequest(file, run_id="one")),
     ):
         with pytest.raises(OptionError, match=f"{name} is code .*--allow-policy {name}"):
             attempt()

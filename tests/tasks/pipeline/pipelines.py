@@ -62,7 +62,7 @@ def content(folder: Path) -> dict[str, Any]:
         "trainings": {
             "fit": {"team": "sales", "script": "fit.py", "arguments": ["--data", "${queries.orders.path}"]}
         },
-        "searches": {
+        "tunings": {
             "tune": {
                 "team": "research",
                 "script": "fit.py",

@@ -222,7 +222,7 @@ def moved(lab: "Cluster", ssm: "SystemsManager", folder: Path, runs: Sequence[st
     file.write_text(yaml.safe_dump(shop(folder, lab), sort_keys=False))
     heard = Interrupting(lab)
     try:
-        outcome = run_steps(PipelineRequest(str(file), id="one", folder=str(folder / "runs")), heard)
+        outcome = run_steps(PipelineRequest(str(file), run_id="one", runs_dir=str(folder / "runs")), heard)
     finally:
         hosts.close()
     assert outcome.state == "finished", (outcome, heard.lines)
@@ -344,7 +344,7 @@ def test_what_cannot_work_on_aws_is_refused_before_anything_is_rented(
         str(tmp_path / "prices.toml"),
     )
     plain["trainings"]["fit"]["environment"] = {"KEY": "${env:KEY}"}
-    plain["searches"] = {"tune": {"script": "fit.py", "space": {"lr": {"log": [0.1, 1]}}}}
+    plain["tunings"] = {"tune": {"script": "fit.py", "space": {"lr": {"log": [0.1, 1]}}}}
     plain["cluster"]["aws"]["config"] = "gone.json"
     file.write_text(yaml.safe_dump(plain))
     with pytest.raises(PipelineFileError) as error:
@@ -352,7 +352,7 @@ def test_what_cannot_work_on_aws_is_refused_before_anything_is_rented(
     said = str(error.value)
     assert f"cluster.aws.config: there is no file {tmp_path / 'gone.json'}" in said
     assert "trainings.fit.environment: environment is for nodes of this machine" in said
-    assert "searches.tune: the study of a search is kept on this machine" in said
+    assert "tunings.tune: the study of a tuning run is kept on this machine" in said
 
 
 def test_nodes_that_others_may_need_are_not_given_back(tmp_path: Path) -> None:

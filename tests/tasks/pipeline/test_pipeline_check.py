@@ -51,7 +51,7 @@ def test_a_right_file_is_right_and_all_of_it_was_checked(tmp_path: Path, home: P
         ("trainings.fit.script", "gone.py", "script: gone", "script must be a Python file; there is none"),
         ("trainings.fit.environment", {"KEY": "${env:NO_SUCH_KEY}"}, "KEY:", "NO_SUCH_KEY; set it first"),
         ("trainings.fit.failure_rules", "fit.py", "failure_rules:", "is no failure table"),
-        ("searches.tune.gpus", 3, "gpus: 3", "needs 3 GPUs; the quota of team research is 2"),
+        ("tunings.tune.gpus", 3, "gpus: 3", "needs 3 GPUs; the quota of team research is 2"),
         ("loop.policy", "no:policy", "policy:", "--allow-policy no:policy"),
         ("loop.policy", "thems", "policy:", "the nearest is 'themis'"),
         ("quotas.pools", {"gpx": {"max_nodes": 1}}, "gpx:", "there is no pool 'gpx'; pools are gpu"),
@@ -81,7 +81,7 @@ def test_all_findings_are_said_at_once(tmp_path: Path) -> None:
     plain = content(tmp_path)
     plain["queries"]["orders"]["sql"] = "SELECT nothing FROM pairs"
     plain["trainings"]["fit"] |= {"gpus": 99, "environment": {"KEY": "${env:NO_SUCH_KEY}"}}
-    plain["searches"]["tune"]["script"] = "gone.py"
+    plain["tunings"]["tune"]["script"] = "gone.py"
     with pytest.raises(PipelineFileError) as found:
         check(plain, tmp_path)
     said = str(found.value).splitlines()
@@ -137,7 +137,7 @@ def test_the_ledger_of_a_cluster_that_is_there_already_is_looked_for(
     del plain["trainings"]["fit"]["arguments"]
     with pytest.raises(PipelineFileError, match=r"trainings\.fit: trainings need nodes"):
         check(plain, tmp_path)
-    del plain["trainings"], plain["searches"]
+    del plain["trainings"], plain["tunings"]
     with pytest.raises(PipelineFileError, match=r"there is no ledger .*ledger\.db"):
         check(plain, tmp_path)
     Ledger.open(str(tmp_path / "ledger.db"), cluster="local").close()
@@ -150,14 +150,14 @@ def test_places_that_cannot_be_written_and_an_id_that_is_taken_are_refused(
     tmp_path: Path, home: Path
 ) -> None:
     plain = content(tmp_path)
-    for option in ("report", "json"):
-        with pytest.raises(OptionError, match=f"{option}: cannot write to"):
-            check(plain, tmp_path, **{option: str(tmp_path / "fit.py" / "below")})
-    with pytest.raises(OptionError, match="folder: cannot write to"):
-        check(plain, tmp_path, folder=str(tmp_path / "fit.py"))
+    for name in ("page.html", "outcome.json"):
+        with pytest.raises(OptionError, match="report: cannot write to"):
+            check(plain, tmp_path, report=(str(tmp_path / "fit.py" / name),))
+    with pytest.raises(OptionError, match="runs_dir: cannot write to"):
+        check(plain, tmp_path, runs_dir=str(tmp_path / "fit.py"))
     assert not home.exists()
     taken = tmp_path / "runs" / "mine"
     taken.mkdir(parents=True)
     (taken / "run.json").write_text("{}")
     with pytest.raises(EbbflowError, match="there is a run 'mine' already"):
-        check(plain, tmp_path, folder=str(tmp_path / "runs"), id="mine")
+        check(plain, tmp_path, runs_dir=str(tmp_path / "runs"), run_id="mine")

@@ -118,7 +118,7 @@ def test_steps_begin_when_what_they_wait_for_has_finished(make: Callable[..., Co
 
 def test_independent_steps_run_at_the_same_time(make: Callable[..., Coordinator], tmp_path: Path) -> None:
     plain = content(tmp_path)
-    del plain["searches"]["tune"]["after"]
+    del plain["tunings"]["tune"]["after"]
     meet = threading.Barrier(2, timeout=60.0)
 
     def together(attempt: Attempt) -> AttemptResult:
@@ -189,7 +189,7 @@ def test_a_step_whose_thread_never_began_is_lost(
     coordinator.run()
     assert [attempt.number for attempt in world.asked] == [3, 1, 1]
     assert set(states(coordinator).values()) == {"finished"}
-    assert "orders was lost (can't start new thread); it goes on in 0 s" in listener.said
+    assert "orders was lost (can't start new thread); next attempt in 0 s" in listener.said
 
 
 def test_an_interrupt_lets_steps_save_and_the_same_run_goes_on(make: Callable[..., Coordinator]) -> None:
@@ -334,7 +334,7 @@ def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
         RunFolder(tmp_path, "one").held(clock),
         pytest.raises(
             PipelineRunError,
-            match=rf"goes on in another process: run 'one' is being run by process {os.getpid()} of ",
+            match=rf"another process is running it: run 'one' is being run by process {os.getpid()} of ",
         ),
         RunFolder(tmp_path, "one").held(clock),
     ):
@@ -377,7 +377,7 @@ def test_the_runs_folder_that_steps_are_told_is_one_that_their_nodes_reach(
     cluster: dict[str, Any], folder: str, make: Callable[..., Coordinator], tmp_path: Path
 ) -> None:
     plain = content(tmp_path)
-    del plain["searches"]
+    del plain["tunings"]
     plain["cluster"] = cluster or plain["cluster"]
     plain["trainings"]["fit"]["arguments"] = ["--out", "${run.folder}/out"]
     world = World()

@@ -90,7 +90,9 @@ def joined(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineOutcome:
         thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
         thread.start()
         try:
-            request = PipelineRequest(str(file), id="one", folder=str(folder / "runs"), flow_run="a-run")
+            request = PipelineRequest(
+                str(file), run_id="one", runs_dir=str(folder / "runs"), flow_run="a-run"
+            )
             outcome = run_steps(request)
         finally:
             stop.set()
@@ -113,7 +115,7 @@ def test_a_fleet_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(
             PipelineFileError, match=r"cluster\.existing\.fleet: there is no local fleet 'gone'"
         ):
-            run_steps(PipelineRequest(str(file), folder=str(tmp_path / "runs")))
+            run_steps(PipelineRequest(str(file), runs_dir=str(tmp_path / "runs")))
 
 
 def test_a_training_without_nodes_says_what_is_missing(tmp_path: Path) -> None:
@@ -121,4 +123,4 @@ def test_a_training_without_nodes_says_what_is_missing(tmp_path: Path) -> None:
     with Ledger.open(str(tmp_path / "led.db"), cluster="lab") as ledger:
         ledger.lead("a loop elsewhere", 600.0)
         with pytest.raises(PipelineFileError, match=r"name the local fleet .*\(cluster\.existing\.fleet\)"):
-            run_steps(PipelineRequest(str(file), id="one", folder=str(tmp_path / "runs")))
+            run_steps(PipelineRequest(str(file), run_id="one", runs_dir=str(tmp_path / "runs")))

@@ -84,7 +84,7 @@ def test_a_query_feeds_a_training_whose_node_is_killed(
     heard = Heard()
     outcome = run_steps(
         PipelineRequest(
-            str(file), id="one", folder=str(tmp_path / "runs"), report=str(tmp_path / "page.html")
+            str(file), run_id="one", runs_dir=str(tmp_path / "runs"), report=(str(tmp_path / "page.html"),)
         ),
         heard,
     )
@@ -150,7 +150,7 @@ def test_a_ledger_with_a_password_is_named_by_the_environment_and_never_shown(
     shop["cluster"] = {"existing": {"ledger": "${env:LEDGER_OF_TEST}"}}
     file = tmp_path / "shop.yaml"
     file.write_text(yaml.safe_dump(shop, sort_keys=False))
-    request = PipelineRequest(str(file), folder=str(tmp_path / "runs"))
+    request = PipelineRequest(str(file), runs_dir=str(tmp_path / "runs"))
     monkeypatch.delenv("LEDGER_OF_TEST", raising=False)
     with pytest.raises(OptionError, match="the environment has no LEDGER_OF_TEST"):
         run_steps(request)
@@ -161,7 +161,7 @@ def test_a_ledger_with_a_password_is_named_by_the_environment_and_never_shown(
     with pytest.raises(OptionError, match=r"there is no ledger .*led\.db"):
         run_steps(request)
     Ledger.open(str(tmp_path / "led.db")).close()
-    with pytest.raises(PipelineRunError, match="no capacity loop leads the cluster 'local'"):
+    with pytest.raises(PipelineRunError, match="no capacity loop is the leader of the cluster 'local'"):
         run_steps(request)
 
 
@@ -172,7 +172,7 @@ def test_steps_of_a_pipeline_on_a_cluster_that_is_led(shop: dict[str, Any], tmp_
     file.write_text(yaml.safe_dump(shop, sort_keys=False))
     with Ledger.open(str(tmp_path / "led.db")) as ledger:
         ledger.lead("a loop elsewhere", 600.0)
-        outcome = run_steps(PipelineRequest(str(file), id="two", folder=str(tmp_path / "runs")))
+        outcome = run_steps(PipelineRequest(str(file), run_id="two", runs_dir=str(tmp_path / "runs")))
         assert outcome.state == "finished", outcome
         assert set(ledger.state().apps) == {"two.pairs", "two.again"}
         specs = [record.spec for record in ledger.state().apps.values()]

@@ -101,7 +101,7 @@ def test_a_pipeline_that_lives_names_its_process(
     )
     RunFolder(tmp_path / "runs", "mine").begin(read_pipeline(file), {}, 0.0)
     pid = hold("run", tmp_path / "runs" / "mine")
-    arguments = ["run", "--resume", "mine", "--folder", str(tmp_path / "runs"), "--runner", "plain"]
+    arguments = ["run", "--resume", "mine", "--runs-dir", str(tmp_path / "runs"), "--runner", "plain"]
     assert f"is being run by process {pid} of" in refused(arguments, monkeypatch, capsys)
 
 

@@ -99,6 +99,10 @@ def _line(text: str, words: str) -> int:
     [
         ("name", None, "name is missing"),
         ("name", "two words", "must be a name of letters, digits, _ and -; got 'two words'"),
+        ("searches", {}, "'searches' is not known here; did you mean tunings?"),
+        ("title", "Shop", "'title' is not known here; did you mean display_name?"),
+        ("cluster.local.pools.gpu.most", 2, "'most' is not known here; did you mean max_nodes?"),
+        ("cluster.local.pools.gpu.boot", "1s", "'boot' is not known here; did you mean provision_time?"),
         ("nme", "shop", "'nme' is not known here; did you mean name?"),
         ("format", 2, "must be a whole number >= 1 and <= 1; got '2'"),
         ("cluster.aws", {"pools": ["a"]}, "exactly one of local, aws, existing must be given"),
@@ -126,7 +130,7 @@ def _line(text: str, words: str) -> int:
         ("trainings.fit.arguments", ["${orders.path}"], "a reference looks like"),
         ("trainings.fit.arguments", ["${queries.orders.path"], "got one without an end"),
         ("trainings.fit.arguments", ["${env:KEY}"], "may stand in environment only"),
-        ("trainings.fit.arguments", ["${searches.tune.best.lrr}"], "does not search for 'lrr'; did you mean lr?"),
+        ("trainings.fit.arguments", ["${tunings.tune.best.lrr}"], "does not tune 'lrr'; did you mean lr?"),
         ("trainings.fit.after", ["tune"], "steps wait for each other: fit -> tune -> fit"),
         ("trainings.fit.after", ["fit"], "steps wait for each other: fit -> fit"),
         ("trainings.fit.deadline", "soon", "must be a duration from the pipeline's beginning, such as 20m"),
@@ -137,9 +141,9 @@ def _line(text: str, words: str) -> int:
         ("trainings.fit.checkpoint_interval", -1, "must be a duration such as"),
         ("trainings.orders", {"script": "fit.py", "team": "sales"}, "the name 'orders' is taken by queries.orders"),
         ("trainings.1st", {"script": "fit.py"}, "a name begins with a letter"),
-        ("searches.tune.space", {}, "space must name at least one hyperparameter"),
-        ("searches.tune.space.lr", {"log": [1]}, "log takes two numbers"),
-        ("searches.tune.pruner", "curve", "needs to know the epochs"),
+        ("tunings.tune.space", {}, "space must name at least one hyperparameter"),
+        ("tunings.tune.space.lr", {"log": [1]}, "log takes two numbers"),
+        ("tunings.tune.pruner", "curve", "needs to know the epochs"),
         ("loop.policy", "thems", "the nearest is 'themis'"),
         ("loop.options", {"knob": 1}, "has no option 'knob'"),
         ("loop.lease_duration", "0s", "must be longer than 0 s"),
@@ -162,7 +166,7 @@ def test_what_is_wrong_is_said_with_its_place(path: str, value: Any, rule: str, 
 def test_lines_are_right_and_all_errors_are_told_at_once(tmp_path: Path) -> None:
     plain = content(tmp_path)
     plain["trainings"]["fit"]["deadline"] = "soon"
-    plain["searches"]["tune"]["trials"] = 0
+    plain["tunings"]["tune"]["trials"] = 0
     text = text_of(plain)
     assert [int(line.split(":")[1]) for line in refused(text, tmp_path)] == [
         _line(text, "deadline: soon"), _line(text, "trials: 0")
@@ -267,4 +271,4 @@ def test_what_is_shipped_is_right(file: Path, tmp_path: Path) -> None:
     found = read_pipeline(file, {"tables": str(tmp_path / "tables")})
     assert found.of("query")
     assert found.of("training")
-    assert found.of("search")
+    assert found.of("tuning")

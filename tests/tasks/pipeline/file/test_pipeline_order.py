@@ -47,20 +47,20 @@ def test_what_waits_for_a_failed_step_is_hopeless(needs: dict[str, frozenset[str
 
 
 def test_references_are_found_in_order() -> None:
-    text = "${queries.a.path}/x $${no} ${searches.s.best.lr}${env:KEY} ${trainings.t.metrics.r2} ${run.id}"
+    text = "${queries.a.path}/x $${no} ${tunings.s.best.lr}${env:KEY} ${trainings.t.metrics.r2} ${run.id}"
     assert references(text) == (
         Reference("queries", "a", "path"),
-        Reference("searches", "s", "best.lr"),
+        Reference("tunings", "s", "best.lr"),
         Reference("env", "KEY"),
         Reference("trainings", "t", "metrics.r2"),
         Reference("run", "", "id"),
     )
-    assert fill_in(text, lambda one: f"<{one.of}>") == ("<queries>/x ${no} <searches><env> <trainings> <run>")
+    assert fill_in(text, lambda one: f"<{one.of}>") == ("<queries>/x ${no} <tunings><env> <trainings> <run>")
 
 
 @pytest.mark.parametrize(
     "text", ["${", "${}", "${a}", "${a.b.c}", "${queries.a}", "${queries.a.x}", "${env:1}", "${run.x}",
-             "${trainings.t.metrics}", "${trainings.t.metrics.}", "${searches.s.best.}", "${queries..path}"]
+             "${trainings.t.metrics}", "${trainings.t.metrics.}", "${tunings.s.best.}", "${queries..path}"]
 )  # fmt: skip
 def test_other_references_are_refused(text: str) -> None:
     with pytest.raises(OptionError):

@@ -146,8 +146,8 @@ def test_changes_of_capacity_say_what_became_of_each_node():
     assert [step.gpus for step in report.capacity] == [8, 8, 8, 6, 4, 0]
     assert [step.leaving for step in report.capacity] == [0, 0, 1, 0, 0, 0]
     latency = {row.name: row for row in report.latency}
-    assert latency["a notice to the recall of the node's leases"].median == pytest.approx(1.0)
-    assert latency["a recall to the GPU being free"].most == pytest.approx(39.0)
+    assert latency["a notice to the revocation of the node's leases"].median == pytest.approx(1.0)
+    assert latency["a revocation to the release of the GPU"].most == pytest.approx(39.0)
     assert latency["an app's arrival to its first lease"].count == 1
 
 

@@ -1,0 +1,1 @@
+"""Stages that DuckDB computes in the tasks of an ordinary Spark job."""

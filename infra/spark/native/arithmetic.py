@@ -1,0 +1,178 @@
+"""Arithmetic and casts, with the results' types and the errors of Spark under ANSI."""
+
+import re
+from collections.abc import Callable, Mapping
+
+from ebbflow.infra.spark.native import types
+from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
+from ebbflow.infra.spark.native.expressions import (
+    Rule,
+    Translator,
+    Typed,
+    cast,
+    failing,
+    quoted,
+    quotient,
+    unscaled,
+)
+from ebbflow.infra.spark.native.types import decimal, duckdb_type
+
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+DAY = 86_400_000_000  # microseconds
+_EXACT_DOUBLE = 15  # digits of a decimal whose division by a power of ten is one rounding
+
+
+def _constant_only(node: Node) -> bool:
+    return all(n.children or n.kind == "Literal" for n in node.walk())
+
+
+def _check_constants(node: Node, kind: str) -> None:
+    """Raise ``NotNativeError`` for arithmetic of constants that may fail: Spark may compute it where no row asks."""
+    if kind in types.INTEGERS and _constant_only(node) and _whole(node) is None:
+        raise NotNativeError("arithmetic of constants is not proven to be equal")
+
+
+def _whole(node: Node) -> int | None:
+    """Return the value of constants, all of it small enough for any type; ``None`` if it is not."""
+    if node.kind == "Literal":
+        text = str(node.fields["value"])
+        value = int(text) if text.lstrip("-").isdigit() else None
+        value = value // DAY if value is not None and node.fields["dataType"] == "interval day" else value
+    else:
+        parts = [_whole(child) for child in node.children]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts) or node.kind not in _CONSTANTS:
+            return None
+        value = _CONSTANTS[node.kind](known)
+    return value if value is not None and abs(value) < 2**31 else None
+
+
+_CONSTANTS: Mapping[str, Callable[[list[int]], int]] = {
+    "Add": lambda v: v[0] + v[1],
+    "Subtract": lambda v: v[0] - v[1],
+    "Multiply": lambda v: v[0] * v[1],
+    "UnaryMinus": lambda v: -v[0],
+    "UnaryPositive": lambda v: v[0],
+    "Abs": lambda v: abs(v[0]),
+    "ExtractANSIIntervalDays": lambda v: v[0],
+    "Cast": lambda v: v[0],
+}
+
+
+def _arithmetic(sign: str) -> Rule:
+    def write(writer: Translator, node: Node) -> Typed:
+        (a, left), (b, right) = writer.all(node)
+        _check_constants(node, left)
+        if left == right and (left in types.INTEGERS or left == "double"):
+            return Typed(f"({a} {sign} {b})", left)
+        one, other = decimal(left), decimal(right)
+        if one is None or other is None:
+            raise NotNativeError(f"{left} {sign} {right} is not proven to be equal")
+        result = types.multiplied(one, other) if sign == "*" else types.added(one, other)
+        scale = one.scale + other.scale if sign == "*" else max(one.scale, other.scale)
+        if scale > types.MOST:
+            raise NotNativeError("a product has more digits than are proven to be equal")
+        if sign == "*":
+            return Typed(cast(f"({a} * {b})", result.name), result.name)
+        whole = max(one.precision - one.scale, other.precision - other.scale) + 1
+        wide = f"DECIMAL({min(types.MOST, whole + scale)},{scale})"
+        return Typed(cast(f"(CAST({a} AS {wide}) {sign} CAST({b} AS {wide}))", result.name), result.name)
+
+    return write
+
+
+def _divide(writer: Translator, node: Node) -> Typed:
+    (a, left), (b, right) = writer.all(node)
+    if _constant_only(node):
+        raise NotNativeError("a quotient of constants is not proven to be equal")
+    if left == right == "double":
+        return Typed(failing(f"{b} = 0", f"({a} / {b})"), left)
+    one, other = decimal(left), decimal(right)
+    if one is None or other is None:
+        raise NotNativeError(f"{left} / {right} is not proven to be equal")
+    result = types.divided(one, other)
+    if types.MOST + 1 - result.scale <= min(other.precision, 30):  # Spark rounds twice, the first time there
+        raise NotNativeError("a quotient has more digits than are proven to be equal")
+    shift = result.scale + other.scale - one.scale
+    return Typed(quotient(unscaled(a, one), unscaled(b, other), result, shift), result.name)
+
+
+def _remainder(writer: Translator, node: Node) -> Typed:
+    (a, left), (b, right) = writer.all(node)
+    _check_constants(node, left)
+    if left != right or left not in types.INTEGERS:
+        raise NotNativeError(f"{left} % {right} is not proven to be equal")
+    return Typed(failing(f"{b} = 0", f"({a} % {b})"), left)
+
+
+def _of_number(pattern: str) -> Rule:
+    def write(writer: Translator, node: Node) -> Typed:
+        (a, kind), *_ = writer.all(node)
+        if kind not in types.INTEGERS and decimal(kind) is None:
+            raise NotNativeError(f"{node.kind} of {kind} is not proven to be equal")
+        _check_constants(node, kind)
+        value = pattern.format(a)
+        return Typed(cast(value, kind) if decimal(kind) else value, kind)
+
+    return write
+
+
+def _cast(writer: Translator, node: Node) -> Typed:
+    target = str(node.fields["dataType"])
+    child = node.children[0]
+    duckdb_type(target)
+    if child.kind == "Literal" and child.fields["dataType"] == "string" and target == "date":
+        return Typed(f"DATE {quoted(plain_date(str(child.fields['value'])))}", target)
+    sql, kind = writer.of(child)
+    if child.kind == "Literal" and child.fields["value"] is not None and not _fits(child, kind, target):
+        raise NotNativeError("a cast of a constant that may not fit is not proven to be equal")
+    if kind in (target, "void"):
+        return Typed(sql if kind == target else cast("NULL", target), target)
+    a, b = decimal(kind), decimal(target)
+    if (kind in types.INTEGERS or a is not None) and b is not None:
+        return Typed(cast(sql, target), target)
+    if kind in types.INTEGERS and target in (*types.INTEGERS, "double", "string"):
+        return Typed(cast(sql, target), target)
+    if a is not None and target == "double" and a.precision <= _EXACT_DOUBLE:
+        return Typed(cast(sql, target), target)
+    raise NotNativeError(f"a cast from {kind} to {target} is not proven to be equal")
+
+
+def _fits(literal: Node, kind: str, target: str) -> bool:
+    """Tell whether the cast of a literal cannot fail."""
+    known = decimal(target)
+    if kind in types.INTEGERS and target == "integer":
+        return -(2**31) <= int(str(literal.fields["value"])) < 2**31
+    if kind in types.INTEGERS and known is not None:
+        return len(str(abs(int(str(literal.fields["value"]))))) <= known.precision - known.scale
+    source = decimal(kind)
+    if source is not None and known is not None:
+        return (
+            source.precision - source.scale < known.precision - known.scale
+            or source == known
+            or (
+                source.precision - source.scale == known.precision - known.scale
+                and source.scale <= known.scale
+            )
+        )
+    return True
+
+
+def plain_date(text: str) -> str:
+    """Return a date as it is written everywhere. Raises ``NotNativeError`` for another."""
+    if not _DATE.fullmatch(text):
+        raise NotNativeError(f"the date {text!r} is not proven to be equal")
+    return text
+
+
+RULES: Mapping[str, Rule] = {
+    "Add": _arithmetic("+"),
+    "Subtract": _arithmetic("-"),
+    "Multiply": _arithmetic("*"),
+    "Divide": _divide,
+    "Remainder": _remainder,
+    "UnaryMinus": _of_number("(-{})"),
+    "UnaryPositive": _of_number("{}"),
+    "Abs": _of_number("abs({})"),
+    "Cast": _cast,
+}

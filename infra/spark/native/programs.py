@@ -1,0 +1,132 @@
+"""What a stage's tasks run: one statement a slice of the largest table, and one over what the slices have written."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ebbflow.infra.spark.native import types
+from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
+from ebbflow.infra.spark.native.expressions import cast, identifier
+from ebbflow.infra.spark.native.statements import Query, Writer
+
+_GATHERING = ("Sort", "GlobalLimit", "Distinct", "Aggregate")
+_PASSED = ("Project", "Filter", "SubqueryAlias", "ResolvedHint", "View")
+_BOTH = ("Inner", "Cross")
+_LEFT = ("LeftOuter", "LeftSemi", "LeftAnti")
+
+
+@dataclass(frozen=True)
+class Program:
+    """The statements of a stage. ``first`` reads a slice of the scan ``sliced``, or all of it; ``merge`` reads all
+    that ``first`` has written as the relation ``parts``, and is empty where that is the result already."""
+
+    scans: Mapping[int, str]  # relation s<number> -> table, in lower case
+    sliced: int | None  # the scan that may be sliced; ``None``: ``whole`` runs in one task
+    first: str
+    merge: str
+    whole: str
+    columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type) of the result
+
+
+def program(
+    plan: Node, columns: Sequence[tuple[str, str]], sizes: Mapping[str, int], *, escapes: bool
+) -> Program:
+    """Return the program of a statement.
+
+    Args:
+        plan: as Spark has resolved it.
+        columns: (name, Spark SQL type) that Spark would write.
+        sizes: bytes of the relations that it may read, by lower-case name.
+        escapes: the statement may name an escape character.
+
+    Raises:
+        NotNativeError: something in it is not proven to be equal.
+    """
+    writer = Writer(frozenset(sizes), escapes)
+    whole = writer.complete(_result(writer.query(plan), columns))
+    scans = {number: table for number, (table, _) in writer.scans.items()}
+    plan = plan.children[-1] if plan.kind == "WithCTE" else plan
+    gathering = _gathering(plan)
+    below = plan if gathering is None else gathering.children[0]
+    found = [(sizes[str(v.fields["desc"]["identifier"]["table"]).lower()], v) for v in _divisible(below)]
+    if not found:
+        return Program(scans, None, "", "", whole, tuple(columns))
+    number = writer.number_of(max(found, key=lambda pair: pair[0])[1])
+    if gathering is None:
+        return Program(scans, number, whole, "", whole, tuple(columns))
+    first = _first(writer, plan, gathering)
+    if first is None:
+        return Program(scans, None, "", "", whole, tuple(columns))
+    merge = writer.complete(_result(writer.query(plan), columns))
+    return Program(scans, number, writer.complete(first), merge, whole, tuple(columns))
+
+
+def _result(query: Query, columns: Sequence[tuple[str, str]]) -> str:
+    """Return ``query`` with the names and types that Spark would give its columns."""
+    listed = []
+    if len({name.lower() for name, _ in columns}) < len(columns):
+        raise NotNativeError("a column appears twice")  # which Spark refuses
+    for column, (name, kind) in zip(query.columns, columns, strict=True):
+        if column.name != name or types.normal(kind) != column.type.replace("void", "string"):
+            raise NotNativeError(f"the column {name} would be {column.type}, not {kind}")
+        listed.append(f"{cast(column.column, types.normal(kind))} AS {identifier(name)}")
+    return f"SELECT {', '.join(listed)} FROM ({query.sql})"
+
+
+def _first(writer: Writer, plan: Node, gathering: Node) -> str | None:
+    """Return the statement of a slice, and let ``writer`` write the merge from now on; ``None``: it cannot be
+    merged."""
+    if gathering.kind == "Aggregate":
+        above, groups = writer.grouped(gathering)
+        if groups.calls.distinct:
+            return None
+        first = groups.complete(writer.query(gathering.children[0]).source)
+        writer.stored[id(gathering)] = above.over(groups.merged())
+        return first[1:-1]
+    top = _limit_above(plan, gathering) or gathering
+    part = writer.query(top) if top.kind in ("GlobalLimit", "Distinct") else writer.query(top.children[0])
+    parts = Query("SELECT * FROM parts", part.columns)
+    child = gathering.children[0]
+    if gathering.kind == "GlobalLimit" and child.kind == "LocalLimit":
+        child = child.children[0]
+    writer.stored[id(child)] = parts
+    listed = ", ".join(c.column for c in part.columns)
+    return f"SELECT {listed} FROM ({part.sql})"
+
+
+def _limit_above(plan: Node, sort: Node) -> Node | None:
+    """Return the limit right above ``sort``: the first rows of all are among the first of each slice."""
+    for node in plan.walk():
+        if node.kind == "GlobalLimit":
+            child = node.children[0]
+            below = child.children[0] if child.kind == "LocalLimit" else child
+            if below is sort:
+                return node
+    return None
+
+
+def _gathering(plan: Node) -> Node | None:
+    """Return the lowest operator on the way from the result down that must see all rows."""
+    found, node = None, plan
+    while node.kind in (*_PASSED, *_GATHERING, "LocalLimit") and node.children:
+        if node.kind in _GATHERING:
+            found = node
+        node = node.children[0]
+    return found
+
+
+def _divisible(node: Node) -> list[Node]:
+    """Return the scans below ``node`` whose slices give slices of its rows: each row of it comes of one of theirs."""
+    if node.kind == "View" and node.children[0].kind == "LogicalRelation":
+        return [node]
+    if node.kind in _PASSED:
+        return _divisible(node.children[0])
+    if node.kind == "Join":
+        left, right = node.children
+        kind = node.object("joinType")
+        if kind in _BOTH:
+            return _divisible(left) + _divisible(right)
+        if kind in _LEFT:
+            return _divisible(left)
+        if kind == "RightOuter":
+            return _divisible(right)
+    return []

@@ -1,0 +1,241 @@
+"""Runs stages as Spark jobs whose tasks are DuckDB's."""
+
+import logging
+import math
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ebbflow.infra.errors import StageCancelledError
+from ebbflow.infra.protocols import Relation, StageJob
+from ebbflow.infra.query.local import machine_memory
+from ebbflow.infra.spark.failures import first_line
+from ebbflow.infra.spark.native.catalyst import NotNativeError, parse
+from ebbflow.infra.spark.native.probe import trouble
+from ebbflow.infra.spark.native.programs import Program, program
+from ebbflow.infra.spark.native.slices import Cut, cuts
+from ebbflow.infra.spark.native.statements import PARTS
+from ebbflow.infra.spark.native.worker import CANCELLED, Done, Part, Settings, Work
+from ebbflow.infra.spark.settings import is_local, mebibytes, stays_on_this_machine
+from ebbflow.infra.storage import files
+from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
+
+_SMALLEST = 8 << 20  # bytes of a slice below which another one costs more than it saves
+_LARGEST = 2 << 30  # bytes of a slice; beyond that there are more of them than cores...
+_MOST = 4  # ...up to this many a core
+_ALONE = 512 << 20  # bytes that a stage may read in one task
+_PART_OF_HEAP = 0.5  # memory of DuckDB's on an executor whose ``spark.executor.pyspark.memory`` is not set
+_PART_OF_MACHINE = 0.4  # likewise of this machine, in local mode
+_LEAST = 256  # MiB of a task
+_PATTERN = frozenset("*?[]{}\\")  # in a path, DuckDB takes these for a pattern
+_log = logging.getLogger(__name__)
+_probed: dict[str, str] = {}  # by application: what is wrong with its executors
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """A stage that ran natively."""
+
+    rows: int
+    tasks: int
+    read: int  # bytes
+    spilled: int  # bytes
+
+
+class NativeStages:
+    """Runs stages natively on the executors of one SparkContext. Safe for several threads.
+
+    ``owned`` says that the context is ours: then tasks on this machine run in this Python environment, unless
+    PYSPARK_PYTHON names another.
+    """
+
+    def __init__(self, context: Any, *, owned: bool) -> None:
+        self._context = context
+        if owned and stays_on_this_machine(context.master) and "PYSPARK_PYTHON" not in os.environ:
+            context.pythonExec = sys.executable
+        self._lock = threading.Lock()
+        self._access = NOTHING
+        conf = context.getConf()
+        self._threads = max(1, int(conf.get("spark.task.cpus", "1")))
+        self._memory = _task_memory(conf, context.master, context.defaultParallelism, self._threads)
+
+    def confine(self, access: AllowedAccess) -> None:
+        """Hold later stages to ``access``, or what they read and write where that is more."""
+        self._access = access
+
+    def cancel(self, job: StageJob) -> None:
+        """Ask the tasks of a stage to stop, which they do within a fraction of a second."""
+        with suppress(OSError):
+            files.write_text(f"{job.output.root}/{CANCELLED}", "")
+
+    def trouble(self, cancelled: threading.Event) -> str:
+        """Return why no stage can run natively here; empty if some can. The first call asks an executor.
+
+        Raises ``StageCancelledError``; then the next call asks again.
+        """
+        application = str(self._context.applicationId)
+        with self._lock:
+            if application not in _probed:
+                try:
+                    _probed[application] = trouble(self._context)
+                except Exception as error:
+                    if cancelled.is_set():
+                        raise StageCancelledError("cancelled before it began") from error
+                    _probed[application] = f"executors cannot run Python: {first_line(error)}"
+            return _probed[application]
+
+    @property
+    def known_trouble(self) -> str:
+        """Return what ``trouble`` has said; empty if it was not asked."""
+        return _probed.get(str(self._context.applicationId), "")
+
+    def run(
+        self, frame: Any, job: StageJob, columns: Sequence[tuple[str, str]], cancelled: threading.Event
+    ) -> Native:
+        """Run the stage that ``frame`` is, in the job group of the calling thread.
+
+        Raises:
+            NotNativeError: it cannot run natively, or did not; nothing of it is left.
+            StageCancelledError: it was cancelled.
+        """
+        if why := self.trouble(cancelled):
+            raise NotNativeError(why)
+        _check_places(job)
+        plan = parse(frame._jdf.queryExecution().analyzed().toJSON())
+        sizes = {r.name.lower(): r.bytes for r in job.relations}
+        made = program(plan, columns, sizes, escapes="escape" in job.sql.lower())
+        slices = self._slices(made, job)
+        try:
+            return self._carried_out(made, job, slices, cancelled)
+        except NotNativeError:
+            raise
+        except Exception as error:
+            if cancelled.is_set():
+                raise StageCancelledError(f"{job.name} was cancelled") from error
+            raise NotNativeError(f"its tasks failed: {first_line(error)}") from error
+        finally:
+            _remove_hidden(job.output.root)
+
+    # --- what is run --------------------------------------------------------------------------------------
+
+    def _slices(self, made: Program, job: StageJob) -> list[Cut]:
+        """Return the slices of the relation that is cut; none: the stage runs in one task.
+
+        Raises ``NotNativeError`` where tables that each slice reads do not fit into a task's memory.
+        """
+        relations = {r.name.lower(): r for r in job.relations}
+        found: list[Cut] = []
+        if made.sliced is not None:
+            found = self._cuts(made, relations, made.sliced)
+        if len(found) > 1:
+            return found
+        if sum(relations[name].bytes for name in made.scans.values()) > _ALONE:
+            raise NotNativeError("it cannot be divided, and one task would read too much")
+        return []
+
+    def _cuts(self, made: Program, relations: Mapping[str, Relation], sliced: int) -> list[Cut]:
+        others = sum(relations[t].bytes for number, t in made.scans.items() if number != sliced)
+        if others > self._memory << 20:
+            raise NotNativeError("tables that each task reads do not fit into its memory")
+        relation = relations[made.scans[sliced]]
+        cores = max(1, self._context.defaultParallelism // self._threads)
+        count = min(cores, math.ceil(relation.bytes / _SMALLEST))
+        count = min(max(count, math.ceil(relation.bytes / _LARGEST)), _MOST * cores)
+        return cuts(relation, count)
+
+    def _carried_out(
+        self, made: Program, job: StageJob, slices: Sequence[Cut], cancelled: threading.Event
+    ) -> Native:
+        relations = {r.name.lower(): r for r in job.relations}
+        scans = tuple(replace(relations[t], name=f"s{number}") for number, t in made.scans.items())
+        if not slices:
+            done = self._job(job, [Part(made.whole, scans, "part-00000.parquet")], cancelled)
+            return _summed(done, done, 1)
+        name = ".native-{:05d}.parquet" if made.merge else "part-{:05d}.parquet"
+        parts = []
+        for number, cut in enumerate(slices):
+            own = tuple(replace(r, files=cut.files) if r.name == f"s{made.sliced}" else r for r in scans)
+            parts.append(Part(made.first, own, name.format(number), f"s{made.sliced}", cut.rows))
+        done = self._job(job, parts, cancelled)
+        if not made.merge:
+            return _summed(done, done, len(parts))
+        root = job.output.root
+        written = tuple(files.FileEntry(f"{root}/{p.file}", 1, 0.0) for p in parts)
+        merge = Part(made.merge, (Relation(PARTS, "file", written, ()), *scans), "part-00000.parquet")
+        last = self._job(job, [merge], cancelled)
+        return _summed(last, [*done, *last], len(parts) + 1)
+
+    def _job(self, job: StageJob, parts: Sequence[Part], cancelled: threading.Event) -> list[Done]:
+        if cancelled.is_set():
+            raise StageCancelledError(f"{job.name} was cancelled before it began")
+        access = AllowedAccess.of(job.relations, [job.output])
+        if self._access.covers(access):
+            access = self._access
+        settings = Settings(access, self._threads, self._memory)
+        try:
+            done = self._collected(Work(settings, job.output.root, tuple(parts)))
+        except Exception as error:
+            # in local mode Spark does not repeat a task whose worker was killed
+            if cancelled.is_set() or not is_local(self._context.master):
+                raise
+            _log.warning("a task of %s failed and is repeated: %s", job.name, first_line(error))
+            left = [p for p in parts if not os.path.exists(f"{job.output.root}/{p.file}")]
+            done = [_found(f"{job.output.root}/{p.file}") for p in parts if p not in left]
+            done += self._collected(Work(settings, job.output.root, tuple(left)))
+        if cancelled.is_set():
+            raise StageCancelledError(f"{job.name} was cancelled")
+        errors = [d.error for d in done if d.error]
+        if errors:
+            raise NotNativeError(f"DuckDB refused it ({errors[0]})")
+        return done
+
+    def _collected(self, work: Work) -> list[Done]:
+        count = len(work.parts)
+        rdd = self._context.parallelize(range(count), count)
+        found: list[Done] = rdd.mapPartitionsWithIndex(work.run).collect()
+        return found
+
+
+def _found(path: str) -> Done:
+    import pyarrow.parquet as pq
+
+    return Done(int(pq.read_metadata(path).num_rows))
+
+
+def _summed(last: Sequence[Done], all_: Sequence[Done], tasks: int) -> Native:
+    return Native(sum(d.rows for d in last), tasks, sum(d.read for d in all_), sum(d.spilled for d in all_))
+
+
+def _check_places(job: StageJob) -> None:
+    if not job.output.local or any(r.scheme != "file" for r in job.relations):
+        raise NotNativeError("its tables or the store are not in a file system")
+    for relation in job.relations:
+        if relation.external:
+            raise NotNativeError(f"the table {relation.name} is in Spark's catalogue only")
+        if any(_PATTERN & set(f.path) for f in relation.files):
+            raise NotNativeError(f"a file of {relation.name} has a name that DuckDB takes for a pattern")
+
+
+def _remove_hidden(folder: str) -> None:
+    """Remove what tasks have left in a stage's folder besides its part files."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith((".native-", ".part-", CANCELLED)):
+                with suppress(OSError):
+                    os.unlink(f"{folder}/{name}")
+
+
+def _task_memory(conf: Any, master: str, cores: int, threads: int) -> int:
+    """Return the MiB that DuckDB may take in one task."""
+    if is_local(master):
+        total, slots = int(_PART_OF_MACHINE * machine_memory() * 1024), max(1, cores // threads)
+    else:
+        slots = max(1, int(conf.get("spark.executor.cores", "1")) // threads)
+        own = conf.get("spark.executor.pyspark.memory", "")
+        heap = mebibytes(conf.get("spark.executor.memory", "1g"))
+        total = mebibytes(own) if own else int(_PART_OF_HEAP * heap)
+    return max(_LEAST, total // slots)

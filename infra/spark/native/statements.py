@@ -1,0 +1,311 @@
+"""Spark's resolved plans as DuckDB's SQL, whole or in two: a part for each slice of one table, and a merge."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+from ebbflow.infra.spark.native import arithmetic, comparisons, texts, types
+from ebbflow.infra.spark.native.aggregates import Calls
+from ebbflow.infra.spark.native.catalyst import Attribute, Node, NotNativeError, tree
+from ebbflow.infra.spark.native.expressions import Translator, Typed, identifier
+
+_RULES = {**arithmetic.RULES, **comparisons.RULES, **texts.RULES}
+PARTS = "parts"  # the relation that a merge reads
+_PASSED = ("SubqueryAlias", "ResolvedHint", "View")
+_JOINS = {
+    "Inner": "JOIN",
+    "Cross": "JOIN",
+    "LeftOuter": "LEFT JOIN",
+    "RightOuter": "RIGHT JOIN",
+    "FullOuter": "FULL JOIN",
+    "LeftSemi": "SEMI JOIN",
+    "LeftAnti": "ANTI JOIN",
+}
+
+
+class Query(NamedTuple):
+    """A query, and its columns."""
+
+    sql: str
+    columns: tuple[Attribute, ...]
+
+    @property
+    def source(self) -> str:
+        """Return it as an item of a FROM clause."""
+        return f"({self.sql})"
+
+
+@dataclass
+class Writer:
+    """Writes one plan.
+
+    Args:
+        tables: names of the relations that scans may read, in lower case.
+        escapes: the statement may name an escape character.
+    """
+
+    tables: frozenset[str]
+    escapes: bool = False
+    scans: dict[int, tuple[str, Node]] = field(default_factory=dict)  # number -> table and its View
+    stored: dict[int, Query] = field(default_factory=dict)  # by id(node): what stands for an operator
+    _owners: dict[int, int] = field(default_factory=dict)  # column's id -> number of its scan
+    _numbers: dict[int, int] = field(default_factory=dict)  # by id(node) of a View
+    _shared: dict[int, Query] = field(default_factory=dict)  # by Spark's id of a common table expression
+
+    def complete(self, sql: str) -> str:
+        """Return ``sql`` with the common table expressions that it reads."""
+        needed: dict[int, str] = {}
+        texts = [sql]
+        while texts:
+            for number in map(int, re.findall(r"\bw(\d+)\b", texts.pop())):
+                if number in self._shared and number not in needed:
+                    needed[number] = self._shared[number].sql
+                    texts.append(needed[number])
+        named = ", ".join(f"w{number} AS ({needed[number]})" for number in self._shared if number in needed)
+        return f"WITH {named} {sql}" if named else sql
+
+    def query(self, node: Node) -> Query:
+        """Return the query of an operator. Raises ``NotNativeError``."""
+        if id(node) in self.stored:
+            return self.stored[id(node)]
+        if node.kind == "View" and node.children[0].kind == "LogicalRelation":
+            return self._scan(node)
+        if node.kind in _PASSED:
+            return self.query(node.children[0])
+        write = getattr(self, f"_{node.kind.lower()}", None)
+        if write is None or node.kind.startswith("_"):
+            raise NotNativeError(f"{node.kind} is not proven to be equal")
+        found: Query = write(node)
+        return found
+
+    def number_of(self, view: Node) -> int:
+        """Return the number of the scan that ``view`` is."""
+        return self._numbers[id(view)]
+
+    # --- operators ----------------------------------------------------------------------------------------
+
+    def _scan(self, node: Node) -> Query:
+        name = str(node.fields["desc"]["identifier"]["table"])
+        if name.lower() not in self.tables:
+            raise NotNativeError(f"the table {name} is in Spark's catalogue only")
+        number = self._numbers.setdefault(id(node), len(self._numbers))
+        self.scans[number] = (name.lower(), node)
+        columns = []
+        for (flat,) in node.children[0].fields["output"]:
+            found = tree([flat]).attribute
+            if types.known(found.type):
+                columns.append(found)
+        if any(self._owners.setdefault(c.id, number) != number for c in columns):
+            raise NotNativeError("two scans have columns of the same ids")
+        if not columns:
+            raise NotNativeError(f"no column of {name} has a type that is proven to be equal")
+        listed = ", ".join(f"{identifier(c.name)} AS {c.column}" for c in columns)
+        return Query(f"SELECT {listed} FROM s{number}", tuple(columns))
+
+    def _onerowrelation(self, _: Node) -> Query:
+        return Query("SELECT 1 AS one", ())
+
+    def _project(self, node: Node) -> Query:
+        below = self.query(node.children[0])
+        return self._selected(node.expressions("projectList"), below.source, self._expressions())
+
+    def _selected(self, items: tuple[Node, ...], source: str, writer: Translator) -> Query:
+        if not items:
+            raise NotNativeError("a projection without columns is not proven to be equal")
+        columns, listed = [], []
+        for item in items:
+            value = writer.of(item)
+            found = item.attribute._replace(type=value.type)
+            columns.append(found)
+            listed.append(f"{value.sql} AS {found.column}")
+        return Query(f"SELECT {', '.join(listed)} FROM {source}", tuple(columns))
+
+    def _filter(self, node: Node) -> Query:
+        below = self.query(node.children[0])
+        # tests with subqueries last: DuckDB would join all rows before it looks at the others
+        tests = sorted(_conjuncts(node.expression("condition")), key=_has_subquery)
+        sql = below.source
+        for _, group in groupby(tests, key=_has_subquery):
+            listed = " AND ".join(self._expressions().of(test).sql for test in group)
+            sql = f"(SELECT * FROM {sql} WHERE {listed})"
+        return Query(sql[1:-1], below.columns)
+
+    def _join(self, node: Node) -> Query:
+        left, right = (self.query(child) for child in node.children)
+        kind = node.object("joinType")
+        if kind not in _JOINS:
+            raise NotNativeError(f"a join of kind {kind or 'unknown'} is not proven to be equal")
+        on = node.fields.get("condition")
+        test = self._expressions().of(node.expression("condition")).sql if on else "true"
+        columns = left.columns if kind in ("LeftSemi", "LeftAnti") else left.columns + right.columns
+        word = _JOINS[kind]
+        if not on and kind in ("Inner", "Cross"):
+            return Query(f"SELECT * FROM {left.source} CROSS JOIN {right.source}", columns)
+        return Query(f"SELECT * FROM {left.source} {word} {right.source} ON {test}", columns)
+
+    def _aggregate(self, node: Node) -> Query:
+        above, groups = self.grouped(node)
+        return above.over(groups.complete(self.query(node.children[0]).source))
+
+    def grouped(self, node: Node) -> "tuple[Above, Groups]":
+        """Return an aggregate in two: what is computed of each group, and the groups."""
+        inner = self._expressions()
+        keys: dict[str, Typed] = {}
+        for number, expression in enumerate(node.expressions("groupingExpressions")):
+            value = inner.of(expression)
+            if not types.exact(value.type):
+                raise NotNativeError(f"grouping by {value.type} is not proven to be equal")
+            keys.setdefault(value.sql, Typed(f"g{number}", value.type))
+        calls = Calls(inner)
+        writer = Translator(_RULES, self._subquery, keys, calls.of, self.escapes)
+        above = Above(self, node.expressions("aggregateExpressions"), writer)
+        above.over("nothing")  # collects the calls
+        return above, Groups(keys, calls)
+
+    def _sort(self, node: Node) -> Query:
+        below = self.query(node.children[0])
+        return Query(f"SELECT * FROM {below.source} ORDER BY {self._order(node)}", below.columns)
+
+    def _order(self, node: Node) -> str:
+        if node.fields.get("global") is not True:
+            raise NotNativeError("a sort within partitions is not proven to be equal")
+        keys = []
+        for item in node.expressions("order"):
+            direction, nulls = item.object("direction"), item.object("nullOrdering")
+            if direction not in ("Ascending", "Descending") or nulls not in ("NullsFirst", "NullsLast"):
+                raise NotNativeError("an order that is unknown")
+            keys.append(
+                f"{self._expressions().of(item.children[0]).sql} {'ASC' if direction == 'Ascending' else 'DESC'} "
+                f"NULLS {'FIRST' if nulls == 'NullsFirst' else 'LAST'}"
+            )
+        return ", ".join(keys)
+
+    def _globallimit(self, node: Node) -> Query:
+        (child,) = node.children
+        if child.kind == "LocalLimit":
+            (child,) = child.children
+        limit = node.expression("limitExpr")
+        if limit.kind != "Literal" or limit.fields["dataType"] != "integer":
+            raise NotNativeError("a limit that is computed is not proven to be equal")
+        count = int(str(limit.fields["value"]))
+        if child.kind == "Sort" and id(child) not in self.stored:
+            below = self.query(child.children[0])
+            order = self._order(child)
+            return Query(f"SELECT * FROM {below.source} ORDER BY {order} LIMIT {count}", below.columns)
+        below = self.query(child)
+        return Query(f"SELECT * FROM {below.source} LIMIT {count}", below.columns)
+
+    def _distinct(self, node: Node) -> Query:
+        below = self.query(node.children[0])
+        _exactly(below)
+        return Query(f"SELECT DISTINCT {_listed(below)} FROM {below.source}", below.columns)
+
+    def _union(self, node: Node) -> Query:
+        if node.fields.get("byName") or node.fields.get("allowMissingCol"):
+            raise NotNativeError("a union by name is not proven to be equal")
+        arms = [self.query(child) for child in node.children]
+        first = arms[0]
+        for arm in arms:
+            if [c.type for c in arm.columns] != [c.type for c in first.columns]:
+                raise NotNativeError("a union of unlike types is not proven to be equal")
+        sql = " UNION ALL ".join(f"(SELECT {_listed(arm)} FROM {arm.source})" for arm in arms)
+        names = ", ".join(f"u{i} AS {c.column}" for i, c in enumerate(first.columns))
+        aliases = ", ".join(f"u{i}" for i in range(len(first.columns)))
+        return Query(f"SELECT {names} FROM ({sql}) AS u({aliases})", first.columns)
+
+    def _intersect(self, node: Node) -> Query:
+        return self._of_sets(node, "INTERSECT")
+
+    def _except(self, node: Node) -> Query:
+        return self._of_sets(node, "EXCEPT")
+
+    def _of_sets(self, node: Node, word: str) -> Query:
+        left, right = (self.query(child) for child in node.children)
+        if node.fields.get("isAll") or [c.type for c in left.columns] != [c.type for c in right.columns]:
+            raise NotNativeError(f"{word} ALL, or of unlike types, is not proven to be equal")
+        _exactly(left)
+        sql = f"(SELECT {_listed(left)} FROM {left.source}) {word} (SELECT {_listed(right)} FROM {right.source})"
+        return Query(f"SELECT * FROM ({sql})", left.columns)
+
+    def _withcte(self, node: Node) -> Query:
+        *definitions, plan = node.children
+        for definition in definitions:
+            self._shared[int(definition.fields["id"])] = self.query(definition.children[0])
+        return self.query(plan)
+
+    def _cterelationref(self, node: Node) -> Query:
+        number = int(node.fields["cteId"])
+        if number not in self._shared or node.fields.get("recursive"):
+            raise NotNativeError("a recursive query is not proven to be equal")
+        columns = tuple(tree(flat).attribute for flat in node.fields["output"])
+        pairs = zip(self._shared[number].columns, columns, strict=True)
+        listed = ", ".join(f"{old.column} AS {new.column}" for old, new in pairs)
+        return Query(f"SELECT {listed} FROM w{number}", columns)
+
+    # --- expressions --------------------------------------------------------------------------------------
+
+    def _expressions(self, replaced: Mapping[str, Typed] | None = None) -> Translator:
+        return Translator(_RULES, self._subquery, replaced or {}, None, self.escapes)
+
+    def _subquery(self, node: Node) -> tuple[str, tuple[str, ...]]:
+        if node.fields.get("joinCond"):
+            raise NotNativeError("a subquery that was taken apart already is not proven to be equal")
+        found = self.query(node.expression("plan"))
+        return found.sql, tuple(c.type for c in found.columns)
+
+
+@dataclass
+class Groups:
+    """The groups of an aggregate: its keys, and the parts of its calls."""
+
+    keys: Mapping[str, Typed]  # by their text below
+    calls: Calls
+
+    def complete(self, source: str) -> str:
+        """Return the groups of ``source``, or of a slice of it."""
+        listed = [f"{text} AS {key.sql}" for text, key in self.keys.items()]
+        listed += [f"{call} AS a{i}" for i, call in enumerate(self.calls.parts)]
+        by = f" GROUP BY {', '.join(self.keys)}" if self.keys else ""
+        return f"(SELECT {', '.join(listed) or '1 AS one'} FROM {source}{by})"
+
+    def merged(self) -> str:
+        """Return the groups of what slices have computed."""
+        listed = [key.sql for key in self.keys.values()]
+        listed += [f"{function}(a{i}) AS a{i}" for i, function in enumerate(self.calls.parts.values())]
+        by = f" GROUP BY {', '.join(key.sql for key in self.keys.values())}" if self.keys else ""
+        return f"(SELECT {', '.join(listed)} FROM {PARTS}{by})"
+
+
+@dataclass
+class Above:
+    """What an aggregate computes of each group."""
+
+    owner: Writer
+    items: tuple[Node, ...]
+    writer: Translator
+
+    def over(self, groups: str) -> Query:
+        """Return it over ``groups``."""
+        return self.owner._selected(self.items, groups, self.writer)
+
+
+def _conjuncts(node: Node) -> list[Node]:
+    if node.kind == "And":
+        return [test for child in node.children for test in _conjuncts(child)]
+    return [node]
+
+
+def _has_subquery(node: Node) -> bool:
+    return any(n.kind in ("ScalarSubquery", "Exists", "ListQuery") for n in node.walk())
+
+
+def _listed(query: Query) -> str:
+    return ", ".join(c.column for c in query.columns)
+
+
+def _exactly(query: Query) -> None:
+    for column in query.columns:
+        if not types.exact(column.type):
+            raise NotNativeError(f"comparing whole rows with {column.type} is not proven to be equal")

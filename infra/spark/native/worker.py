@@ -1,0 +1,190 @@
+"""What a task of a native stage does, in a Python worker of an executor: DuckDB computes its slice.
+
+A worker process lives as long as Spark lets it, and keeps its database, since opening one takes a tenth of a second.
+The database may touch what the query may and nothing else (``infra.tables.confinement``). What DuckDB refuses is
+returned rather than raised: Spark would repeat the task, and it would be refused again.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ebbflow.infra.protocols import Relation
+from ebbflow.infra.query.duckdb_statements import register_view
+from ebbflow.infra.query.duckdbtypes import quoted, to_duckdb
+from ebbflow.infra.storage import private
+from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
+
+CANCELLED = ".cancelled"  # in the stage's folder: its tasks are to stop
+_SPILL = "ebbflow-native-"
+_POLL = 0.2  # seconds between looks at whether the task is still wanted
+
+_databases: dict["Settings", Any] = {}  # of this process: one at most
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a worker's database is held to."""
+
+    access: AllowedAccess
+    threads: int
+    memory: int  # MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a Parquet file."""
+
+    path: str
+    first: int
+    last: int  # the last one itself
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One slice: its statement, and the part file that it writes."""
+
+    statement: str
+    relations: tuple[Relation, ...]  # named as the statement names them
+    file: str  # in the stage's folder
+    sliced: str = ""  # the relation that is cut: beside its files, it has ``rows``
+    rows: tuple[Rows, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of a slice."""
+
+    rows: int = 0
+    read: int = 0  # bytes
+    spilled: int = 0  # bytes
+    error: str = ""  # why there is no part file
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The slices of a job."""
+
+    settings: Settings
+    folder: str
+    parts: tuple[Part, ...]
+
+    def run(self, index: int, _: Iterator[Any]) -> Iterator[Done]:
+        """Compute one slice; what Spark calls."""
+        import duckdb
+
+        part = self.parts[index]
+        target = f"{self.folder}/{part.file}"
+        unfinished = f"{self.folder}/.{part.file.lstrip('.')}-{os.getpid()}.tmp"
+        try:
+            with _connection(self.settings) as cursor, _watched(cursor, self.folder):
+                for relation in part.relations:
+                    if relation.name == part.sliced or not relation.columns:
+                        _register_slice(cursor, relation, part.rows)
+                    else:
+                        register_view(cursor, relation)
+                cursor.execute("SET enable_profiling = 'no_output'")
+                path = unfinished.replace("'", "''")
+                (rows,) = cursor.execute(f"COPY ({part.statement}) TO '{path}' (FORMAT parquet)").fetchone()
+                read, spilled = _profile(cursor)
+            private.seal(unfinished)
+            os.replace(unfinished, target)  # a task that Spark runs twice leaves one file
+        except (duckdb.Error, OSError, ValueError) as error:
+            with suppress(OSError):
+                os.unlink(unfinished)
+            yield Done(error=(str(error).strip() or type(error).__name__).splitlines()[0][:300])
+            return
+        yield Done(int(rows), read, spilled)
+
+
+@contextmanager
+def _connection(settings: Settings) -> Iterator[Any]:
+    import duckdb
+
+    if settings not in _databases:
+        while _databases:
+            _databases.popitem()[1].close()
+        _databases[settings] = _opened(settings)
+    cursor = _databases[settings].cursor()
+    try:
+        yield cursor
+    except duckdb.FatalException:  # the database is of no use any more
+        _databases.pop(settings).close()
+        raise
+    finally:
+        cursor.close()
+
+
+def _opened(settings: Settings) -> Any:
+    import duckdb
+
+    base = Path(os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")[0])
+    for left in base.glob(f"{_SPILL}*"):  # by workers that were killed
+        if not Path(f"/proc/{left.name.removeprefix(_SPILL)}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    connection = duckdb.connect(
+        config={
+            **configuration(),
+            "threads": str(settings.threads),
+            "memory_limit": f"{settings.memory}MiB",
+            "temp_directory": str(base / f"{_SPILL}{os.getpid()}"),
+            "preserve_insertion_order": "true",
+        }
+    )
+    lock(connection, settings.access)
+    return connection
+
+
+@contextmanager
+def _watched(cursor: Any, folder: str) -> Iterator[None]:
+    """Interrupt ``cursor`` as soon as nobody wants its result any more."""
+    done, parent = threading.Event(), os.getppid()
+
+    def watch() -> None:
+        while not done.wait(_POLL):
+            if os.getppid() != parent:  # the executor is gone
+                os._exit(1)
+            if os.path.exists(f"{folder}/{CANCELLED}") or not os.path.isdir(folder):
+                cursor.interrupt()
+
+    thread = threading.Thread(target=watch, name="ebbflow-native", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _register_slice(cursor: Any, relation: Relation, rows: tuple[Rows, ...]) -> None:
+    """Make the files and ``rows`` of other files a view, as ``register_view`` does with files; of what tasks have
+    written the columns are as they are."""
+    columns = (
+        ", ".join(f"CAST({quoted(n)} AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns) or "*"
+    )
+    sources = []
+    if relation.files:
+        listed = ", ".join("'" + f.path.replace("'", "''") + "'" for f in relation.files)
+        sources.append(f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
+    for some in rows:
+        path = some.path.replace("'", "''")
+        sources.append(
+            f"read_parquet('{path}', file_row_number = true, hive_partitioning = false) "
+            f"WHERE file_row_number BETWEEN {some.first} AND {some.last}"
+        )
+    arms = " UNION ALL ".join(f"SELECT {columns} FROM {source}" for source in sources)
+    cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS {arms}")
+
+
+def _profile(cursor: Any) -> tuple[int, int]:
+    with suppress(Exception):
+        told = json.loads(cursor.get_profiling_information(format="json"))
+        return int(told["io"]["total_bytes_read"]), int(told["system"]["peak_temp_dir_size"])
+    return 0, 0

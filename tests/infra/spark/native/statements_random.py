@@ -1,0 +1,214 @@
+"""Random statements of what native stages claim to compute as Spark does, and tables to run them on."""
+
+import datetime as dt
+import random
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+COLUMNS = (
+    ("k", "int"), ("i", "int"), ("j", "int"), ("l", "bigint"), ("d", "decimal(7,2)"), ("e", "decimal(15,2)"),
+    ("w", "decimal(38,10)"), ("x", "double"), ("s", "string"), ("r", "string"), ("t", "date"), ("u", "date"),
+    ("b", "boolean"),
+)  # fmt: skip
+_ARROW = {
+    "int": pa.int32(), "bigint": pa.int64(), "decimal(7,2)": pa.decimal128(7, 2),
+    "decimal(15,2)": pa.decimal128(15, 2), "decimal(38,10)": pa.decimal128(38, 10), "double": pa.float64(),
+    "string": pa.string(), "date": pa.date32(), "boolean": pa.bool_(),
+}  # fmt: skip
+_TEXTS = ["", "a", "abc", "ABC", "ab c", " b ", "ähnlich", "日本語", "😀x", "a%b", "a_b", "'", "10", "z" * 40]
+_DAYS = ["0500-01-01", "1582-10-10", "1900-02-28", "2000-02-29", "2023-01-31", "2024-12-31", "5000-12-31"]
+
+
+def table(path: Path, rng: random.Random, *, wild: bool, rows: int = 60) -> None:
+    """Write a table; ``wild`` has the values at which types end."""
+
+    def whole(bits: int) -> int:
+        if wild and rng.random() < 0.4:
+            return rng.choice([2 ** (bits - 1) - 1, -(2 ** (bits - 1)), 0, -1, 1])
+        return rng.randint(-50, 50)
+
+    def number(precision: int, scale: int) -> Decimal:
+        digits = rng.randint(1, precision if wild else min(precision, 6))
+        return Decimal(rng.randint(-(10**digits) + 1, 10**digits - 1)).scaleb(-scale)
+
+    made = {
+        "int": lambda: whole(32),
+        "bigint": lambda: whole(64),
+        "decimal(7,2)": lambda: number(7, 2),
+        "decimal(15,2)": lambda: number(15, 2),
+        "decimal(38,10)": lambda: number(38, 10),
+        "double": lambda: rng.choice([0.0, -0.0, 1.5, -2.25, 1e10, 0.1, *([float("nan"), 1e308] * wild)]),
+        "string": lambda: rng.choice(_TEXTS),
+        "date": lambda: dt.date.fromisoformat(
+            rng.choice(_DAYS)
+            if wild
+            else f"{rng.randint(1990, 2030)}-0{rng.randint(1, 9)}-{rng.randint(10, 28)}"
+        ),
+        "boolean": lambda: rng.random() < 0.5,
+    }
+    columns = {}
+    for name, kind in COLUMNS:
+        values = [made[kind]() if rng.random() > 0.15 else None for _ in range(rows)]
+        columns[name] = pa.array(range(rows) if name == "k" else values, _ARROW[kind])
+    pq.write_table(pa.table(columns), path, row_group_size=20)
+
+
+class Expressions:
+    """Random expressions by type."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def of(self, kind: str, depth: int) -> str:
+        """Return an expression of ``kind`` with at most ``depth`` levels."""
+        made = getattr(self, f"_{kind}")
+        found: str = made(depth)
+        return found
+
+    def any(self, depth: int) -> str:
+        """Return an expression of any kind."""
+        return self.of(self.rng.choice(["int", "long", "decimal", "double", "text", "date", "bool"]), depth)
+
+    def _chosen(self, kind: str, depth: int) -> str:
+        a, b = self.of(kind, depth - 1), self.of(kind, depth - 1)
+        test = self.of("bool", depth - 1)
+        return self.rng.choice([
+            f"CASE WHEN {test} THEN {a} ELSE {b} END", f"CASE WHEN {test} THEN {a} END", f"coalesce({a}, {b})",
+            f"if({test}, {a}, {b})", f"nullif({a}, {b})" if kind != "double" else a, f"nvl({a}, {b})",
+        ])  # fmt: skip
+
+    def _int(self, depth: int) -> str:
+        if depth <= 0:
+            return self.rng.choice(
+                ["i", "j", "k", "i", "j", "7", "0", "-3", "2147483647", "CAST(NULL AS INT)"]
+            )
+        a, b = self.of("int", depth - 1), self.of("int", depth - 1)
+        t, u, s = self.of("date", depth - 1), self.of("date", depth - 1), self.of("text", depth - 1)
+        return self.rng.choice([
+            f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"(- {a})", f"abs({a})", f"({a} % {b})", f"year({t})",
+            f"month({t})", f"day({t})", f"quarter({t})", f"extract(year FROM {t})", f"length({s})",
+            f"datediff({t}, {u})", f"CAST({self.of('long', depth - 1)} AS INT)", self._chosen("int", depth),
+        ])  # fmt: skip
+
+    def _long(self, depth: int) -> str:
+        if depth <= 0:
+            return self.rng.choice(["l", "l", "12345678901", "CAST(i AS BIGINT)"])
+        a, b = self.of("long", depth - 1), self.of("long", depth - 1)
+        i = self.of("int", depth - 1)
+        return self.rng.choice([
+            f"({a} + {b})", f"({a} - {i})", f"({a} * {i})", f"(- {a})", f"abs({a})", f"({a} % {b})",
+            self._chosen("long", depth),
+        ])  # fmt: skip
+
+    def _decimal(self, depth: int) -> str:
+        if depth <= 0:
+            return self.rng.choice(
+                ["d", "e", "d", "e", "w", "0.05", "1", "100.00", "-7.5", "0.000001", "1BD"]
+            )
+        a, b = self.of("decimal", depth - 1), self.of("decimal", depth - 1)
+        kind = self.rng.choice(
+            ["decimal(7,2)", "decimal(10,0)", "decimal(18,6)", "decimal(38,18)", "decimal(5,4)"]
+        )
+        return self.rng.choice([
+            f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"({a} / {b})", f"(- {a})", f"abs({a})",
+            f"CAST({a} AS {kind})", f"CAST({self.of('int', depth - 1)} AS {kind})", f"({a} + {self.of('int', 0)})",
+            f"(e / {b})", f"(d * {a})", self._chosen("decimal", 1),
+        ])  # fmt: skip
+
+    def _double(self, depth: int) -> str:
+        if depth <= 0:
+            return self.rng.choice(
+                ["x", "x", "1.5D", "CAST(i AS DOUBLE)", "CAST(d AS DOUBLE)", "CAST(e AS DOUBLE)"]
+            )
+        a, b = self.of("double", depth - 1), self.of("double", depth - 1)
+        return self.rng.choice([
+            f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"({a} / {b})", f"(i / {b})",
+            self._chosen("double", depth),
+        ])  # fmt: skip
+
+    def _text(self, depth: int) -> str:
+        if depth <= 0:
+            return self.rng.choice(["s", "r", "s", "'ab'", "'it''s'", "''", "CAST(i AS STRING)"])
+        a, b = self.of("text", depth - 1), self.of("text", depth - 1)
+        at, count = self.rng.randint(1, 4), self.rng.randint(0, 5)
+        return self.rng.choice([
+            f"substring({a}, {at}, {count})", f"({a} || {b})", f"concat({a}, {b}, 'x')", f"left({a}, {count})",
+            self._chosen("text", depth),
+        ])  # fmt: skip
+
+    def _date(self, depth: int) -> str:
+        if depth <= 0:
+            return self.rng.choice(["t", "u", "t", "DATE '1998-12-01'", "CAST('2020-02-29' AS DATE)"])
+        a, count = self.of("date", depth - 1), self.rng.randint(0, 40)
+        return self.rng.choice([
+            f"({a} + INTERVAL '{count}' DAY)", f"({a} - INTERVAL '{count}' MONTH)", f"date_add({a}, {count})",
+            f"date_sub({a}, j)", f"({a} + INTERVAL '{count}' YEAR)", self._chosen("date", depth),
+        ])  # fmt: skip
+
+    def _bool(self, depth: int) -> str:
+        if depth <= 0:
+            return self.rng.choice(["b", "b", "(i < j)", "(s IS NULL)", "true", "(i = 3)"])
+        kind = self.rng.choice(["int", "long", "decimal", "text", "date", "double"])
+        a, b, c = (self.of(kind, depth - 1) for _ in range(3))
+        p, q = self.of("bool", depth - 1), self.of("bool", depth - 1)
+        text = self.of("text", depth - 1)
+        sign = self.rng.choice(["<", "<=", ">", ">=", *(["=", "<>", "<=>"] * (kind != "double"))])
+        return self.rng.choice([
+            f"({a} {sign} {b})", f"({a} {sign} {b})", f"({a} BETWEEN {b} AND {c})", f"({p} AND {q})", f"({p} OR {q})",
+            f"(NOT {p})", f"({a} IS NULL)", f"({a} IS NOT NULL)", f"({text} LIKE 'a%b')", f"({text} LIKE '_b%')",
+            f"({text} NOT LIKE '%b')", f"({text} IN ('a', 'abc', NULL))", "(i IN (1, 2, j))",
+            f"startswith({text}, 'a')", f"contains({text}, s)", f"endswith({text}, r)",
+            f"(i + 0.5 > {self.of('decimal', 0)})",
+        ])  # fmt: skip
+
+
+def statement(rng: random.Random) -> str:
+    """Return a random statement over the tables ``one`` and ``two``."""
+    some = Expressions(rng)
+    kind = rng.choice(["rows", "groups", "joined", "all", "sets", "inner"])
+    where = f" WHERE {some.of('bool', 2)}" if rng.random() < 0.6 else ""
+    if kind == "rows":
+        items = ", ".join(f"{some.any(2)} AS c{n}" for n in range(rng.randint(1, 5)))
+        order = rng.choice(
+            [" ORDER BY k", " ORDER BY s DESC, k", " ORDER BY t NULLS LAST, k DESC LIMIT 7", ""]
+        )
+        return f"SELECT k, {items} FROM one{where}{order}"
+    if kind == "sets":
+        word = rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT"])
+        return f"SELECT i, s FROM one{where} {word} SELECT j, s FROM two"
+    if kind == "inner":
+        return rng.choice([
+            f"SELECT k, s FROM one WHERE i IN (SELECT j FROM two{where})",
+            "SELECT k, s FROM one WHERE i NOT IN (SELECT j FROM two WHERE j IS NOT NULL)",
+            "SELECT k FROM one WHERE EXISTS (SELECT 1 FROM two WHERE two.i = one.j AND two.s <> one.s)",
+            "SELECT k FROM one WHERE NOT EXISTS (SELECT 1 FROM two WHERE two.i = one.j)",
+            "SELECT k FROM one WHERE e > (SELECT avg(e) FROM two WHERE two.s = one.s)",
+            "WITH m AS (SELECT s, sum(e) AS v FROM one GROUP BY s) SELECT s FROM m WHERE v = (SELECT max(v) FROM m)",
+            "SELECT k, s FROM one WHERE i NOT IN (SELECT j FROM two)",
+        ])  # fmt: skip
+    value, other = some.of("decimal", 1), some.of("int", 1)
+    calls = rng.sample([
+        "count(*)", f"sum({value})", "avg(e)", f"avg({value})", f"sum({other})", f"avg({other})",
+        f"min({some.of('date', 1)})",
+        f"max({some.of('text', 1)})", f"count({some.any(1)})", "count(DISTINCT s)", f"min({value})", "sum(l)",
+        f"sum(CASE WHEN {some.of('bool', 1)} THEN e ELSE 0 END) / sum(e)", "count(*) FILTER (WHERE b)",
+        "sum(d)", "max(w)",
+        "0.2 * avg(w)", "sum(DISTINCT j)",
+    ], 3)  # fmt: skip
+    items = ", ".join(f"{call} AS c{n}" for n, call in enumerate(calls))
+    if kind == "all":
+        return f"SELECT {items} FROM one{where}"
+    key = rng.choice(["s", "b", "t", "substring(s, 1, 1)", "year(t)", "i % 3", "s, b", "DISTINCT"])
+    if key == "DISTINCT":
+        return f"SELECT DISTINCT s, b FROM one{where} ORDER BY s, b"
+    if kind == "groups":
+        having = rng.choice(["", " HAVING count(*) > 2", " HAVING sum(e) > 0"])
+        return f"SELECT {key}, {items} FROM one{where} GROUP BY {key}{having}"
+    word = rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEFT ANTI JOIN"])
+    joined = f"FROM one {word} two ON one.i = two.j AND one.k > two.k"
+    if word in ("LEFT SEMI JOIN", "LEFT ANTI JOIN"):
+        return f"SELECT one.k, one.s {joined}"
+    return f"SELECT one.s, count(*) AS n, sum(one.e) AS v {joined} GROUP BY one.s"

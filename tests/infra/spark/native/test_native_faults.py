@@ -1,0 +1,143 @@
+"""Native stages whose worker is killed or that are cancelled, and executors that cannot run them."""
+
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.errors import StageCancelledError
+from ebbflow.infra.protocols import Relation, StageJob, StageResult
+from ebbflow.infra.spark.engine import SparkEngine
+from ebbflow.infra.spark.native import stages
+from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.places import StorageLocation
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+
+ROWS = 16_000
+# a second and more of two cores
+LONG = "SELECT count(*) AS n FROM numbers a JOIN numbers b ON a.g = b.g WHERE a.v + b.v > 5"
+FOREVER = "SELECT count(*) AS n FROM numbers a JOIN numbers b ON a.g = b.g JOIN numbers c ON b.g = c.g"
+
+
+@pytest.fixture(name="numbers", scope="module")
+def _numbers(tmp_path_factory: pytest.TempPathFactory) -> Relation:
+    path = tmp_path_factory.mktemp("numbers") / "numbers.parquet"
+    rows = np.arange(ROWS)
+    pq.write_table(pa.table({"v": rows, "g": rows % 2}), path, row_group_size=ROWS // 4)
+    entry = FileEntry(str(path), path.stat().st_size, path.stat().st_mtime)
+    return Relation("numbers", "file", (entry,), (("v", "bigint"), ("g", "bigint")))
+
+
+@pytest.fixture(autouse=True)
+def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "_SMALLEST", 1)
+
+
+class Running:
+    """A job in a thread."""
+
+    def __init__(self, engine: SparkEngine, sql: str, numbers: Relation, out: Path) -> None:
+        folder = out / uuid.uuid4().hex
+        folder.mkdir()
+        self.job = StageJob(
+            uuid.uuid4().hex, "the stage", sql, (numbers,), StorageLocation(folder.as_uri()), native=True
+        )
+        self.engine = engine
+        self.result: StageResult | None = None
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self.engine.run(self.job)
+        except Exception as error:
+            self.error = error
+
+    def files(self) -> list[str]:
+        return sorted(os.listdir(self.job.output.root))
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = SystemClock().now() + 120
+    while not (found := condition()):
+        assert SystemClock().now() < deadline, "waited in vain"
+        SystemClock().sleep(0.02)
+    return found
+
+
+def busy() -> list[psutil.Process]:
+    """Return the Python workers of our executors that compute something."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            parent = process.parent()
+            worker = parent is not None and "pyspark.daemon" in parent.cmdline()
+            if worker and "pyspark.daemon" in process.cmdline() and process.cpu_percent(0.2) > 0:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_killed_python_worker_costs_a_slice(spark: SparkEngine, numbers: Relation, tmp_path: Path) -> None:
+    running = Running(spark, LONG, numbers, tmp_path)
+    until(lambda: any(name.endswith(".tmp") for name in running.files()))
+    victim = until(busy)[0]
+    os.kill(victim.pid, signal.SIGKILL)
+    running.thread.join(150)
+    assert running.error is None
+    assert running.result is not None
+    assert (running.result.native, running.result.rows) == (True, 1)
+    assert running.result.failed_tasks >= 1
+    assert pq.read_table(running.job.output.path("part-00000.parquet")).to_pylist() == [
+        {"n": ROWS * ROWS // 2 - 9}
+    ]
+    assert running.files() == ["part-00000.parquet"]
+
+
+def test_a_cancelled_stage_leaves_no_task_and_no_file(
+    spark: SparkEngine, numbers: Relation, tmp_path: Path
+) -> None:
+    running = Running(spark, FOREVER, numbers, tmp_path)
+    until(busy)
+    spark.cancel(running.job.id)
+    running.thread.join(150)
+    assert isinstance(running.error, StageCancelledError)
+    until(lambda: not busy())
+    until(lambda: not running.files())
+    folders = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")
+    mine = {p.pid for p in psutil.Process().children(recursive=True)}
+    left = [
+        f
+        for folder in folders
+        for f in Path(folder).glob("ebbflow-native-*/*")
+        if int(f.parent.name[15:]) in mine
+    ]
+    assert not left
+
+
+def test_executors_with_other_versions_run_spark_sql_and_it_is_told(
+    spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    application = spark.application_id
+    monkeypatch.setitem(
+        stages._probed, application, "executors have other versions: duckdb 1.0.0, here 2.0.0"
+    )
+    running = Running(spark, "SELECT max(v) AS top FROM numbers", numbers, tmp_path)
+    running.thread.join(150)
+    assert running.result is not None
+    assert not running.result.native
+    assert "duckdb 1.0.0" in running.result.remark
+    assert "duckdb 1.0.0" in spark.native_trouble
