@@ -41,6 +41,8 @@ _FORMS = (
     (r"\d[\d.,]*( k)? examples/s", "N examples/s"),
     (r"\b\d+ ?%", "N %"),
     (r"(?<![\d.])\d{1,3}\.\d+\b", "N"),
+    (r"\b\d of (\d)\b", r"N of \1"),  # GPUs: how they are shared depends on what the apps have measured
+    (r"\d+ leases revoked: preempted: .*", "LEASES revoked"),
     (r"^\d+ events replayed", "N events replayed"),
     (r"\d apps? would have been", "N would have been"),
     (
