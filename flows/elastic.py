@@ -1,95 +1,146 @@
 """``ebbflow elastic``: applications on executors that move between workers."""
 
-import json as json_module
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from ebbflow.flows.runs.options import RUN_WORK
+from ebbflow.flows.runs.answers import print_json
+from ebbflow.flows.runs.options import RUN_WORK, AsJson, Quiet
 
 console = Console()
 
 HELP = """Run a regression, clustering or topic model whose workers come and go while it runs.
 
-[b]Try it[/b]: from 2 to 4 worker processes and back
+[b]From 2 to 4 worker processes and back[/b]
 
     ebbflow elastic mlr --workers 2 --fault 3s:resize:4 --fault 6s:resize:2
 
-[b]Kill one[/b] and let another hand over
+[b]Kill one worker and let another hand over its executors[/b]
 
     ebbflow elastic kmeans --workers 3 --fault 2s:kill:n1 --fault 4s:leave:n2
 
 APP is mlr (an .npz file with x and y), kmeans (x and start) or lda (document and word of each token).
-docs/elastic-executors.md explains.
+docs/elastic-executors.md explains. Events go to standard error, the objective to standard output.
 """
+
+_DATA, _WORKERS, _OUTPUT = "Data and model", "Workers", "State and output"
 
 
 def elastic(
-    app: Annotated[str, typer.Argument(help="mlr, kmeans or lda.", metavar="APP")],
-    data: Annotated[str, typer.Option(help="An .npz file; demo makes one up.", metavar="FILE")] = "demo",
-    groups: Annotated[int, typer.Option(help="Classes, clusters or topics.")] = 10,
-    executors: Annotated[int, typer.Option(help="About four for each worker that may ever be there.")] = 16,
-    iterations: Annotated[int, typer.Option(help="Of all data; for lda epochs.")] = 200,
+    app: Annotated[str, typer.Argument(help="Application: mlr, kmeans or lda.", metavar="APP")],
+    input: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="An .npz file. Default: generated data.", rich_help_panel=_DATA),
+    ] = None,
+    classes: Annotated[
+        int, typer.Option(help="Number of classes, clusters or topics.", rich_help_panel=_DATA)
+    ] = 10,
+    iterations: Annotated[
+        int,
+        typer.Option(help="Number of iterations over all data; of lda, epochs.", rich_help_panel=_DATA),
+    ] = 200,
     staleness: Annotated[
-        int, typer.Option(help="Of mlr: iterations that a read may miss; 0 waits for all.")
+        int,
+        typer.Option(
+            help="Iterations that a read of mlr may miss; 0 waits for all workers.", rich_help_panel=_DATA
+        ),
     ] = 0,
-    workers: Annotated[int, typer.Option(help="At the start.")] = 2,
+    workers: Annotated[int, typer.Option(help="Initial number of workers.", rich_help_panel=_WORKERS)] = 2,
+    executors: Annotated[
+        int,
+        typer.Option(
+            help="Number of executors; about four for each worker there may ever be.",
+            rich_help_panel=_WORKERS,
+        ),
+    ] = 16,
     fault: Annotated[
         list[str] | None,
         typer.Option(
             help="Fault to inject, TIME:VERB:ARGUMENT: 10s:resize:4, 20s:kill:n1, 30s:leave:n2. Repeatable.",
             metavar="FAULT",
+            rich_help_panel=_WORKERS,
         ),
     ] = None,
-    folder: Annotated[str | None, typer.Option(help="Keeps snapshots and logs.", metavar="DIR")] = None,
+    partial_recovery: Annotated[
+        bool,
+        typer.Option(
+            "--partial-recovery",
+            help="Recovery of only the lost parameters after a loss (mlr, kmeans). Default: of all.",
+            rich_help_panel=_WORKERS,
+        ),
+    ] = False,
+    state_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Directory of snapshots and logs. Default: a temporary one.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest snapshot in --folder.")
+        bool,
+        typer.Option(
+            "--resume", help="Resume from the newest snapshot in --state-dir.", rich_help_panel=_OUTPUT
+        ),
     ] = False,
     restart: Annotated[
         bool,
         typer.Option(
             "--restart",
-            help="With --resume: begin again where snapshots are there and none is whole. Nothing is deleted.",
+            help="With --resume: restart from the beginning if no snapshot is usable. Nothing is deleted.",
+            rich_help_panel=_OUTPUT,
         ),
     ] = False,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="After a loss, bring back only what was lost (mlr, kmeans).")
-    ] = False,
-    json: Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")] = None,
+    report: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE", help="File for the report, FILE.json. Repeatable.", rich_help_panel=_OUTPUT
+        ),
+    ] = None,
+    json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     from ebbflow.infra.packages import require
 
     require("zmq", "an elastic job", "train")
     from ebbflow.infra.storage.files import write_text
-    from ebbflow.tasks.elastic.run import ElasticRequest, parse_fault, run_elastic
+    from ebbflow.planners.errors import OptionError
+    from ebbflow.tasks.elastic.run import ElasticRequest, parse_fault, report_text, run_elastic
 
-    faults = tuple(parse_fault(text) for text in fault or ())
+    for path in report or ():
+        if not path.lower().endswith(".json"):
+            raise OptionError(f"--report of an elastic job must end in .json; got {path!r:.200}")
     request = ElasticRequest(
         app,
-        data,
-        groups,
-        executors,
-        iterations,
-        staleness,
-        workers,
-        faults,
-        folder,
-        resume,
-        restart,
-        partial,
+        input=input,
+        classes=classes,
+        executors=executors,
+        iterations=iterations,
+        staleness=staleness,
+        workers=workers,
+        faults=tuple(parse_fault(text) for text in fault or ()),
+        state_dir=state_dir,
+        resume=resume,
+        restart=restart,
+        partial_recovery=partial_recovery,
     )
+    messages = Console(stderr=True, quiet=quiet)
     with tempfile.TemporaryDirectory(prefix="ebbflow-") as place:
-        report = run_elastic(
+        found = run_elastic(
             request,
             Path(place),
-            lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
+            lambda text: messages.print(escape(text), highlight=False, soft_wrap=True),
         )
-    console.print(f"objective {report['objective']:.6g} after {report['seconds']:.1f} s")
+    for path in report or ():
+        write_text(Path(path), report_text(found))
     if json:
-        write_text(Path(json), json_module.dumps(report, indent=1) + "\n")
+        print_json(found)
+    else:
+        console.print(f"objective {found['objective']:.6g} after {found['seconds']:.1f} s")
 
 
 def register(app: typer.Typer) -> None:

@@ -12,18 +12,10 @@ import typer
 from ebbflow.flows.runs.options import duration_option
 from ebbflow.planners.model.options import Declared, declared
 
-RENAMED = {"json": "json_report", "report": "html_report"}
-"""Fields that flows have by another name: pydantic reserves the name json."""
-
 
 def fields_of(request: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request that a flow's parameters say something of."""
-    return _said({f.name: given.get(_parameter_of(f.name, given)) for f in fields(request)})
-
-
-def _parameter_of(field: str, given: Mapping[str, Any]) -> str:
-    """Return the name that a flow's parameter has for a field."""
-    return field if field in given else RENAMED.get(field, field)
+    return _said({f.name: given.get(f.name) for f in fields(request)})
 
 
 def _said(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """One elastic job from the command line: the application, its data, and workers that come and go at given times."""
 
+import json
 import os
 import re
 import signal
@@ -20,7 +21,6 @@ from ebbflow.tasks.elastic.data import check_data
 from ebbflow.tasks.faults import Fault, Grammar
 
 APPS = ("mlr", "kmeans", "lda")
-DEMO = "demo"
 FAULTS = Grammar("an elastic job", ("resize", "kill", "leave"), example="3s:resize:4", max_count=9999)
 _WORKER = re.compile(r"n[0-9]{1,9}")
 _LOOK = 0.05  # seconds between looks at the job
@@ -39,28 +39,28 @@ class ElasticRequest:
     """What to run."""
 
     app: str
-    data: str = DEMO
-    groups: int = 10  # classes, clusters or topics
+    input: str | None = None  # an .npz file; None: generated data
+    classes: int = 10  # or clusters, or topics
     executors: int = 16
     iterations: int = 200
     staleness: int = 0  # of mlr
     workers: int = 2
     faults: Sequence[Fault] = ()
-    folder: str | None = None
+    state_dir: str | None = None
     resume: bool = False
     restart: bool = False  # with resume: from the beginning where no snapshot is whole
-    partial: bool = False  # recovery of lost parameters alone
+    partial_recovery: bool = False  # recovery of lost parameters alone
 
     def __post_init__(self) -> None:
         if self.app not in APPS:
             raise OptionError(f"applications are {', '.join(APPS)}; got {self.app!r}")
-        for name in ("groups", "executors", "iterations", "workers"):
+        for name in ("classes", "executors", "iterations", "workers"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be >= 1; got {getattr(self, name)}")
-        if self.resume and self.folder is None:
-            raise OptionError("resume needs the folder of the earlier job (--folder)")
+        if self.resume and self.state_dir is None:
+            raise OptionError("resume needs the directory of the earlier job (--state-dir)")
         if self.restart and not self.resume:
-            raise OptionError("restart goes with resume; a new job begins at the beginning anyway")
+            raise OptionError("restart goes with resume; a new job starts from the beginning anyway")
         if self.staleness < 0:
             raise OptionError(f"staleness must be >= 0; got {self.staleness}")
 
@@ -68,53 +68,53 @@ class ElasticRequest:
         """Return the application on the file ``data``."""
         if self.app == "mlr":
             return Mlr(
-                data, self.groups, self.executors, self.iterations, self.staleness, exact=not self.staleness
+                data, self.classes, self.executors, self.iterations, self.staleness, exact=not self.staleness
             )
         if self.app == "kmeans":
-            return KMeans(data, self.groups, self.executors, self.iterations)
-        return Lda(data, self.groups, self.executors, self.iterations)
+            return KMeans(data, self.classes, self.executors, self.iterations)
+        return Lda(data, self.classes, self.executors, self.iterations)
 
 
-def demo_data(app: str, groups: int, path: Path) -> None:
-    """Write made-up data that ``groups`` explain, for a first try."""
+def generate_data(app: str, classes: int, path: Path) -> None:
+    """Write generated data of this many ``classes``, clusters or topics, for a first try."""
     rng = np.random.default_rng(0)
     if app == "lda":
-        topics = rng.dirichlet(np.full(400, 0.05), groups)
-        mixtures = rng.dirichlet(np.full(groups, 0.1), 200)
-        words = [rng.choice(400, p=topics[k]) for m in mixtures for k in rng.choice(groups, size=50, p=m)]
+        topics = rng.dirichlet(np.full(400, 0.05), classes)
+        mixtures = rng.dirichlet(np.full(classes, 0.1), 200)
+        words = [rng.choice(400, p=topics[k]) for m in mixtures for k in rng.choice(classes, size=50, p=m)]
         np.savez(path, document=np.repeat(np.arange(200), 50), word=np.array(words))
         return
-    centres = rng.normal(size=(groups, 50))
-    y = rng.integers(groups, size=20_000)
+    centres = rng.normal(size=(classes, 50))
+    y = rng.integers(classes, size=20_000)
     x = centres[y] + rng.normal(size=(len(y), 50))
-    np.savez(path, x=x, y=y, start=x[:groups])
+    np.savez(path, x=x, y=y, start=x[:classes])
 
 
 def run_elastic(
     request: ElasticRequest, place: Path, say: Callable[[str], None], clock: Clock | None = None
 ) -> dict[str, Any]:
-    """Run it and return the report; ``say`` hears of every event. ``place`` is a folder for made-up data.
+    """Run the job and return its report; ``say`` is called with every event. Generated data goes into ``place``.
 
     Raises ``ElasticError`` when the job fails, ``OptionError`` for data that cannot be read.
     """
     clock = clock or SystemClock()
-    data = request.data
-    if data == DEMO:
+    if request.input is None:
         data = str(place / f"{request.app}.npz")
-        demo_data(request.app, request.groups, Path(data))
+        generate_data(request.app, request.classes, Path(data))
     else:
-        check_data(data, request.app, request.groups)
+        data = request.input
+        check_data(data, request.app, request.classes)
     try:
         application = request.application(data)
         application.parameters()
     except (OSError, KeyError, ValueError) as error:
         raise OptionError(f"{data} cannot serve {request.app}: {error}") from error
-    settings = Settings(snapshot_every=5.0, recovery="partial" if request.partial else "global")
+    settings = Settings(snapshot_every=5.0, recovery="partial" if request.partial_recovery else "global")
     told = 0
     with ElasticJob(
         application,
         request.workers,
-        folder=request.folder,
+        folder=request.state_dir,
         settings=settings,
         resume=request.resume,
         restart=request.restart,
@@ -128,6 +128,11 @@ def run_elastic(
         result = job.result(1.0)
         _tell(job.events(), told, start, say)
     return _report(request, application, result, start)
+
+
+def report_text(report: dict[str, Any]) -> str:
+    """Return a report as the text of a JSON file."""
+    return json.dumps(report, indent=1) + "\n"
 
 
 def _inject(job: ElasticJob, fault: Fault) -> None:

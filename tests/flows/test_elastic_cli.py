@@ -22,10 +22,10 @@ def test_a_small_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = tmp_path / "report.json"
-    small = ("--groups", "3", "--executors", "4", "--iterations", "4", "--workers", "1")
-    assert run(monkeypatch, "mlr", *small, "--json", str(report)) == 0
-    shown = capsys.readouterr().out
-    assert "finished" in shown
+    small = ("--classes", "3", "--executors", "4", "--iterations", "4", "--workers", "1")
+    assert run(monkeypatch, "mlr", *small, "--report", str(report)) == 0
+    shown, events = capsys.readouterr()
+    assert "finished" in events
     found = json.loads(report.read_text())
     assert f"objective {found['objective']:.6g} after" in shown
     assert len(found["history"]) == 4
@@ -36,7 +36,7 @@ def test_a_small_run(
     [
         (("svm",), "applications are mlr, kmeans, lda; got 'svm'"),
         (("mlr", "--fault", "soon"), "a fault of an elastic job is TIME:VERB"),
-        (("mlr", "--resume"), "resume needs the folder"),
+        (("mlr", "--resume"), "resume needs the directory"),
         (("mlr", "--restart"), "restart goes with resume"),
     ],
 )

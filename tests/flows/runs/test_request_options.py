@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ebbflow.flows.runs.request_options import RENAMED, fields_of, with_options_of
+from ebbflow.flows.runs.request_options import fields_of, with_options_of
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.options import check, declared, option, option_like
 
@@ -136,9 +136,8 @@ def _requests() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
 def test_a_flow_has_the_names_and_the_defaults_of_its_request(name: str) -> None:
     flow, request, others = _requests()[name]
     parameters = inspect.signature(flow).parameters
-    names = {f.name: f.name if f.name in parameters else RENAMED.get(f.name, f.name) for f in fields(request)}
-    shared = {f.name: f for f in fields(request) if names[f.name] in parameters}
-    found = {name: parameters[names[name]].default or None for name in shared}
+    shared = {f.name: f for f in fields(request) if f.name in parameters}
+    found = {name: parameters[name].default or None for name in shared}
     assert found == {name: _default(f) for name, f in shared.items()} | others
     asked_for = {name for name, one in declared(request).items() if one.said.command}
     assert asked_for <= shared.keys()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.elastic.run import ElasticRequest, demo_data, parse_fault, run_elastic
+from ebbflow.tasks.elastic.run import ElasticRequest, generate_data, parse_fault, run_elastic
 from ebbflow.tasks.faults import Fault
 
 pytestmark = pytest.mark.processes
@@ -26,7 +26,7 @@ def test_changes() -> None:
 def test_a_run_whose_workers_change(app: str, tmp_path: Path) -> None:
     said: list[str] = []
     faults = (Fault(0.0, "resize", count=2), Fault(1.0, "kill", "n1"))
-    request = ElasticRequest(app, groups=4, executors=4, iterations=3, workers=1, faults=faults)
+    request = ElasticRequest(app, classes=4, executors=4, iterations=3, workers=1, faults=faults)
     report = run_elastic(request, tmp_path, said.append)
     assert len(report["history"]) == 3
     assert np.isfinite(report["objective"])
@@ -35,13 +35,13 @@ def test_a_run_whose_workers_change(app: str, tmp_path: Path) -> None:
 
 
 def test_without_a_snapshot_a_run_starts_again(tmp_path: Path) -> None:
-    demo_data("mlr", 3, tmp_path / "data.npz")
+    generate_data("mlr", 3, tmp_path / "data.npz")
     request = ElasticRequest(
-        "mlr", str(tmp_path / "data.npz"), 3, 4, 5, workers=1, folder=str(tmp_path / "job")
+        "mlr", str(tmp_path / "data.npz"), 3, 4, 5, workers=1, state_dir=str(tmp_path / "job")
     )
     first = run_elastic(request, tmp_path, lambda _: None)
     again = ElasticRequest(
-        "mlr", str(tmp_path / "data.npz"), 3, 4, 5, workers=1, folder=str(tmp_path / "job"), resume=True
+        "mlr", str(tmp_path / "data.npz"), 3, 4, 5, workers=1, state_dir=str(tmp_path / "job"), resume=True
     )
     assert run_elastic(again, tmp_path, lambda _: None)["objective"] == first["objective"]
 
@@ -51,7 +51,7 @@ def test_without_a_snapshot_a_run_starts_again(tmp_path: Path) -> None:
     [
         ({"app": "svm"}, "applications are mlr, kmeans, lda; got 'svm'"),
         ({"app": "mlr", "executors": 0}, "executors must be >= 1; got 0"),
-        ({"app": "lda", "iterations": 1, "partial": True}, "Lda does not allow"),
+        ({"app": "lda", "iterations": 1, "partial_recovery": True}, "Lda does not allow"),
     ],
 )
 def test_requests_that_cannot_run(arguments: dict[str, object], message: str, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_an_elastic_job_that_lives_names_its_process(
     data, folder = tmp_path / "data.npz", tmp_path / "job"
     np.savez(data, x=np.ones((8, 2)), y=np.arange(8) % 2)
     pid = hold("run", folder)
-    arguments = ["elastic", "mlr", "--data", str(data), "--groups", "2", "--folder", str(folder)]
+    arguments = ["elastic", "mlr", "--input", str(data), "--classes", "2", "--state-dir", str(folder)]
     assert f"is being run by process {pid} of" in refused([*arguments, "--resume"], monkeypatch, capsys)
     assert f"is being run by process {pid} of" in refused(arguments, monkeypatch, capsys)
     assert sorted(path.name for path in folder.iterdir()) == ["lock"]
