@@ -33,6 +33,7 @@ _FORMS = (
     (r"-\d{4}-\d{6}-[0-9a-f]{4}\b", "-RUN"),
     (r"\bqep-[0-9a-f]{8}\b", "qep-PLAN"),
     (r"\b\d{4}-\d\d-\d\d\b", "DATE"),
+    (r"^ *\d+ +DATE", "N DATE"),  # an event's number
     (r"\b\d\d:\d\d:\d\d(\.\d+)?\b", "CLOCK"),
     (r"127\.0\.0\.1:\d+", "127.0.0.1:PORT"),
     (r"\$\d[\d.,]*", "$N"),
@@ -41,6 +42,10 @@ _FORMS = (
     (r"\d[\d.,]*( k)? examples/s", "N examples/s"),
     (r"\b\d+ ?%", "N %"),
     (r"(?<![\d.])\d{1,3}\.\d+\b", "N"),
+    (r"\b\d of (\d)\b", r"N of \1"),  # GPUs: how they are shared depends on what the apps have measured
+    (r"\d+ leases revoked: preempted: .*", "LEASES revoked"),
+    (r"(\d+|a few|an?) (second|minute)s? ago", "AGO"),
+    (r"│ [a-z]+-[a-z]+ +│", "│ NAME │"),  # of a flow run that has not started
     (r"^\d+ events replayed", "N events replayed"),
     (r"\d apps? would have been", "N would have been"),
     (
