@@ -101,7 +101,7 @@ def test_a_flow_of_ones_own_looks_at_the_fleet_of_an_account(
 
     before = dict(os.environ)
     pool, token = look(account)
-    assert (pool.name, pool.planned, pool.most) == ("gpu", 0, 2)
+    assert (pool.name, pool.planned, pool.max_nodes) == ("gpu", 0, 2)
     assert token is None
     assert dict(os.environ) == before
 

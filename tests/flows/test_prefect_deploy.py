@@ -318,7 +318,7 @@ class TestUnderAServer:
 
         name = f"s-{uuid4().hex[:6]}"
         EbbflowStorage(uri="s3://lake/ebbflow").save(name)
-        with pytest.raises(OptionError, match="needs a local folder"):
+        with pytest.raises(OptionError, match="runs_dir of a tuning run must be local"):
             tune("fit.py", {"lr": {"log": [0.1, 1]}}, runs_dir=f"ebbflow-storage/{name}")
 
     def test_a_query_in_a_block_s_cluster_is_an_app_of_it(

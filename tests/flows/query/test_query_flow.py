@@ -306,7 +306,7 @@ def test_a_deployment_has_a_form_that_a_user_interface_can_show() -> None:
     schema = deployment._parameter_openapi_schema.model_dump_for_openapi()
     assert schema["required"] == ["sql"]
     form = schema["properties"]
-    assert form["policy"]["default"] == "qoop"
+    assert form["planner"]["default"] == "qoop"
     assert form["hysteresis"]["type"] == "number"
     undescribed = {name for name, field in form.items() if not field.get("description")}
     assert not undescribed
