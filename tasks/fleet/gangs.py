@@ -1,6 +1,6 @@
 """A gang in the same steps as a pool: observe, guard, act. Nothing else starts one.
 
->>> with opened(FleetRequest(config="ebbflow.json")) as fleet:  # doctest: +SKIP
+>>> with opened(FleetRequest(terraform_output="ebbflow.json")) as fleet:  # doctest: +SKIP
 ...     seen = observe(fleet.control, fleet.prices)
 ...     verdict = guard_gang(seen, fleet.gangs, GangRequest("run-1", "gpu", 8), fleet.rules)
 ...     done = start_gang(fleet.gangs, verdict, dry_run=True)

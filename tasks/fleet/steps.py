@@ -1,6 +1,6 @@
 """A fleet in four steps, one function each: observe, decide, guard, act. Every choice is a planner's.
 
->>> with opened(FleetRequest(config="ebbflow.json")) as fleet:  # doctest: +SKIP
+>>> with opened(FleetRequest(terraform_output="ebbflow.json")) as fleet:  # doctest: +SKIP
 ...     seen = observe(fleet.control, fleet.prices)
 ...     target = decide(seen, wish(seen, "etl", nodes=5, why="asked for"), fleet.rules)
 ...     verdict = guard(seen, target, fleet.rules)

@@ -241,7 +241,7 @@ class _Check:
         from ebbflow.tasks.fleet.request import FleetRequest
 
         def settings(config: str) -> None:
-            found = FleetRequest(config=config or None).settings()
+            found = FleetRequest(terraform_output=config or None).settings()
             for pool in cluster.pools:
                 if pool not in found.pools:
                     known = ", ".join(sorted(found.pools)) or "none"

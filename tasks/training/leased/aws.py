@@ -37,7 +37,7 @@ def opened_pools(names: Sequence[str], config: str, prices: str, clock: Clock) -
     from ebbflow.tasks.fleet.steps import opened
     from ebbflow.tasks.training.aws import ShippingTrainer, capacity_of
 
-    asked = FleetRequest(config=config or None, prices=prices or None)
+    asked = FleetRequest(terraform_output=config or None, prices=prices or None)
     with ExitStack() as stack:
         fleet = stack.enter_context(opened(asked, clock))
         capacity = stack.enter_context(capacity_of(fleet, names, clock))

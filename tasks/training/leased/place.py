@@ -62,7 +62,7 @@ class ClusterPlace:
         from ebbflow.tasks.fleet.request import FleetRequest
         from ebbflow.tasks.training.leased.aws import opened_pools
 
-        settings = FleetRequest(config=config or None).settings()
+        settings = FleetRequest(terraform_output=config or None).settings()
         pools = self.pools or tuple(name for name, pool in settings.pools.items() if pool.kind == "gpu")
         with opened_pools(pools, config, "", clock) as room:
             yield room.pools(app, grace, {}), room.make

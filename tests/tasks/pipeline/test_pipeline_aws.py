@@ -112,7 +112,7 @@ def shop(folder: Path, lab: "Cluster") -> dict[str, Any]:
     write_pairs(folder / "tables")
     (folder / "fit.py").write_text(pairs_script(4, 0.1))
     aws = {
-        "config": "ebbflow.json",
+        "terraform_output": "ebbflow.json",
         "prices": "prices.toml",
         "pools": ["gpu"],
         "folder": lab.settings.store,
@@ -268,8 +268,8 @@ def test_what_an_app_that_falls_silent_left_on_a_node_is_really_ended(
     lab: "Cluster", ssm: "SystemsManager", tmp_path: Path
 ) -> None:
     ssm.script = hosts = Hosts(ASLEEP)
-    place = {"config": str(tmp_path / "ebbflow.json"), "prices": str(tmp_path / "prices.toml")}
-    request = CapacityRequest(source=f"aws:{place['config']}", prices=place["prices"])
+    place = {"terraform_output": str(tmp_path / "ebbflow.json"), "prices": str(tmp_path / "prices.toml")}
+    request = CapacityRequest(source=f"aws:{place['terraform_output']}", prices=place["prices"])
     settings = Settings(
         heartbeat_timeout_s=3.0,
         termination_grace_s=60.0,
@@ -288,7 +288,7 @@ def test_what_an_app_that_falls_silent_left_on_a_node_is_really_ended(
     with (
         Ledger.open(str(tmp_path / "ledger.db")) as ledger,
         opened_nodes(request, ledger, ledger.clock) as nodes,
-        opened_pools(("gpu",), place["config"], place["prices"], ledger.clock) as room,
+        opened_pools(("gpu",), place["terraform_output"], place["prices"], ledger.clock) as room,
     ):
         assert room.listed() == {"g5.xlarge": 1.006}
         loop = nodes.loop(ledger, settings, pace=pace)
@@ -345,12 +345,12 @@ def test_what_cannot_work_on_aws_is_refused_before_anything_is_rented(
     )
     plain["trainings"]["fit"]["environment"] = {"KEY": "${env:KEY}"}
     plain["tunings"] = {"tune": {"script": "fit.py", "space": {"lr": {"log": [0.1, 1]}}}}
-    plain["cluster"]["aws"]["config"] = "gone.json"
+    plain["cluster"]["aws"]["terraform_output"] = "gone.json"
     file.write_text(yaml.safe_dump(plain))
     with pytest.raises(PipelineFileError) as error:
         read_pipeline(file)
     said = str(error.value)
-    assert f"cluster.aws.config: there is no file {tmp_path / 'gone.json'}" in said
+    assert f"cluster.aws.terraform_output: there is no file {tmp_path / 'gone.json'}" in said
     assert "trainings.fit.environment: environment is for nodes of this machine" in said
     assert "tunings.tune: the study of a tuning run is kept on this machine" in said
 
