@@ -56,8 +56,12 @@ class Work:
             QUERY,
             tables=self._tables,
             engine="duckdb",
-            materialize="every-join",
             store=str(store / "store"),
+            **{
+                "materialize"
+                if "materialize" in request.QueryRequest.__dataclass_fields__
+                else "cuts": "every-join"
+            },
         )
         query.execute(asked, query.PlainOrchestrator())
 

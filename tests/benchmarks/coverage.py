@@ -157,7 +157,7 @@ def _one(
         reuse=False,
         store_budget=0.0,
         verify=True,
-        title=f"{query.suite} q{query.number}",
+        name=f"{query.suite} q{query.number}",
     )
     started = clock.now()
     report: QueryReport | None = None

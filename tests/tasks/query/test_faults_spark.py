@@ -41,7 +41,7 @@ def cluster(_home: None) -> Iterator[LocalSparkCluster]:
 def opened(cluster: LocalSparkCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenedEngine]:
     """Return the application that all queries on the cluster share, as those of a notebook do."""
     tables = str(tmp_path_factory.mktemp("none"))
-    request = QueryRequest("SELECT 1", tables=tables, master=cluster.master_url, hazard=60.0)
+    request = QueryRequest("SELECT 1", tables=tables, master=cluster.master_url, interruption_rate=60.0)
     with opened_engine(request) as opened:
         yield opened
 
@@ -102,7 +102,7 @@ def run(
     chosen: dict[str, Any] = {
         "tables": tables,
         "master": cluster.master_url,
-        "hazard": 60.0,
+        "interruption_rate": 60.0,
         "materialize": "every-join",
         "store": str(store),
         "verify": True,

@@ -58,7 +58,7 @@ def test_stages_that_a_cut_divides_are_all_native(
     opened: OpenedEngine, tpch_medium: str, tmp_path: Path
 ) -> None:
     sql = "SELECT o_orderpriority, count(*) AS n FROM orders JOIN lineitem ON l_orderkey = o_orderkey GROUP BY 1"
-    outcome = run(sql, tpch_medium, opened, tmp_path, stages="native", cuts="every-join", verify=True)
+    outcome = run(sql, tpch_medium, opened, tmp_path, stages="native", materialize="every-join", verify=True)
     assert outcome.report.verified
     assert natively(outcome) == len(outcome.report.stages) > 1
 

@@ -61,7 +61,7 @@ def test_a_query_that_reads_files_never_begins(engine: str, policy: str, tables:
         if engine == "duckdb"
         else "SELECT * FROM text.`/etc/passwd`"
     )
-    request = ask(wrong, tables, tmp_path, engine=engine, dialect=engine, policy=policy)
+    request = ask(wrong, tables, tmp_path, engine=engine, dialect=engine, planner=policy)
     with pytest.raises(ForbiddenSqlError):
         execute(request, PlainOrchestrator())
     with pytest.raises(ForbiddenSqlError):
@@ -119,7 +119,7 @@ def test_what_gets_past_the_check_is_held_by_the_engine(
     monkeypatch.setattr(parse, "check_tables", lambda *_: None)
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"k": [1]}), other)
-    request = ask(sql.format(other=other), tables, tmp_path, policy="single")
+    request = ask(sql.format(other=other), tables, tmp_path, planner="single")
     with pytest.raises(StageFailedError, match="reaches beyond its tables and the store"):
         execute(request, PlainOrchestrator())
 
