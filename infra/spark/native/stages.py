@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.local import machine_memory
@@ -19,7 +20,7 @@ from ebbflow.infra.spark.native.probe import trouble
 from ebbflow.infra.spark.native.programs import Program, program
 from ebbflow.infra.spark.native.slices import Cut, cuts
 from ebbflow.infra.spark.native.statements import PARTS
-from ebbflow.infra.spark.native.worker import CANCELLED, Done, Part, Settings, Work
+from ebbflow.infra.spark.native.worker import CANCELLED, POLL, Done, Part, Settings, Work
 from ebbflow.infra.spark.settings import is_local, mebibytes, stays_on_this_machine
 from ebbflow.infra.storage import files
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
@@ -31,6 +32,7 @@ _ALONE = 512 << 20  # bytes that a stage may read in one task
 _PART_OF_HEAP = 0.5  # memory of DuckDB's on an executor whose ``spark.executor.pyspark.memory`` is not set
 _PART_OF_MACHINE = 0.4  # likewise of this machine, in local mode
 _LEAST = 256  # MiB of a task
+_LEAVE = 5.0  # s in which tasks of a cancelled stage remove their files; a killed one does not
 _PATTERN = frozenset("*?[]{}\\")  # in a path, DuckDB takes these for a pattern
 _log = logging.getLogger(__name__)
 _probed: dict[str, str] = {}  # by application: what is wrong with its executors
@@ -118,6 +120,8 @@ class NativeStages:
                 raise StageCancelledError(f"{job.name} was cancelled") from error
             raise NotNativeError(f"its tasks failed: {first_line(error)}") from error
         finally:
+            if cancelled.is_set():
+                _until_tasks_have_left(job.output.root)
             _remove_hidden(job.output.root)
 
     # --- what is run --------------------------------------------------------------------------------------
@@ -218,6 +222,20 @@ def _check_places(job: StageJob) -> None:
             raise NotNativeError(f"the table {relation.name} is in Spark's catalogue only")
         if any(_PATTERN & set(f.path) for f in relation.files):
             raise NotNativeError(f"a file of {relation.name} has a name that DuckDB takes for a pattern")
+
+
+def _until_tasks_have_left(folder: str) -> None:
+    """Wait, bounded, until each task has seen that its stage is cancelled and has removed its unfinished file."""
+    clock = SystemClock()
+    began = clock.now()
+    while clock.now() - began < 2 * POLL or (clock.now() - began < _LEAVE and _unfinished(folder)):
+        clock.sleep(0.05)
+
+
+def _unfinished(folder: str) -> bool:
+    with suppress(OSError):
+        return any(name.startswith(".") and name.endswith(".tmp") for name in os.listdir(folder))
+    return False
 
 
 def _remove_hidden(folder: str) -> None:

@@ -24,7 +24,7 @@ from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 
 CANCELLED = ".cancelled"  # in the stage's folder: its tasks are to stop
 _SPILL = "ebbflow-native-"
-_POLL = 0.2  # seconds between looks at whether the task is still wanted
+POLL = 0.2  # seconds between looks at whether the task is still wanted
 
 _databases: dict["Settings", Any] = {}  # of this process: one at most
 
@@ -148,7 +148,7 @@ def _watched(cursor: Any, folder: str) -> Iterator[None]:
     done, parent = threading.Event(), os.getppid()
 
     def watch() -> None:
-        while not done.wait(_POLL):
+        while not done.wait(POLL):
             if os.getppid() != parent:  # the executor is gone
                 os._exit(1)
             if os.path.exists(f"{folder}/{CANCELLED}") or not os.path.isdir(folder):
