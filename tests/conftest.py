@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from tests.aws.emulator import AccountAt, Emulator
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 settings.register_profile("ebbflow", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("ebbflow")
+# else they would also depend on which modules of ours happen to be imported, whose constants it tries
+providers._get_local_constants = lambda found=providers._local_constants: found
 
 PROCESSES = ("infra/training", "infra/elastic")  # folders whose tests nearly all start some
 STARTING = ("spark", "prefect", "processes")  # markers of tests that start processes

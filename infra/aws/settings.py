@@ -3,6 +3,7 @@
 The same JSON is kept in a Systems Manager parameter (``Names.settings_parameter``) for the cluster's own nodes.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from ebbflow.planners.errors import OptionError
 T = TypeVar("T")
 Kind = Literal["spark", "gpu"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
+_ROLE = re.compile(r"arn:[a-z0-9-]+:iam::[0-9]+:role/\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class _Reader:
             kms_key_arn=self._text("kms_key_arn"),
             notice_queue_url=self._text("notice_queue_url"),
             dead_letter_queue_url=self._text("dead_letter_queue_url"),
-            capacity_role_arn=self._text("capacity_role_arn"),
+            capacity_role_arn=self._role("capacity_role_arn"),
             settings_parameter=self._text("settings_parameter"),
             pools={name: self._pool(name, fields) for name, fields in self._object("pools").items()},
             documents={
@@ -166,6 +168,14 @@ class _Reader:
         text: str = self._checked(name, self._value(name), str)
         if not text:
             raise SettingsError(f"{self._source}: output {name!r} must not be empty")
+        return text
+
+    def _role(self, name: str) -> str:
+        text = self._text(name)
+        if not _ROLE.fullmatch(text):
+            raise SettingsError(
+                f"{self._source}: output {name!r} must be a role, arn:aws:iam::ACCOUNT:role/NAME; got {text!r:.120}"
+            )
         return text
 
     def _optional(self, name: str) -> str | None:

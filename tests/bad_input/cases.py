@@ -70,6 +70,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "apps logs": ("digits", "--ledger", "ledger.db"),
     "apps cancel": ("digits", "--ledger", "ledger.db", "--yes"),
     "prefect init": (),
+    "init": ("new", "--force"),
 }
 """Arguments of each command that are right."""
 

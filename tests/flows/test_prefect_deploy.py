@@ -144,8 +144,8 @@ OUTPUTS: dict[str, Any] = {
     name: {"value": value}
     for name, value in {
         "cluster": "lab", "region": "eu-central-1", "account_id": "1", "bucket": "b", "store": "s3://b/store",
-        "kms_key_arn": "k", "notice_queue_url": "q", "dead_letter_queue_url": "d", "capacity_role_arn": "theirs",
-        "settings_parameter": "p", "pools": {}, "documents": {},
+        "kms_key_arn": "k", "notice_queue_url": "q", "dead_letter_queue_url": "d",
+        "capacity_role_arn": "arn:aws:iam::2:role/theirs", "settings_parameter": "p", "pools": {}, "documents": {},
     }.items()
 }  # fmt: skip
 
@@ -171,7 +171,7 @@ def test_an_account_s_block_is_a_settings_file_and_an_environment(
     with EbbflowAws(settings_file=str(outputs)).opened() as path:
         assert path == str(outputs)
     with EbbflowAws(settings=OUTPUTS).opened() as path:
-        assert Settings.from_terraform(path).capacity_role_arn == "theirs"
+        assert Settings.from_terraform(path).capacity_role_arn == "arn:aws:iam::2:role/theirs"
 
 
 @pytest.mark.parametrize(

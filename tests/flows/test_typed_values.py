@@ -34,7 +34,7 @@ BAD = ("nan", "inf", "-inf", "1e309", "-1", "", " ", "x", "١٢", "1_0", "0x1", 
         lambda text: parse_capacity(f"cores={text}"),
         lambda text: parse_capacity(f"memory={text}GiB"),
         lambda text: parse_capacity(f"nodes={text},cores={text}"),
-        lambda text: parse_capacity(f"hazard={text}"),
+        lambda text: parse_capacity(f"interruption_rate={text}"),
         lambda text: parse_fault(f"{text}s:resize:4"),
         lambda text: parse_fault(f"3s:resize:{text}"),
         lambda text: TRAINING.parse(f"{text}s:kill:node-1"),
@@ -53,7 +53,7 @@ def test_numbers_that_are_right_are_read() -> None:
     assert parse_number(".5", "it", above=0) == 0.5
     assert parse_whole("12", "it", min=1) == 12
     assert parse_duration("2.5s") == 2.5
-    share = parse_capacity("cores=3,memory=6GiB,nodes=3,hazard=2")
+    share = parse_capacity("cores=3,memory=6GiB,nodes=3,interruption_rate=2")
     assert (share.total.cores, share.total.memory, share.nodes, share.hazard) == (3.0, 6.0, 3, 2.0)
 
 
@@ -86,7 +86,7 @@ def test_a_cluster_that_cannot_be_led_leaves_no_row_and_no_ledger(
             given = [
                 "ebbflow",
                 "capacity",
-                "run",
+                "start",
                 "--cluster",
                 "other",
                 "--ledger",

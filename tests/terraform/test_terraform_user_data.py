@@ -17,7 +17,7 @@ import yaml
 
 from ebbflow.infra.aws.train_nodes import FOLDER
 from ebbflow.infra.training.channel import keys
-from ebbflow.tasks.fleet.request import CONFIG
+from ebbflow.tasks.fleet.request import TERRAFORM_OUTPUT
 
 ROOT = Path(__file__).parents[2]
 ROLES = {
@@ -358,7 +358,10 @@ def test_nothing_is_started_on_a_node_that_leaves(rendered, host, tmp_path, role
 
 def test_nodes_and_commands_mean_the_same_places(rendered):
     worker, trainer = _files(rendered["prefect-worker"]), _files(rendered["gpu-trainer"])
-    assert f"export {CONFIG}=/var/lib/ebbflow/ebbflow.json\n" in worker["/usr/local/sbin/ebbflow-prefect"]
+    assert (
+        f"export {TERRAFORM_OUTPUT}=/var/lib/ebbflow/ebbflow.json\n"
+        in worker["/usr/local/sbin/ebbflow-prefect"]
+    )
     unit = trainer["/etc/systemd/system/ebbflow-torch-node@.service"]
     assert f"\nWorkingDirectory={FOLDER}\n" in unit
     assert (

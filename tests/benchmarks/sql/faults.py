@@ -42,7 +42,7 @@ class Faults:
         self._dice = random.Random(f"victims/{seed}")
         self._notices = notices
         self._serving = serving
-        self._schedule = Schedule(clock, self._script(changes), patience=_END)
+        self._schedule = Schedule(clock, self._script(changes), timeout=_END)
         self._began = 0.0
         self._up: list[str] = []
         self.happenings: list[ClusterEvent] = []

@@ -391,5 +391,5 @@ def test_a_query_whose_run_prefect_has_forgotten_goes_on_as_it_was_asked(tmp_pat
     AppFolder(request.store_place, "q-1").keep(request)
     spec = query_spec(request, "q-1")
     given = resumed(LostApp(spec, Resume.of(spec), 0.0, 1, 0.0, ""), None, "lab")
-    asked = {"sql": "SELECT 1", "tables": "shop", "engine": "duckdb", "store": store, "out": out}
-    assert given.items() >= (asked | {"policy": "volcano", "app": "q-1", "cluster": "lab"}).items()
+    asked = {"sql": "SELECT 1", "tables": "shop", "engine": "duckdb", "store": store, "output": out}
+    assert given.items() >= (asked | {"planner": "volcano", "app": "q-1", "cluster": "lab"}).items()

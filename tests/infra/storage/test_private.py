@@ -102,6 +102,7 @@ ELSEWHERE = {
     "infra/aws/node_agent.py": "/run/ebbflow, which every user of the node may look at",
     "infra/query/results.py": "a result, where the user wants it",
     "infra/storage/files.py": "a report, where the user wants it",
+    "infra/spark/native/stages.py": "an empty mark in a stage's own folder, which its executors look for",
     "tasks/simulation": "pages and results of simulations, where the user wants them",
 }
 REMOTE = {

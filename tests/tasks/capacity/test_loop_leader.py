@@ -60,7 +60,7 @@ def test_a_loop_that_is_gone_does_not_lead(tmp_path: Path) -> None:
         assert not leads(ledger, ledger.clock)
         said: list[str] = []
         with pytest.raises(
-            PipelineRunError, match=r"no capacity loop leads .*; the last was another; start one"
+            PipelineRunError, match=r"no capacity loop is the leader .*; the last was another; start one"
         ):
             _check_led(ledger, ledger.clock, said.append)
         assert said == [
@@ -117,7 +117,7 @@ def test_a_ledger_that_is_away_while_it_is_watched_fails_nothing() -> None:
 @pytest.mark.parametrize("last", [late(), late(until=0.0), None])
 def test_what_is_gone_is_given_up_within_the_time_of_a_lead(last: Lead | None) -> None:
     ledger = Scripted((0.0, last))
-    with pytest.raises(PipelineRunError, match="no capacity loop leads"):
+    with pytest.raises(PipelineRunError, match="no capacity loop is the leader"):
         _check_led(ledger, ledger, lambda _: None)  # type: ignore[arg-type]
     assert ledger.time < 17.0 if last is not None else ledger.time == 0.0
 

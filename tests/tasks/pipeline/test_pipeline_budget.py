@@ -30,7 +30,7 @@ def test_what_a_cancelled_run_has_to_save_in_holds_for_its_steps(
     begun: list[Any] = []
 
     def begin(request: Any, *_: Any, **given: Any) -> None:
-        begun.append((request.grace, given.get("save")))
+        begun.append((request.termination_grace, given.get("save")))
         raise RunLockedError("another runs it")
 
     monkeypatch.setattr("ebbflow.tasks.training.leased.app.run_training_app", begin)

@@ -44,8 +44,8 @@ def test_no_rows_are_a_table_with_the_columns(tables: Path) -> None:
 
 @pytest.mark.parametrize("out", [False, True])
 def test_a_report_that_was_read_from_json_finds_the_rows(out: bool, tables: Path) -> None:
-    where = {"out": str(tables.parent / "r.parquet")} if out else {}
-    report = run(tables, json=str(tables.parent / "r.json"), **where).report
+    where = {"output": str(tables.parent / "r.parquet")} if out else {}
+    report = run(tables, report=str(tables.parent / "r.json"), **where).report
     again = QueryReport.from_json((tables.parent / "r.json").read_text())
     assert again == report
     assert again.result is None
@@ -54,7 +54,7 @@ def test_a_report_that_was_read_from_json_finds_the_rows(out: bool, tables: Path
 
 
 def test_rows_that_are_gone_are_said_unless_they_are_elsewhere_too(tables: Path) -> None:
-    kept = run(tables, out=str(tables.parent / "r.parquet")).report
+    kept = run(tables, output=str(tables.parent / "r.parquet")).report
     report = run(tables).report
     shutil.rmtree(tables.parent / "store" / "data")
     assert kept.to_arrow()["k"].to_pylist() == list(range(25))
@@ -64,7 +64,7 @@ def test_rows_that_are_gone_are_said_unless_they_are_elsewhere_too(tables: Path)
 
 
 def test_rows_of_another_number_are_not_the_result(tables: Path) -> None:
-    report = replace(run(tables, out=str(tables.parent / "r.parquet")).report, result=None)
+    report = replace(run(tables, output=str(tables.parent / "r.parquet")).report, result=None)
     pq.write_table(pa.table({"k": [1], "s": ["x"]}), tables.parent / "r.parquet")
     with pytest.raises(StorageError, match="has 1 row, not the 25"):
         report.to_arrow()
@@ -91,7 +91,7 @@ def test_with_pandas_the_table_becomes_a_frame(tables: Path, monkeypatch: pytest
 
 
 def test_a_notebook_shows_the_first_rows_escaped(tables: Path) -> None:
-    outcome = run(tables, title="<i>all</i>")
+    outcome = run(tables, name="<i>all</i>")
     shown = outcome._repr_html_()
     assert shown == outcome.report._repr_html_()
     assert shown.count("<tr>") == 11

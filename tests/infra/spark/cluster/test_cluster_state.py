@@ -138,5 +138,5 @@ def test_a_cluster_without_processes_is_not_found_but_can_be_cleared() -> None:
     with pytest.raises(ClusterError, match="start anew"):
         cluster.add()
     cluster.stop()
-    with pytest.raises(ClusterError, match="there is no local cluster 'a'"):
+    with pytest.raises(ClusterError, match="there is no local Spark cluster 'a'"):
         LocalSparkCluster.attach("a")
