@@ -206,7 +206,7 @@ def test_a_leader_whose_clock_jumps_by_an_hour_keeps_its_apps_and_books_no_gpu_t
             clock.jump(seconds)
             loop = cluster.start(f"loop-{number}", **clock.environment)
             until(lambda number=number: ledger.state().holder == f"loop-{number}", "a leader")  # type: ignore[misc]
-            cluster.see(["n0", 2], ["n1", 2], [f"m{number}", 2])
+            cluster.see(["n0", 2], ["n1", 2], *([f"m{k}", 2] for k in range(number + 1)))
             until(lambda number=number: f"m{number}" in nodes_of(ledger), "a node")  # type: ignore[misc]
             until(lambda: len(machines.busy) == 4, "all GPUs in use")
             clock.jump(-seconds)
