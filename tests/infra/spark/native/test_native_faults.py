@@ -93,9 +93,9 @@ def busy() -> list[psutil.Process]:
 
 def test_a_killed_python_worker_costs_a_slice(spark: SparkEngine, numbers: Relation, tmp_path: Path) -> None:
     running = Running(spark, LONG, numbers, tmp_path)
-    until(lambda: any(name.endswith(".tmp") for name in running.files()))
-    victim = until(busy)[0]
-    os.kill(victim.pid, signal.SIGKILL)
+    # a slice's unfinished file is named for the process that writes it
+    unfinished = until(lambda: [name for name in running.files() if name.endswith(".tmp")])
+    os.kill(int(unfinished[0].removesuffix(".tmp").rpartition("-")[2]), signal.SIGKILL)
     running.thread.join(150)
     assert running.error is None
     assert running.result is not None
