@@ -242,16 +242,16 @@ class _Scaling:
 
     # --- one pool -------------------------------------------------------------------------------------------
 
-    def target(self, pool: PoolState, wished: int, need: Need) -> Target | None:
+    def target(self, pool: PoolState, desired: int, need: Need) -> Target | None:
         """Return what a pool is to be now; ``None``: as it is planned."""
         now = self.scene.now
-        wished = min(max(wished, pool.min_nodes), pool.max_nodes)
+        desired = min(max(desired, pool.min_nodes), pool.max_nodes)
         before = self.memory.pools.get(pool.name)
         # whoever else changed the plan, it is what counts now
         before = StabilizedTarget(pool.planned) if before is None else replace(before, nodes=pool.planned)
         if before.asked > now:
             before = StabilizedTarget(pool.planned)  # the clock was set back
-        held = self.rules.steady.settle(before, wished, now)
+        held = self.rules.steady.settle(before, desired, now)
         self.held[pool.name] = held
         wanted = Target(
             pool.name,

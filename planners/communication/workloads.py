@@ -43,7 +43,7 @@ SHARES = {
 }
 """Fractions of an iteration's compute, in program order: those of the fixture that fits model A2."""
 
-_DEPENDENCIES = (
+DEPENDENCIES = (
     Dependency("data-prep", "fwd-emb"),
     Dependency("ar-bottom", "fwd-bottom", 1),
     Dependency("emb-fwd", "fwd-top"),
@@ -97,7 +97,7 @@ def dlrm_dag(
     )
     dependencies = tuple(
         Dependency(before, after, edge.lag)
-        for edge in _DEPENDENCIES
+        for edge in DEPENDENCIES
         for before in cut.get(edge.before, (edge.before,))
         for after in cut.get(edge.after, (edge.after,))
     )

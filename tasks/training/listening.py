@@ -63,7 +63,7 @@ def spoken(event: TrainingEvent) -> str:
             return f"generation {event.generation}: {where}"
         case "started":
             restored = said.get("restored")
-            begins = "begins" if restored is None else f"goes on from step {restored}"
+            begins = "begins" if restored is None else f"resumes from step {restored}"
             if "oldest" in said:
                 moved = f"{said.get('perturbation'):.3g}"
                 begins += (

@@ -2,6 +2,7 @@
 
 from ebbflow.planners.communication.dag import CommOp, ComputeOp, Dependency, TrainingDag
 from ebbflow.planners.communication.schedule import ExecutionOption, PlannedMotif
+from ebbflow.planners.communication.workloads import DEPENDENCIES
 
 MOTIVATING = TrainingDag(
     (ComputeOp("f1", 2), ComputeOp("f2", 1.5), ComputeOp("f3", 2), ComputeOp("g", 1)),
@@ -51,18 +52,7 @@ DLRM = TrainingDag(
         CommOp(name, "all-reduce" if name.startswith("ar-") else "all-to-all", 1.0, 128, name == "data-prep")
         for name in _COMM
     ),
-    (
-        Dependency("data-prep", "fwd-emb"),
-        Dependency("ar-bottom", "fwd-bottom", 1),
-        Dependency("emb-fwd", "fwd-top"),
-        Dependency("ar-top", "fwd-top", 1),
-        Dependency("emb-bwd", "bwd-emb"),
-        Dependency("fwd-emb", "emb-fwd"),
-        Dependency("bwd-top", "ar-top"),
-        Dependency("bwd-top", "emb-bwd"),
-        Dependency("bwd-bottom", "ar-bottom"),
-        Dependency("bwd-emb", "data-prep", 1),
-    ),
+    DEPENDENCIES,
 )
 """Time unit: 1 % of LIFO's iteration."""
 

@@ -201,10 +201,10 @@ def test_what_the_launcher_says_in_words() -> None:
 
     assert words("generation", placement={"a": 2, "b": 1}) == "generation 3: 3 GPUs on 2 nodes"
     assert words("started", restored=None, world=1) == "training begins on 1 GPU"
-    assert words("started", restored=7, world=2) == "training goes on from step 7 on 2 GPUs"
+    assert words("started", restored=7, world=2) == "training resumes from step 7 on 2 GPUs"
     running = words("started", restored=40, world=1, oldest=33, perturbation=0.1234)
     assert running == (
-        "training goes on from step 40 of the running checkpoint (oldest parameters of step 33; they had moved on by "
+        "training resumes from step 40 of the running checkpoint (oldest parameters of step 33; they had moved on by "
         "0.123, L2 norm, when last measured) on 1 GPU"
     )
     assert words("node-lost", node="a", how="killed\nmore") == "a is lost: killed"
