@@ -164,7 +164,7 @@ def train(
             request = TrainingRequest.load(place, run_id, changes)
         else:
             if restart:
-                raise OptionError("restart goes with resume; a new run begins at step 0 anyway")
+                raise OptionError("restart goes with resume; a new run starts at step 0 anyway")
             request = TrainingRequest(
                 **fields_of(TrainingRequest, given) | {"runs_dir": place, "report": files}
             )
@@ -316,11 +316,11 @@ def _publish(report: TrainingReport) -> None:
             "lost steps": g.lost_steps,
             "end": g.kind,
             "failure": g.failure.reason if g.failure else "",
-            "what followed": g.decision,
+            "next action": g.decision,
         }
         for g in report.generations
     ] or [{"generation": 0, "end": report.reason}]
-    artifacts.table("ebbflow-generations", rows, "Worlds of processes")
+    artifacts.table("ebbflow-generations", rows, "World sizes")
     series = {
         name: [(p.at, float(getattr(p, name))) for p in report.series] for name in ("throughput", "goodput")
     }

@@ -106,12 +106,12 @@ def print_training(report: TrainingReport, console: Console) -> None:
         figures.append(f"cost: ${report.dollars:.4f}")
     console.print(" · ".join(figures), highlight=False, soft_wrap=True)
     for text in report.unusable:
-        console.print(Text(printable(f"checkpoint that cannot be used: {text}")), soft_wrap=True)
+        console.print(Text(printable(f"unusable checkpoint: {text}")), soft_wrap=True)
     if report.spilled is not None:
         console.print(Text(printable(f"{report.spilled}"), style="bold red"), soft_wrap=True)
     if report.state == "failed" and report.generations:
         where = Path(report.folder) / "logs" / f"generation-{report.generations[-1].number}"
         if where.is_dir():
-            console.print(f"what the processes wrote: {where}", highlight=False, soft_wrap=True)
+            console.print(f"logs of the processes: {where}", highlight=False, soft_wrap=True)
     if len(report.generations) > 1:
         console.print(generation_rows(report))

@@ -78,9 +78,9 @@ class ElasticJob:
         settings = settings or Settings()
         check(application, workers, settings)
         if resume and folder is None:
-            raise OptionError("resume needs the folder of the earlier job")
+            raise OptionError("resume needs the directory of the earlier job")
         if restart and not resume:
-            raise OptionError("restart goes with resume; a new job begins at the beginning anyway")
+            raise OptionError("restart goes with resume; a new job starts from the beginning anyway")
         self._class = f"{type(application).__module__}:{type(application).__qualname__}"
         self._replace = replace
         self._silence = silence
@@ -242,7 +242,7 @@ class ElasticJob:
             )  # heartbeats count from here on; a start may take long on a busy machine
         for name in self._monitor.silent():
             if name in self._master.nodes:
-                self._lose(name, f"{name} was silent for {self._silence:g} s")
+                self._lose(name, f"{name} missed heartbeats for {self._silence:g} s")
         for name, process in list(self._processes.items()):
             status = process.poll()
             if status is None:
@@ -286,7 +286,7 @@ class ElasticJob:
         self._failed_starts += 1
         if self._failed_starts >= _FAILED_STARTS:
             log = processes.tail(self._log(name))
-            raise ElasticError(f"{self._failed_starts} workers ended before they had joined; {reason}\n{log}")
+            raise ElasticError(f"{self._failed_starts} workers ended before they joined; {reason}\n{log}")
 
     def _log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.log"

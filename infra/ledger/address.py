@@ -87,7 +87,7 @@ def parse(given: str | None) -> Address:
             or str(url.database).startswith("file:")
         ):
             raise OptionError(
-                "a ledger must outlive its process: give SQLite a file, such as sqlite:////var/ebb.db"
+                "a ledger must outlive its process: name a SQLite file, such as sqlite:////var/ebb.db"
             )
         path = Path(str(url.database)).expanduser().absolute()
         return Address(URL.create("sqlite", database=str(path)), "sqlite")

@@ -100,7 +100,7 @@ class _AuditState:
         where = f"GPU {lease.slot} of node {lease.node!r}"
         other = self.by_gpu.get((lease.node, lease.slot))
         if other is not None:
-            self._say(event, f"{what}: {where} is booked twice, lease {other} has not ended")
+            self._say(event, f"{what}: {where} is allocated twice, lease {other} has not ended")
         if lease.node in self.gone:
             self._say(event, f"{what}: node {lease.node!r} has left")
         elif lease.node not in self.gpus:
@@ -112,7 +112,7 @@ class _AuditState:
         if lease.node in self.firm:
             self._say(event, f"{what}: node {lease.node!r} has a firm notice for {self.firm[lease.node]:.3f}")
         if lease.app not in self.apps:
-            self._say(event, f"{what}: no such app has entered")
+            self._say(event, f"{what}: no such app is registered")
         if lease.number <= used or lease.number in self.held:
             self._say(event, f"{what}: the number was used before")
         self.used = max(self.used, lease.number)

@@ -106,7 +106,7 @@ def advanced(state: State, event: Event) -> State:
         return fold(state, event)
     except OptionError as error:
         raise LedgerError(
-            f"the ledger contradicts itself; ebbflow ledger verify tells more: {error}"
+            f"the ledger is inconsistent;  run ebbflow ledger verify for details: {error}"
         ) from error
 
 
@@ -159,7 +159,7 @@ def whole(connection: Connection, cluster: str) -> Known:
     if state.number < gone:
         raise LedgerError(
             f"events up to {gone} of cluster {cluster!r} were pruned, and no snapshot that holds them can be read: "
-            "restore a back-up"
+            "restore a backup"
         )
     for event in stream(connection, cluster, state.number):
         advanced(state, event)
@@ -180,7 +180,7 @@ def origin(connection: Connection, cluster: str) -> State:
     if found is None:
         raise LedgerError(
             f"events up to {gone} of cluster {cluster!r} were pruned, and the snapshot that holds them cannot be "
-            "read: restore a back-up"
+            "read: restore a backup"
         )
     return found
 

@@ -93,7 +93,7 @@ class Journal:
         try:
             if self._snapshot is None:
                 self._snapshot = self.database.read(
-                    "look for snapshots", lambda c: snapshots.last(c, self.cluster)
+                    "list the snapshots", lambda c: snapshots.last(c, self.cluster)
                 )
             if state.number - self._snapshot >= snapshots.EVERY:
                 row = snapshots.row_of(self.cluster, state)
@@ -140,7 +140,7 @@ class Journal:
         if state.number != number:
             raise LedgerError(
                 f"cluster {self.cluster!r} has {number} events, but those after {state.number} are missing or beyond "
-                "them: restore a back-up"
+                "them: restore a backup"
             )
         return state
 
@@ -173,7 +173,7 @@ def _refuse_double_booking(state: State, change: Granted) -> None:
         other = state.booked.get(slot, taken.get(slot))
         if other is not None:
             raise DoubleBookingError(
-                f"GPU {lease.slot} of node {lease.node!r} is booked by lease {other}; "
+                f"GPU {lease.slot} of node {lease.node!r} is allocated to lease {other}; "
                 f"lease {lease.number} cannot have it"
             )
         taken[slot] = lease.number

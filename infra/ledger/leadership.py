@@ -77,7 +77,7 @@ class Leadership:
         def work(connection: Connection) -> int:
             return connection.execute(update(leads).where(mine), {"until": until}).rowcount
 
-        if self._journal.database.transact("renew the lead", work, mode="report") != 1:
+        if self._journal.database.transact("renew the leader lease", work, mode="report") != 1:
             raise self._stale()
         self._until = until
 
@@ -112,11 +112,14 @@ class Leadership:
 
     def _check_resigned(self) -> None:
         if self._resigned:
-            raise StaleLoopError(f"loop {self.holder!r} has resigned its lead {self.token}: lead again first")
+            raise StaleLoopError(
+                f"loop {self.holder!r} has resigned its leader lease {self.token}: acquire it again first"
+            )
 
     def _stale(self) -> StaleLoopError:
         return StaleLoopError(
-            f"loop {self.holder!r} with token {self.token} leads no more: another has taken over; nothing was written"
+            f"loop {self.holder!r} (fencing token {self.token}) is no longer the leader: another has taken over; "
+            "nothing was written"
         )
 
 
@@ -132,7 +135,7 @@ def begin_lead(journal: "Journal", holder: str, seconds: float, *, take_over: bo
     if not holder or len(holder) > _LONGEST or not holder.isprintable():
         raise OptionError(f"a loop's name has 1 to {_LONGEST} printable characters; got {holder!r:.220}")
     if not 0 < seconds < float("inf"):
-        raise OptionError(f"a lead lasts a positive number of seconds; got {seconds!r}")
+        raise OptionError(f"a leader lease lasts a positive number of seconds; got {seconds!r}")
     found = {"token": 0, "until": 0.0}
 
     def first(connection: Connection, state: State) -> "Sequence[Change]":
@@ -140,8 +143,8 @@ def begin_lead(journal: "Journal", holder: str, seconds: float, *, take_over: bo
         held = lead_of(connection, journal.cluster)
         if held is not None and held.alive(now) and held.holder != holder and not take_over:
             raise LedgerBusyError(
-                f"loop {held.holder!r} leads cluster {journal.cluster!r} for another {held.until - now:.0f} s "
-                "unless it renews; stop it, or wait until it is gone",
+                f"loop {held.holder!r} is the leader of cluster {journal.cluster!r}; its lease expires in "
+                f"{held.until - now:.0f} s unless it renews: stop it, or wait until then",
                 holder=held.holder,
                 until=held.until,
             )

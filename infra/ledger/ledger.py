@@ -100,9 +100,7 @@ class Ledger:
         """
         for change in changes:
             if isinstance(change, FENCED):
-                raise OptionError(
-                    f"{type(change).__name__} is for the loop that leads: ledger.lead(...).write([...])"
-                )
+                raise OptionError(f"{type(change).__name__} is for the leader: ledger.lead(...).write([...])")
         if when is None:
             return self._journal.append(changes)
         return self._journal.append((), lambda _, state: changes if when(state) else ())
@@ -120,7 +118,7 @@ class Ledger:
 
     def leader(self) -> Lead | None:
         """Return who leads, or led last; ``None`` where nobody ever has."""
-        return self._database.read("look who leads", lambda c: lead_of(c, self.cluster))
+        return self._database.read("read the leader", lambda c: lead_of(c, self.cluster))
 
     def report(self, app: str, report: AppReport) -> None:
         """Keep what ``app`` says of itself in place of what it said before; no event. Raises ``OptionError``."""

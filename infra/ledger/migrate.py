@@ -26,13 +26,13 @@ def create_or_migrate(database: Database, *, create: bool = True) -> str:
         check_file(database.address.path)
     if database.sqlite and create:
         prepare_file(database)
-    found = database.read("look at the ledger's form", version)
+    found = database.read("read the ledger's schema version", version)
     if found == STEPS[-1]:
         return found
     if not found and not create:
         raise _nothing(database)
     _refuse_newer(found, database)
-    return database.transact("make the ledger's tables", lambda c: _upgrade(c, database), mode="migrate")
+    return database.transact("create the ledger's tables", lambda c: _upgrade(c, database), mode="migrate")
 
 
 def migrate_ledger(url: str | None = None, clock: Clock | None = None) -> tuple[str, str]:
@@ -79,6 +79,4 @@ def _refuse_newer(found: str, database: Database) -> None:
 
 
 def _nothing(database: Database) -> LedgerError:
-    return LedgerError(
-        f"there is no ledger at {database.address}; what uses one makes it: ebbflow capacity start"
-    )
+    return LedgerError(f"there is no ledger at {database.address}; ebbflow capacity start creates one")

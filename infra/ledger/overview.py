@@ -63,7 +63,7 @@ class Overview:
 
 def overview(database: Database, cluster: str) -> Overview:
     """Return what the ledger holds of ``cluster``."""
-    return database.read("look at the ledger", lambda c: _overview(c, database, cluster))
+    return database.read("inspect the ledger", lambda c: _overview(c, database, cluster))
 
 
 def _overview(connection: Connection, database: Database, cluster: str) -> Overview:

@@ -30,15 +30,13 @@ class Pruned:
 
 def prune(database: Database, cluster: str, before: float, *, keep_events: bool, dry_run: bool) -> Pruned:
     """See ``Ledger.prune``."""
-    done = database.read("look for old events", lambda c: _pruned(c, cluster))
+    done = database.read("list old events", lambda c: _pruned(c, cluster))
     up_to = (
-        done
-        if keep_events
-        else database.read("look for old events", lambda c: _last_before(c, cluster, before))
+        done if keep_events else database.read("list old events", lambda c: _last_before(c, cluster, before))
     )
     if dry_run:
         return database.read(
-            "look for old events",
+            "list old events",
             lambda c: _foretold(c, cluster, before, done, max(done, up_to)),
             long=True,
         )
@@ -49,7 +47,7 @@ def prune(database: Database, cluster: str, before: float, *, keep_events: bool,
     payloads = _strip(database, cluster, before)
     dropped = _drop(database, cluster, max(done, up_to))
     said = delete(reports).where(_last_words(cluster, before))
-    words = database.transact("drop old reports", lambda c: c.execute(said).rowcount)
+    words = database.transact("delete old reports", lambda c: c.execute(said).rowcount)
     return Pruned(dropped, payloads, max(done, up_to), words)
 
 
@@ -86,7 +84,7 @@ def _state_at(connection: Connection, cluster: str, number: int) -> State:
         history.advanced(state, event)
     if state.number != number:
         raise LedgerError(
-            f"events {state.number + 1} to {number} are missing; ebbflow ledger verify tells more"
+            f"events {state.number + 1} to {number} are missing; run ebbflow ledger verify for details"
         )
     return state
 
@@ -106,12 +104,12 @@ def _strip(database: Database, cluster: str, before: float) -> int:
     """Take inputs and outcomes from old decisions."""
     after, stripped = 0, 0
     while True:
-        page = database.read("look for old decisions", lambda c, after=after: _old(c, cluster, before, after))  # type: ignore[misc]
+        page = database.read("list old decisions", lambda c, after=after: _old(c, cluster, before, after))  # type: ignore[misc]
         if not page:
             return stripped
         bare = [(event, packed) for event, change in page if (packed := _bare(change)) is not None]
         if bare:
-            database.transact("shorten old decisions", lambda c, bare=bare: _shorten(c, cluster, bare))  # type: ignore[misc]
+            database.transact("compact old decisions", lambda c, bare=bare: _shorten(c, cluster, bare))  # type: ignore[misc]
         stripped += len(bare)
         after = page[-1][0].number
 
@@ -142,7 +140,7 @@ def _shorten(connection: Connection, cluster: str, bare: Sequence[tuple[Event, c
 def _drop(database: Database, cluster: str, up_to: int) -> int:
     dropped = 0
     while True:
-        gone = database.transact("drop old events", lambda c: _drop_batch(c, cluster, up_to))
+        gone = database.transact("delete old events", lambda c: _drop_batch(c, cluster, up_to))
         dropped += gone
         if not gone:
             return dropped

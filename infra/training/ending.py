@@ -77,7 +77,7 @@ class Ending:
     def finish(self, metrics: dict[str, Any], statistics: RunStatistics) -> None:
         """Save the end of the run, and say that it is finished once it is saved.
 
-        Raises ``StorageError`` where the run's folder could not take it, see ``Saver.last``; it is not finished then.
+        Raises ``StorageError`` where the run's directory could not take it (see ``Saver.last``): it is not finished.
         """
         self._link.before_deadline(0.0, None)
         prepared = self._ready()

@@ -132,7 +132,7 @@ class LocalNodes:
             if record is None:
                 return "it was never started"
             if record.deadline is not None and not record.ended and record.deadline <= time.time():
-                self._destroy(record, "its notice has run out")
+                self._destroy(record, "its interruption notice has expired")
             self._settle(record)
             return record.ended if self._gone(record) else ""
 
@@ -259,7 +259,7 @@ class LocalNodes:
         if self._gpus and len(free) < slots:
             raise ClusterError(
                 f"node {name} needs {slots} GPUs and {len(free)} of {len(self._gpus)} are free; ask for fewer slots, "
-                f"or set {devices.VISIBLE} to nothing to train on processors"
+                f"or set {devices.VISIBLE} to nothing to train on CPU cores"
             )
         return tuple(free[:slots])
 

@@ -44,8 +44,8 @@ class Progress:
         """Take note of the data's size, and check it against what the run began with."""
         if self.length and self.length != length:
             raise DatasetError(
-                f"the run began on {self.length} samples and goes on with {length}: the order of the data would "
-                "change within a pass; use the same data or another run id"
+                f"the run started on {self.length} samples and continues with {length}: the order of the data would "
+                "change within a pass; use the same data or another run ID"
             )
         if length < self.initial:
             raise DatasetError(f"a data set of {length} samples is smaller than the batch of {self.initial}")
@@ -119,8 +119,8 @@ class Progress:
         """Return what was saved. Raises ``TrainingError`` for a run with another batch."""
         if state["initial"] != initial:
             raise TrainingError(
-                f"the run began with batch_size={state['initial']} and goes on with {initial}: progress and learning "
-                "rate are counted in it; keep it or use another run id"
+                f"the run started with batch_size={state['initial']} and resumes with {initial}: progress and "
+                "learning rate are counted in it; keep it or use another run ID"
             )
         return cls(**(state | {"cursor": DataPosition(*state["cursor"])}))
 

@@ -83,8 +83,8 @@ def check_not_lost(chosen: Choice, restart: bool) -> None:
         more = len(chosen.damaged) - _NAMED
         said = "; ".join(chosen.damaged[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
         raise CheckpointsLostError(
-            f"none of the run's checkpoints can be used: {said}. Nothing was deleted, and nothing is trained: put a "
-            f"copy of one back in its place, or begin again at step 0 (ebbflow train --resume ID --restart, or "
+            f"none of the run's checkpoints is usable: {said}. Nothing was deleted, and nothing is trained: restore "
+            f"one from a backup, or restart at step 0 (ebbflow train --resume ID --restart, or "
             f"ElasticRun.start(restart=True))"
         )
 
@@ -112,7 +112,7 @@ def _look(folder: CheckpointFolder, spill: Spill | None, running: RunningSaves, 
                 folder.take_over(other, there)
             except StorageError as exc:
                 raise type(exc)(
-                    f"step {there.step} of the run is in {there.uri} and cannot be taken over: {exc}"
+                    f"step {there.step} of the run is in {there.uri} and cannot be restored from there: {exc}"
                 ) from exc
             found, taken = folder.latest(), there.uri
         if found is not None:
@@ -124,7 +124,7 @@ def _look(folder: CheckpointFolder, spill: Spill | None, running: RunningSaves, 
         damaged = folder.damaged() + running.problems
         if known > 0 and not damaged:
             damaged = [
-                f"step {known} was saved, and there is no finished checkpoint in {folder.uri}",
+                f"step {known} was saved, but there is no complete checkpoint in {folder.uri}",
                 *passed,
             ]
     return Choice(found, newest, tuple(passed), tuple(damaged), taken, mark)

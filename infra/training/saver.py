@@ -139,19 +139,19 @@ class Saver:
                     error = exc
                 if self._clock.now() + pause >= end:
                     break
-                log.warning("step %s is not saved, trying again in %g s: %s", step, pause, error)
+                log.warning("step %s is not saved, retrying in %g s: %s", step, pause, error)
                 self._link.post("saving", step, {"reason": reason, "error": str(error), "again_in": pause})
                 self._clock.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
             rest = TIMEOUT if deadline is None else max(1.0, deadline - self._clock.now())
             where = self._spilled(state, step, reason, error, rest)
-        tried = f"tried for {self._clock.now() - begun:.0f} s"
+        tried = f"retried for {self._clock.now() - begun:.0f} s"
         raise type(error)(
-            f"step {step} of the run is not saved in its folder ({tried}): {error}; {where}"
+            f"step {step} of the run is not saved in its directory ({tried}): {error}; {where}"
         ) from error
 
     def rescue(self, state: Callable[[], State], step: int, reason: str, timeout: float) -> bool:
-        """Save the last complete step, unless another survivor does; return whether the run's folder has it by now.
+        """Save the last complete step, unless another survivor does; return whether the run's directory has it.
 
         What it cannot take is spilled; see ``last``. For a process that is about to end, within ``timeout`` seconds.
         """
@@ -173,7 +173,7 @@ class Saver:
         """Save elsewhere, say so to the launcher, and return in words where the state is."""
         host = socket.gethostname()
         content = {"reason": reason, "error": str(error), "host": host}
-        kept = f"step {self.saved_step} is saved" if self.saved_step >= 0 else "nothing of it is saved"
+        kept = f"step {self.saved_step} is saved" if self.saved_step >= 0 else "none of its steps is saved"
         if self._spill is None:
             self._link.post("checkpoint", step, content)
             return kept
@@ -181,11 +181,11 @@ class Saver:
             with self.lock:
                 saved = self._spill.save(state(), step, reason, timeout)
         except StorageError as exc:
-            self._link.post("checkpoint", step, content | {"error": f"{error}; nor elsewhere: {exc}"})
-            return f"nor could it be saved elsewhere: {exc}; {kept}"
+            self._link.post("checkpoint", step, content | {"error": f"{error}; nor in another place: {exc}"})
+            return f"nor could it be saved in another place: {exc}; {kept}"
         self._link.post("spilled", step, content | {"uri": saved.uri, "bytes": saved.bytes})
         return (
-            f"it is in {saved.uri} on {host} instead, from where the run takes it over when it goes on there "
+            f"it is in {saved.uri} on {host} instead, from where the run restores it when it is resumed there "
             f"(ebbflow train --resume ID)"
         )
 

@@ -1,4 +1,4 @@
-"""Where the last checkpoint of a run goes when the run's folder cannot take it, and how it comes back.
+"""Where the last checkpoint of a run goes when the run's directory cannot take it, and how it comes back.
 
 Layout::
 
@@ -84,7 +84,7 @@ class Spill:
                 return folder.save(state, step, note, timeout=timeout)
             except StorageError as exc:
                 said.append(str(exc))
-        raise StorageError("; ".join(said) or "there is no place for it on this machine")
+        raise StorageError("; ".join(said) or "no directory on this machine can take it")
 
     def newest(self, above: int) -> tuple[CheckpointFolder, VerifiedCheckpoint] | None:
         """Return the newest whole checkpoint of more than ``above`` steps.
@@ -112,7 +112,7 @@ class Spill:
         return best
 
     def clear(self, upto: int) -> None:
-        """Delete what the run's folder now has as well: checkpoints of ``upto`` steps and fewer."""
+        """Delete what the run's directory now has as well: checkpoints of ``upto`` steps and fewer."""
         for folder in self._there():
             # what cannot be deleted takes up room, and is compared again when it is looked at
             with suppress(StorageError, OSError):
@@ -165,4 +165,4 @@ def _check_private(place: StorageLocation) -> None:
     """Raise ``StorageError`` for a folder that another user may have made or can write: its model is not ours."""
     there = os.lstat(place.root)
     if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid() or there.st_mode & 0o077:
-        raise StorageError(f"{place.uri} is not a folder of this user alone (mode 0700); it is not used")
+        raise StorageError(f"{place.uri} is not a directory of this user alone (mode 0700); it is not used")

@@ -218,7 +218,7 @@ class Stepper:
         if prepared.progress.skipped_in_row >= MOST_SKIPPED:
             raise TrainingError(
                 f"the gradient was not finite in {MOST_SKIPPED} steps in a row, up to step {prepared.progress.step}: "
-                "look at the learning rate and the data"
+                "check the learning rate and the data"
             )
 
     def _described(

@@ -23,7 +23,7 @@ from ebbflow.tasks.faults import Fault, Grammar
 APPS = ("mlr", "kmeans", "lda")
 FAULTS = Grammar("an elastic job", ("resize", "kill", "leave"), example="3s:resize:4", max_count=9999)
 _WORKER = re.compile(r"n[0-9]{1,9}")
-_LOOK = 0.05  # seconds between looks at the job
+_POLL = 0.05  # seconds between polls of the job
 
 
 def parse_fault(text: str) -> Fault:
@@ -124,7 +124,7 @@ def run_elastic(
             while faults and clock.now() - start >= faults[0].after:
                 _inject(job, faults.pop(0))
             told = _tell(job.events(), told, start, say)
-            clock.sleep(_LOOK)
+            clock.sleep(_POLL)
         result = job.result(1.0)
         _tell(job.events(), told, start, say)
     return _report(request, application, result, start)

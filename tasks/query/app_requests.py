@@ -72,7 +72,7 @@ class AppFolder:
             return QueryRequest(**{**values, **given})
         except records.OtherVersionError:
             raise OptionError(
-                f"query {self._id} was begun by another version of Ebbflow; go on with that one"
+                f"query {self._id} was started by another version of Ebbflow; resume it with that version"
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OptionError(f"{self.file} is damaged ({error}); run the query anew") from error

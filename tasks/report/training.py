@@ -111,7 +111,7 @@ def placement_text(generation: GenerationReport) -> str:
 
 
 def generation_rows(report: TrainingReport) -> Table:
-    table = Table("", "GPUs", "steps", "lost", "pause", "end", "what followed", box=None, header_style="bold")
+    table = Table("", "GPUs", "steps", "lost", "pause", "end", "next action", box=None, header_style="bold")
     for g in report.generations:
         done = f"{max(g.first_step, 0)}-{g.last_step}" if g.first_step >= 0 else "–"
         why = f"{g.kind}: {g.failure.reason}" if g.failure else g.kind

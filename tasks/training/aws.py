@@ -26,9 +26,9 @@ from ebbflow.tasks.fleet.steps import OpenedFleet
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.request import TrainingRequest
 
-_LOOK = 5.0  # seconds between looks for instances that have come
+_POLL = 5.0  # seconds between polls for instances that have come
 _REFRESH = (
-    3.0  # seconds between looks at the pool: so long a run may wait for the word that an instance is gone
+    3.0  # seconds between polls of the pool: so long a run may wait for the word that an instance is gone
 )
 
 
@@ -42,7 +42,7 @@ class NullFaults:
 
 
 class ShippingTrainer(TorchTrainer):
-    """A launcher whose nodes share no folder with it: the script goes into the run's folder on S3."""
+    """A launcher whose nodes share no folder with it: the script goes into the run's directory on S3."""
 
     def __init__(self, pool: AwsNodes, region: str, **options: Any) -> None:
         super().__init__(pool, **options)
@@ -111,16 +111,14 @@ class AwsSite:
         end = self._clock.now() + patience
         while (free := min(self._count, self._free())) * self._slots < self._least or not free:
             if self._clock.now() >= end:
-                more = f"let it grow: ebbflow fleet grow {self._pool} {self._count}"
+                more = f"scale out: ebbflow fleet grow {self._pool} {self._count}"
                 if "/" in self._pool:
-                    more = (
-                        "a gang does not grow: ebbflow fleet status shows it, ebbflow fleet gang starts one"
-                    )
+                    more = "a gang does not scale out: see ebbflow fleet status, or start one with ebbflow fleet gang"
                 raise ClusterError(
                     f"the pool {self._pool} has {free} free instances with {self._slots} slots, and the run needs "
-                    f"{self._least} slots to begin with; {more}"
+                    f"{self._least} slots to start; {more}"
                 )
-            self._clock.wait(self._stop, min(_LOOK, max(0.0, end - self._clock.now())))
+            self._clock.wait(self._stop, min(_POLL, max(0.0, end - self._clock.now())))
         names = [f"node-{number}" for number in range(1, free + 1)]
         nodes = Nodes(dict.fromkeys(names, self._slots), self._most, self._least)
         self._follower = threading.Thread(target=self._follow, args=(nodes,), daemon=True)
@@ -148,7 +146,7 @@ class AwsSite:
 
     def _follow(self, nodes: Nodes) -> None:
         """Take instances that come in, up to the number that was asked for."""
-        while not self._clock.wait(self._stop, _LOOK):
+        while not self._clock.wait(self._stop, _POLL):
             there = nodes.there()
             waiting = sum(self._nodes.lost(name) == NEVER for name in there)
             more = min(self._count - len(there), self._free() - waiting)

@@ -97,7 +97,7 @@ class Driver:
         self._reconcile(status)
         self._book.tick()
         if self._supervisor.overdue(self._book.now):
-            self._trainer.end_generation(status.generation, "the trial is over its limit")
+            self._trainer.end_generation(status.generation, "the preflight run exceeded its time limit")
 
     def _news(self) -> Sequence[TrainingEvent]:
         """Return the launcher's events since the last look, without those of launchers before it."""
@@ -110,7 +110,7 @@ class Driver:
         if self._interrupts > 1:
             self._trainer.close()
         else:
-            self._book.say("interrupted", "saving and leaving; again to leave at once")
+            self._book.say("interrupted", "saving and exiting; interrupt again to exit at once")
             self._trainer.stop()
 
     def _close_book(self, status: TrainingStatus) -> None:

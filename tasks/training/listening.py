@@ -72,47 +72,41 @@ def spoken(event: TrainingEvent) -> str:
                 begins += f" on by {moved}, L2 norm, when last measured)"
             return f"training {begins} on {plural(int(said.get('world', 1)), 'GPU')}"  # type: ignore[call-overload]
         case "stop-requested":
-            return f"asked to save and leave: {said.get('reason')}"
+            return f"asked to save and exit: {said.get('reason')}"
         case "stopped":
             if "error" in said and not said.get("saved"):
                 return ""  # one of several survivors, of whom another saves
             saved = "saved" if said.get("saved") else "nothing saved"
             return f"stopped at step {said.get('step')}: {saved}"
         case "node-lost":
-            return f"{said.get('node')} is lost: {str(said.get('how', '')).splitlines()[0]}"
+            return f"{said.get('node')} was lost: {str(said.get('how', '')).splitlines()[0]}"
         case "node-notice":
-            return f"{said.get('node')} has notice"
+            return f"{said.get('node')} received an interruption notice"
         case "hang":
-            return f"hangs: {said.get('reason')}"
+            return f"hang detected: {said.get('reason')}"
         case "straggler":
-            return f"{said.get('node')} holds the others up and is replaced"
+            return f"{said.get('node')} is a straggler and is replaced"
         case "waiting":
             return f"waits for nodes: {said.get('reason')}"
         case "cut-off":
-            return "what was left at the deadline is ended"
+            return "processes that were left at the deadline were killed"
         case "saving":
-            return f"step {said.get('step')} is not saved yet, trying again: {said.get('error')}"
+            return f"step {said.get('step')} is not saved yet, retrying: {said.get('error')}"
         case "spilled":
             where = f"{said.get('uri')} on {said.get('host')}"
-            return (
-                f"step {said.get('step')} is saved in {where}, not in the run's folder: {said.get('error')}"
-            )
+            return f"step {said.get('step')} is saved in {where}, not in the run's directory: {said.get('error')}"
         case "damaged":
             found = "; ".join(map(str, said.get("checkpoints", ())))  # type: ignore[call-overload]
-            again = "; the run begins again at step 0, as asked" if said.get("restarted") else ""
-            return f"checkpoints that cannot be used: {found}{again}"
+            again = "; the run restarts at step 0, as requested (--restart)" if said.get("restarted") else ""
+            return f"unusable checkpoints: {found}{again}"
         case "resumed":
             reached, saved = said.get("reached", -1), said.get("saved", -1)
-            return (
-                f"the run had come to step {reached}, of which step {saved} was saved"
-                if reached != saved
-                else ""
-            )
+            return f"the run had reached step {reached}; step {saved} was saved" if reached != saved else ""
         case "checkpoint":
             return f"no checkpoint: {said['error']}" if "error" in said else ""
         case "preflight":
-            return f"the trial passed: {said.get('steps')} steps, a checkpoint saved and read"
+            return f"the preflight run passed: {said.get('steps')} steps, a checkpoint saved and restored"
         case "resize-changed":
-            return f"goes on without {', '.join(map(str, said.get('without', ())))}: they did not come up"  # type: ignore[call-overload]
+            return f"continues without {', '.join(map(str, said.get('without', ())))}: they did not start"  # type: ignore[call-overload]
         case _:
             return ""

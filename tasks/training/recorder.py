@@ -273,7 +273,7 @@ class RunRecorder:
         if state == "finished":
             return reason
         if self._spilled is not None:
-            return f"{reason}; {self._spilled}, from where the run takes it over when it is resumed there"
+            return f"{reason}; {self._spilled}, from where the run restores it when it is resumed there"
         if state == "stopped" and 0 <= self._saved < steps:
             return f"{reason}; steps {self._saved + 1} to {steps} are not saved"
         return reason

@@ -149,7 +149,7 @@ class GenerationReport:
 
 @dataclass(frozen=True, slots=True)
 class SpilledCheckpoint:
-    """A checkpoint that the run's folder could not take, and that lies elsewhere."""
+    """A checkpoint that the run's directory could not take, and that lies elsewhere."""
 
     step: int
     uri: str

@@ -184,7 +184,7 @@ class TrainingRequest:
             raise OptionError(f"max_gpus must be >= min_gpus ({self.min_gpus}); got {self.max_gpus}")
         if self.gpus < self.min_gpus:
             raise OptionError(
-                f"nodes {self.nodes} have {self.gpus} GPUs; min_gpus asks for {self.min_gpus} to begin with"
+                f"nodes {self.nodes} have {self.gpus} GPUs; min_gpus requires {self.min_gpus} at the start"
             )
         if self.spill_dir:
             StorageLocation(self.spill_dir)
@@ -280,7 +280,7 @@ class TrainingRequest:
         return self._has(_LAUNCHED)
 
     def _has(self, name: str) -> bool:
-        with translated(f"look at {self.place}"):
+        with translated(f"read {self.place}"):
             return self.place.is_file(name)
 
     def save(self) -> None:
@@ -299,14 +299,14 @@ class TrainingRequest:
             values |= {"arguments": tuple(values["arguments"]), "fault": (), "runs_dir": folder}
             values |= {"report": tuple(values["report"])}
         except StorageError as error:
-            raise TrainingError(f"there is no run {run!r} in {folder} to go on with: {error}") from error
+            raise TrainingError(f"there is no run {run!r} in {folder} to resume: {error}") from error
         except records.OtherVersionError:
             raise TrainingError(
-                f"run {run} was begun by another version of Ebbflow; go on with that one"
+                f"run {run} was started by another version of Ebbflow; resume it with that version"
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TrainingError(
-                f"{where} is not what was written ({error}); bring it back from a copy, or name the script "
-                f"with the options that it was begun with and another --id"
+                f"{where} is damaged ({error}); restore it from a backup, or name the script "
+                f"with its options and another --id"
             ) from error
         return cls(**(values | dict(changes or {})))

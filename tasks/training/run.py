@@ -100,6 +100,6 @@ def _fresh(request: TrainingRequest) -> None:
     if not request.recorded:
         return
     raise OptionError(
-        f"there is a run {request.run_id!r} in {request.runs_dir} already: go on with it (ebbflow train --resume "
+        f"there is a run {request.run_id!r} in {request.runs_dir} already: resume it (ebbflow train --resume "
         f"{request.run_id}), or choose another id"
     )

@@ -24,7 +24,7 @@ from ebbflow.tasks.training.report import FailureReport
 
 SURVIVOR = 75  # exit status of a process that saved because another was lost
 NO_ELASTIC_RUN = (
-    "the script ended without a word to its launcher: it must train inside "
+    "the script ended without connecting to its launcher: it must train inside "
     "`with ElasticRun.start() as run:` (from ebbflow.infra.training import ElasticRun)"
 )
 
@@ -67,7 +67,7 @@ class Supervisor:
         """Return the first placement and its settings: the preflight's where there is one, which is told."""
         if (preflight := self._preflight) is not None:
             gpus = f"{preflight.steps} steps on {preflight.ranks} GPUs"
-            self._book.say("preflight", f"a trial of {gpus} first: {self._plan.why}")
+            self._book.say("preflight", f"preflight run of {gpus}: {self._plan.why}")
             return self._trial()
         return self.wanted() or self._nodes.there(), self._settings
 
@@ -164,7 +164,7 @@ class Supervisor:
             and failure.failure_class is FailureClass.SCHEDULER
             and not self._late.is_set()
         ):
-            return self._again(f"{failure.reason} during the trial")
+            return self._again(f"{failure.reason} during the preflight run")
         if failure is not None and failure.failure_class is FailureClass.RESOURCE:
             return self._smaller_trial(end, failure)
         steps = max(end.last_step - max(end.first_step, 0), 0)

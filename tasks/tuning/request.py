@@ -148,7 +148,7 @@ class TuningRequest:
         options.check(self)
         object.__setattr__(self, "report", options.check_report_paths(self.report))
         if self.pruner == "curve" and self.epochs is None:
-            raise OptionError("pruner curve needs to know the epochs of a whole trial (--epochs)")
+            raise OptionError("pruner curve needs to know the epochs of a complete trial (--epochs)")
         if self.most_gpus < self.gpus_per_trial:
             raise OptionError(
                 f"max_gpus must be >= gpus_per_trial ({self.gpus_per_trial}); got {self.max_gpus}"

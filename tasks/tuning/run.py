@@ -142,11 +142,14 @@ class _TuningRun:
             while self._step():
                 pass
             if self._given_up:
-                state, reason = "failed", f"{SAME_FAILURES} trials failed alike: {self._given_up}"
+                state, reason = (
+                    "failed",
+                    f"{SAME_FAILURES} trials failed with the same error: {self._given_up}",
+                )
             elif self._stop.is_set():
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
-            self._say("interrupted: the trials that run save and leave")
+            self._say("interrupted: running trials save and exit")
             state, reason = "stopped", "interrupted"
             self._leave()
         except BaseException:
@@ -239,7 +242,7 @@ class _TuningRun:
         """Let a trial that has lost too many GPUs save and leave; it goes on when there are some again."""
         assert one.nodes is not None
         one.pausing, one.app.held = True, ()
-        self._say(f"{one.run}: pauses, too few GPUs are left for it")
+        self._say(f"{one.run}: paused, too few GPUs left")
         one.nodes.stop(self._room.deadline(one))
 
     def _paused(self, one: Trial, report: TrainingReport) -> None:
@@ -323,7 +326,7 @@ class _TuningRun:
                 self._signatures[mark or reason] = self._signatures.get(mark or reason, 0) + 1
             return "failed", reason
         if one.pruned:
-            return "pruned", f"no prospects after epoch {one.epochs}"
+            return "pruned", f"stopped early (pruned) after epoch {one.epochs}"
         if report.state == "stopped":
             return "stopped", report.reason
         if one.value is None:

@@ -34,12 +34,14 @@ class Study:
             import optuna
         except ImportError as error:
             raise EngineUnavailableError(
-                "a search needs Optuna: pip install 'prefect-ebbflow[tune]'"
+                "a tuning run needs Optuna: pip install 'prefect-ebbflow[tune]'"
             ) from error
         from optuna.storages import JournalStorage
 
         if "://" in request.runs_dir:
-            raise OptionError(f"a search needs a local folder for its journal; got {request.runs_dir!r}")
+            raise OptionError(
+                f"a tuning run needs a local directory for its journal; got {request.runs_dir!r}"
+            )
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._request = optuna, request
         folder = Path(request.place.root)

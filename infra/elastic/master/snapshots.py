@@ -39,8 +39,8 @@ class SnapshotCoordinator:
             self._board.log("snapshot-damaged", what=what)
         if found is None and damaged and not restart:
             raise ElasticError(
-                f"none of the job's snapshots can be used: {'; '.join(damaged)}. Nothing was deleted: put a copy of "
-                f"one back in its place, or begin again (ebbflow elastic --resume --restart)"
+                f"none of the job's snapshots is usable: {'; '.join(damaged)}. Nothing was deleted: restore one "
+                f"from a backup, or restart from the beginning (ebbflow elastic --resume --restart)"
             )
         if found is None and damaged:
             self._folder.set_aside()

@@ -340,10 +340,10 @@ def check_file(path: Path) -> None:
         return
     except OSError as error:
         kind = LedgerError if error.errno in _NEVER else LedgerUnavailableError
-        raise kind(f"{path} can be no ledger: {error.strerror}") from error
+        raise kind(f"{path} cannot be a ledger: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
         what = "a directory" if stat.S_ISDIR(found.st_mode) else "a pipe, device or socket"
-        raise LedgerError(f"{path} can be no ledger: it is {what}")
+        raise LedgerError(f"{path} cannot be a ledger: it is {what}")
     if 0 < found.st_size < _SMALLEST:
         raise LedgerError(
             f"{path} is no ledger: it has {found.st_size} bytes, a SQLite database at least {_SMALLEST}"

@@ -16,12 +16,12 @@ _LATER = ("08", "53", "57", "58", "XX", "25006", "55P03", "55006")
 _ADVICE = {
     "28": "check user and password, and pg_hba.conf",
     "3D": "create the database first: createdb NAME",
-    "42501": "the user needs the right to create and change tables in the database",
+    "42501": "the user needs the privilege to create and alter tables in the database",
     "53100": "the server's disk is full",
     "53300": "the server allows no more connections: raise max_connections or put a pooler before it",
     "55P03": "another transaction held the cluster's row for too long",
     "57014": "the statement took longer than its time limit",
-    "25006": "the server is read-only, as a stand-by is",
+    "25006": "the server is read-only, as a standby is",
 }
 _SQLITE_LATER = {
     "SQLITE_FULL": "the disk is full",
@@ -29,12 +29,12 @@ _SQLITE_LATER = {
     "SQLITE_BUSY": "other processes have kept it locked for too long",
     "SQLITE_LOCKED": "it is locked",
     "SQLITE_CANTOPEN": "the file cannot be opened",
-    "SQLITE_READONLY": "the file or its folder is read-only",
-    "SQLITE_PROTOCOL": "its locks cannot be had",
+    "SQLITE_READONLY": "the file or its directory is read-only",
+    "SQLITE_PROTOCOL": "its locks cannot be acquired",
     "SQLITE_NOMEM": "there is no memory left",
 }
 _SQLITE_BROKEN = {
-    "SQLITE_CORRUPT": "the file is damaged: restore a copy, or move it away to begin anew",
+    "SQLITE_CORRUPT": "the file is damaged: restore a copy, or move it away to start with an empty ledger",
     "SQLITE_NOTADB": "the file is no SQLite database",
 }
 
@@ -59,7 +59,7 @@ def understand(error: SQLAlchemyError, action: str, address: Address) -> Failure
         return Failure(LedgerError(address.hide(f"cannot {action} at {address}: {error}")))
     said = _one_line(address.hide(str(error.orig)))
     if isinstance(error, IntegrityError) and (_BOOKED in said or "leases.slot" in said):
-        return Failure(DoubleBookingError(f"cannot {action}: a GPU is booked already ({said})"))
+        return Failure(DoubleBookingError(f"cannot {action}: a GPU is allocated already ({said})"))
     if address.kind == "sqlite":
         return _sqlite(error, f"cannot {action} at {address}: {said}")
     return _postgresql(error, f"cannot {action} at {address}: {said}")
@@ -76,7 +76,7 @@ def _sqlite(error: DBAPIError, message: str) -> Failure:
         if name.startswith(prefix):
             return Failure(LedgerError(f"{message} ({meaning})"))
     if "no such table: ledger_" in message:
-        message = f"{message} (the file was removed or replaced: restore it, or open it again to begin anew)"
+        message = f"{message} (the file was removed or replaced: restore it, or open it again to start empty)"
     return Failure(LedgerError(message))
 
 

@@ -120,6 +120,6 @@ def _through(kind: type[T], value: T) -> tuple[str, T]:
             raise OptionError(f"a {name} may have {LARGEST:,} characters of JSON; this one has {len(body):,}")
         return body, VALUES.from_plain(kind, VALUES.parse(body))
     except RecursionError:
-        raise OptionError(f"a {name} cannot go into the ledger: it is nested too deeply") from None
+        raise OptionError(f"a {name} cannot be stored in the ledger: it is nested too deeply") from None
     except ValueError as error:
-        raise OptionError(f"a {name} cannot go into the ledger: {error}") from None
+        raise OptionError(f"a {name} cannot be stored in the ledger: {error}") from None

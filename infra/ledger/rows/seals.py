@@ -29,8 +29,8 @@ def unseal(body: str, *about: object) -> str:
     head = body[: found.start()] + "}"
     if _digest(head, about) != found[1]:
         raise LedgerError(
-            "a text in the ledger is not what was written (its checksum does not fit): restore a back-up; "
-            "ebbflow ledger verify tells more"
+            "a text in the ledger is damaged (checksum mismatch): restore a backup; "
+            "run ebbflow ledger verify for details"
         )
     return head
 

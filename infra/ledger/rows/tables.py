@@ -93,7 +93,7 @@ def accounts(connection: Connection, cluster: str, state: State, every: Mapping[
             said.append(f"{count} rows of {table.name} are of events that are not there")
     token = connection.execute(select(leads.c.token).where(leads.c.cluster == cluster)).scalar() or 0
     if token != state.token:
-        said.append(f"the lead has token {token}, by the events it is {state.token}")
+        said.append(f"the leader lease has token {token}, by the events it is {state.token}")
     return said
 
 

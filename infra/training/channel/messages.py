@@ -24,7 +24,7 @@ ReportKind = Literal[
     "preflight",
     "skipped",
     "saving",  # a save that must not fail is under way; with an error: it is tried again
-    "spilled",  # the run's folder could not take a checkpoint: it is elsewhere
+    "spilled",  # the run's directory could not take a checkpoint: it is elsewhere
     "damaged",  # checkpoints that cannot serve
 ]
 

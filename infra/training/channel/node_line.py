@@ -105,7 +105,7 @@ class NodeLine:
         self._silent = 0.0 if heard else self._silent + min(_STEP, now - self._looked)
         self._looked = now
         if self._silent > self._silence:
-            raise LauncherLostError(f"the launcher has said nothing for {self._silence:g} s")
+            raise LauncherLostError(f"no message from the launcher for {self._silence:g} s")
 
 
 def _bounded(end: NodeEnd) -> NodeEnd:

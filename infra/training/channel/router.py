@@ -258,7 +258,7 @@ class SecureRouter:
         try:
             act()
         except Exception:
-            log.exception("the launcher's channel could not do what was asked")
+            log.exception("the launcher's channel could not complete the request")
 
 
 def _property(frame: Any, name: str) -> str:

@@ -16,7 +16,7 @@ from ebbflow.planners.training.speed.goodput import GoodputModel, GradientStatis
 from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import MedianMeasurements, Observation
 
-EVERY = 30.0  # seconds between two looks at the batch
+EVERY = 30.0  # seconds between two checks of the batch
 IMPROVEMENT = 1.05  # of predicted goodput: less is not worth a change
 LEAST_STEPS = 16  # seen before the first change: the averages of fewer say little
 GROWTH = 2  # times the most GPUs ever held: how far beyond them a job asks for
@@ -39,7 +39,7 @@ class BatchTuner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not every >= 0:
-            raise OptionError(f"seconds between two looks at the batch must be >= 0; got {every}")
+            raise OptionError(f"seconds between two checks of the batch must be >= 0; got {every}")
         self.limits = limits
         self.adaptive = adaptive
         self._profile = MedianMeasurements()

@@ -32,8 +32,8 @@ from ebbflow.infra.training.channel.wire import SCRIPT, AgentEnd, Entry, Failure
 from ebbflow.infra.training.launcher.worker import RANKS, run_script
 from ebbflow.infra.training.process.channel import GENERATION, Channel
 
-_LOOK = 0.05  # seconds between looks at the processes
-_MEET = 0.02  # seconds between looks for other agents
+_POLL = 0.05  # seconds between polls of the processes
+_MEET = 0.02  # seconds between polls for other agents
 _LOOPBACK = "127.0.0.1"
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _TAIL = 200  # lines of log that go with a failure
@@ -193,7 +193,7 @@ def _run(order: Order, entry: Entry, port: int, scratch: Path) -> RunResult:
         rdzv_handler=Rendezvous(order, port),
         entrypoint=run_script,
         max_restarts=0,
-        monitor_interval=_LOOK,
+        monitor_interval=_POLL,
         local_addr=entry.address,
     )
     agent = _Agent(

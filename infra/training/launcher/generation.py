@@ -110,7 +110,7 @@ class Generation:
             if name in self.placement and name not in self._ends:
                 self._lost[name] = loss
                 self._suspects += [name] if loss.hung else []
-                self._bereaved(f"node {name} is lost: {loss.how}", now)
+                self._bereaved(f"node {name} was lost: {loss.how}", now)
         for name in self._left:
             if name not in self.members:
                 self._lost[name] = Loss("ended by the launcher")
@@ -233,7 +233,7 @@ class Generation:
                 self.members.send(name, Order("end", generation=self.number))
         elif now - self._killed > _PATIENCE:
             for name in left:  # a node that cannot even kill is no use
-                self._lost[name] = Loss("it did not end its processes when told to", hung=True)
+                self._lost[name] = Loss("it did not end its processes when requested", hung=True)
                 self._suspects.append(name)
             self.members.end(left)
 
@@ -250,9 +250,9 @@ class Generation:
 
     def _outcome(self, failures: tuple[RankFailure, ...]) -> tuple[GenerationKind, str]:
         if self._unsaved is not None:
-            return "failed", f"the script came to its end, and step {self._unsaved} is not saved"
+            return "failed", f"the script ended, and step {self._unsaved} is not saved"
         if "finished" in self._said:
-            return "finished", "the script came to its end"
+            return "finished", "the script finished"
         if "preflight" in self._said and not failures:
             return "preflight", "the trial steps passed"
         if self._hung:
@@ -263,16 +263,17 @@ class Generation:
         if failures and any(f.rank is not None for f in failures):
             return "failed", describe(next(f for f in failures if f.rank is not None))
         if "stopped" in self._said:
-            return "stopped", self.stop.reason if self.stop else "the run was asked to stop"
+            return "stopped", self.stop.reason if self.stop else "the run was requested to stop"
         if failures:
             unformed = all(end.state == "unformed" for end in self._ends.values())
             return ("unformed" if unformed or not self._said else "failed"), describe(failures[0])
         if self.stop is not None:
-            return "stopped", f"{self.stop.reason}: ended at the deadline, nothing was saved"
+            return "stopped", f"{self.stop.reason}: killed at the deadline, nothing was saved"
         if any(end.state == "ended" for end in self._ends.values()):
-            return "unformed", f"the processes did not come up within {self.form:g} s"
+            return "unformed", f"the processes did not start within {self.form:g} s"
         return "silent", (
-            "the script ended without a word: it must train inside `with ElasticRun.start() as run:`"
+            "the script ended without connecting to its launcher: it must train inside "
+            "`with ElasticRun.start() as run:`"
         )
 
 

@@ -92,10 +92,10 @@ class HangWatch:
             return HangDiagnosis(f"rank {names} has been stopped for {self.rule.stopped:g} s", stopped)
         quiet = now - (self.begun if self._reported is None else self._reported)
         if quiet >= self.rule.limit:
-            return HangDiagnosis(f"nothing was reported for {quiet:.0f} s")
+            return HangDiagnosis(f"no progress reported for {quiet:.0f} s")
         waiting = bool(self._ranks) and all(now - s.since >= self.bound for s in self._ranks.values())
         if waiting and quiet >= self.bound:
-            return HangDiagnosis(f"nothing was reported for {quiet:.0f} s and no process computes")
+            return HangDiagnosis(f"no progress reported for {quiet:.0f} s and no process uses CPU time")
         return None
 
 

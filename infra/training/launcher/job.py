@@ -57,12 +57,12 @@ def checked_job(job: TrainingJob) -> TrainingJob:
     if not _ID.fullmatch(job.id):
         raise OptionError(f"a run id holds letters, digits, dashes, dots and underscores; got {job.id!r}")
     script = job.script if "://" in job.script else str(Path(job.script).expanduser().absolute())
-    with translated(f"look at the script {script}"):
+    with translated(f"check the script {script}"):
         storage, path = resolve(script)
         if not storage.get_file_info(path).is_file:
             raise OptionError(f"there is no script {job.script!r}")
     if not job.folder:
-        raise OptionError("a run needs a folder that all nodes share; got none")
+        raise OptionError("a run needs a directory that all nodes share; got none")
     folder = job.folder if "://" in job.folder else str(Path(job.folder).expanduser().absolute())
     try:
         json.dumps([list(job.arguments), dict(job.environment)])

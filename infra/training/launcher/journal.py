@@ -63,7 +63,7 @@ class Journal:
                 fields = checksums.unsealed(self._place.read(_RUN))
             if fields.pop("format") != _FORMAT:
                 raise TrainingError(
-                    f"{self.uri}/{_RUN} is of another version of Ebbflow; go on with that one"
+                    f"{self.uri}/{_RUN} was written by another version of Ebbflow; resume it with that version"
                 )
             names = ("placement", "state", "generation", "pool")
             placement, state, generation, pool = (fields.pop(name) for name in names)
@@ -72,11 +72,11 @@ class Journal:
             job = TrainingJob(**fields, settings=RunSettings(**settings) if settings else None)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise TrainingError(
-                f"{self.uri}/{_RUN} is not what was written ({exc}); bring a copy of it back, or start the run anew "
-                f"under another id: its checkpoints are in {self.uri}/checkpoints"
+                f"{self.uri}/{_RUN} is damaged ({exc}); restore it from a backup, or start a new run "
+                f"under another ID: its checkpoints are in {self.uri}/checkpoints"
             ) from exc
         except StorageError as exc:
-            raise TrainingError(f"there is no run in {self.uri} to go on with: {exc}") from exc
+            raise TrainingError(f"there is no run in {self.uri} to resume: {exc}") from exc
         return job, placement, state, generation, pool
 
     def append(self, event: TrainingEvent) -> None:
@@ -101,9 +101,7 @@ class Journal:
             raise
         found = [event for line in lines if (event := _event(line)) is not None]
         if (bad := len(lines) - len(found)) > 0:
-            log.warning(
-                "%s of %s lines of %s/%s are not what was written", bad, len(lines), self.uri, _EVENTS
-            )
+            log.warning("%s of %s lines of %s/%s are damaged", bad, len(lines), self.uri, _EVENTS)
         self._lines = [_line(event) for event in found]
         return found
 
@@ -187,7 +185,7 @@ class Record:
             try:
                 self.journal.append(event)
             except StorageError as exc:
-                log.warning("event %s of the run is not written down: %s", event.kind, exc)
+                log.warning("event %s of the run is not recorded: %s", event.kind, exc)
 
     def stand(self, **changes: Any) -> None:
         """Change where the run stands."""

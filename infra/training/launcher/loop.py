@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ebbflow.infra.training.channel.exchange import Exchange
 
 _HOPELESS = 20  # generations in a row without a step won, whoever decides
-_LOOK = 0.05  # seconds between looks
+_POLL = 0.05  # seconds between polls
 _NOTED = ("checkpoint", "metrics", "skipped", "spilled", "damaged")
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class Loop:
             if self._control.closed:
                 self._members.end(self._members.names)
             self._look_for_refusals()
-            self._control.pause(_LOOK, self._clock)
+            self._control.pause(_POLL, self._clock)
         self.generation = None
         generation.close()
         return generation.end()
@@ -172,8 +172,8 @@ class Loop:
             if self._clock.now() >= end:
                 self._members.end(missing)
                 return dict.fromkeys(missing, f"it did not report within {self._options.form:g} s")
-            self._control.pause(_LOOK, self._clock)
-        return dict.fromkeys(placement, "the run was stopped before it began")
+            self._control.pause(_POLL, self._clock)
+        return dict.fromkeys(placement, "the run was stopped before it started")
 
     def _order(self) -> Order:
         status, record = self._record.status, self._record
@@ -234,7 +234,7 @@ class Loop:
         try:
             self._record.write(self._job, self._pool, state)
         except StorageError as exc:
-            log.warning("%s; a launcher that resumes the run will know less of it", exc)
+            log.warning("%s; a launcher that resumes the run will lack this event", exc)
 
     # --- what follows -------------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class Loop:
                 control.drop(target)
                 return Continue(target, control.reason)
             self._members.look()
-            control.pause(_LOOK, self._clock)
+            control.pause(_POLL, self._clock)
         return Halt("failed", f"{halt.reason}; no nodes came within {self._options.patience:g} s")
 
     def _delay(self, seconds: float) -> None:
@@ -333,7 +333,7 @@ def _unformed(end: GenerationEnd, missing: Mapping[str, str], before: set[str]) 
     said = []
     for how, nodes in alike.items():
         who = f"node {nodes[0]} is" if len(nodes) == 1 else f"nodes {', '.join(nodes)} are"
-        said.append(f"{who} not there: {how}".strip())
+        said.append(f"{who} not available: {how}".strip())
     reason = "; ".join(said)
     left = {name: slots for name, slots in end.left.items() if name not in missing}
     if before.issuperset(missing):

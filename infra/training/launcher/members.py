@@ -120,7 +120,7 @@ class Members:
             try:
                 self._pool.end(name)
                 self._note("node-ended", node=name)
-            except ClusterError as exc:  # its name is not used again; the training goes on without it
+            except ClusterError as exc:  # its name is not used again; the training continues without it
                 self._note("node-stuck", node=name, why=str(exc))
 
     def look(self) -> dict[str, Loss]:
@@ -160,7 +160,7 @@ class Members:
         elif member.paused is None:
             member.paused = now
         elif now - member.paused >= self._stopped:
-            return Loss(f"it stood still for {self._stopped:g} s", hung=True)
+            return Loss(f"it was paused for {self._stopped:g} s", hung=True)
         if member.ready and now - member.beaten >= self._silence:
-            return Loss(f"it showed no sign of life for {self._silence:g} s", hung=True)
+            return Loss(f"it missed heartbeats for {self._silence:g} s", hung=True)
         return None

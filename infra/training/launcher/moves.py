@@ -147,7 +147,7 @@ class Moves:
             self._members.end(late)
             self._control.drop(target)
             rest = {name: slots for name, slots in target.items() if name not in failed}
-            self._record.note("resize-changed", without=failed, reason="these nodes did not come up")
+            self._record.note("resize-changed", without=failed, reason="these nodes did not start")
             if rest and rest != generation.placement:
                 self._control.resize(rest, self._control.reason, by)
         elif now >= self._prepared_by or all(self._members[name].ready for name in new):

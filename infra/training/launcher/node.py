@@ -45,7 +45,7 @@ from ebbflow.infra.training.process import channel
 
 NOTICE = "notice"  # file, in the node's folder, with the time at which the node will be gone
 READY = "ready"  # file, in the node's folder, once all is imported
-_LOOK = 0.03  # seconds between looks for orders and at the agent
+_POLL = 0.03  # seconds between polls for orders and at the agent
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -78,7 +78,7 @@ class Node:
         signal.signal(signal.SIGTERM, self._on_notice)
         try:
             while self._serve():
-                self._line.wait(_LOOK)
+                self._line.wait(_POLL)
         except LauncherLostError as exc:
             print(exc, file=sys.stderr, flush=True)
             self._end_processes(self._entry.grace)
@@ -108,7 +108,7 @@ class Node:
             if self._agent and self._deserted(ranks, now):
                 # Had one ended with an error, the agent would have seen that and ended as well.
                 self._close(
-                    AgentEnd("succeeded", error="its processes ended without a word", time=time.time())
+                    AgentEnd("succeeded", error="its processes ended without a report", time=time.time())
                 )
         return True
 
@@ -222,7 +222,7 @@ class Node:
                 for process in below:
                     with contextlib.suppress(psutil.Error):
                         process.kill()
-            self._clock.sleep(_LOOK)
+            self._clock.sleep(_POLL)
         self._agent = self._tunnel = 0
 
     def _on_notice(self, _signal: int, _frame: FrameType | None) -> None:

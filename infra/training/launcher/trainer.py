@@ -158,7 +158,7 @@ class TorchTrainer:
         journal = Journal(place)
         job, last, state, generation, pool = journal.read_run()
         if state == "finished":
-            raise TrainingError(f"run {job.id} is finished; there is nothing to go on with")
+            raise TrainingError(f"run {job.id} is finished; there is nothing to resume")
         lock = RunLock(place, job.id).acquire()
         try:
             self._await_end_of(pool, job.settings or RunSettings())
@@ -222,7 +222,9 @@ class TorchTrainer:
         if self._logs is not None:
             return Path(self._logs).absolute()
         if journal.local is None:
-            raise TrainingError(f"the run's folder {journal.uri} is not local; say where logs go (logs=...)")
+            raise TrainingError(
+                f"the run's directory {journal.uri} is not local; say where logs go (logs=...)"
+            )
         return journal.local / "logs"
 
     def _await_end_of(self, pool: str, settings: RunSettings) -> None:
@@ -233,7 +235,7 @@ class TorchTrainer:
             if self._clock.now() > end:
                 raise TrainingError(
                     f"processes of the run's earlier launcher{_here(pool)} are still there {patience:g} s after it "
-                    "has gone, which is more than they get to save in; end them, then go on with the run"
+                    "has gone, which is more than they get to save in; end them, then resume the run"
                 )
             if not waited:
                 log.warning(

@@ -80,9 +80,7 @@ def _decoded(content: torch.Tensor) -> Any:
     try:
         return _value(json.loads(content.cpu().numpy().tobytes()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise TrainingError(
-            f"another process has sent what is no value of a training: {type(exc).__name__}"
-        ) from exc
+        raise TrainingError(f"another process sent an invalid value: {type(exc).__name__}") from exc
 
 
 def _plain(value: Any) -> Any:

@@ -100,7 +100,7 @@ class Channel:
                     answer = _answer(found)
                     if answer.number == self._number:
                         if answer.refused:
-                            raise LauncherLostError(f"the launcher refuses what was asked: {answer.refused}")
+                            raise LauncherLostError(f"the launcher refused the request: {answer.refused}")
                         return answer
                 elif time.monotonic() > end:
                     raise LauncherLostError(f"the launcher does not answer within {self._timeout:g} s")

@@ -85,7 +85,7 @@ class Link:
         while self.stop is None and self._channel is not None and not self.lost and self._clock.now() < end:
             self._wake.set()
             self._clock.sleep(0.01)
-        return self.stop or StopRequest("another process was asked to stop")
+        return self.stop or StopRequest("another process was requested to stop")
 
     def claim(self, name: str) -> bool:
         """Tell whether this is the first process to ask for ``name``; without a launcher nobody else is known of."""
@@ -107,7 +107,7 @@ class Link:
             try:
                 self._exchange()
             except (RuntimeError, OSError) as exc:
-                log.warning("the launcher cannot be reached (%s): this process saves and leaves", exc)
+                log.warning("the launcher cannot be reached (%s): this process saves and exits", exc)
                 self.lost = True
                 self.stop = self.stop or StopRequest(LAUNCHER_LOST)
             if ended:

@@ -223,7 +223,7 @@ def _of_rank(end: RankEnd, table: FailureTable) -> Failure:
     for rule in table.rules:
         if end.signal in rule.weak_signals or end.exit_code in rule.exit_codes:
             return _failure(rule, LoggedError("", said), end)
-    return _unknown(f"{said}, and nothing that is known was said", end)
+    return _unknown(f"{said}, no known error in its log", end)
 
 
 def _failure(rule: Rule, error: LoggedError, end: RankEnd) -> Failure:

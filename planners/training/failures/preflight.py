@@ -15,7 +15,7 @@ LIMIT = 300.0  # s
 
 @dataclass(frozen=True, slots=True)
 class PreflightPlan:
-    """What is tried: ``steps`` training steps, a checkpoint saved and read again."""
+    """What is tried: ``steps`` training steps, a checkpoint saved and restored again."""
 
     ranks: int
     nodes: int
@@ -71,7 +71,7 @@ def should_gate(job: GateQuestion) -> PreflightDecision:
     if job.resumes:
         return PreflightDecision(False, "it resumes from a checkpoint: it has run before")
     if job.free:
-        return PreflightDecision(True, "the trial costs nothing")
+        return PreflightDecision(True, "the preflight run costs nothing")
     saved = job.early_failures * job.attempts * job.gpus * min(job.time_to_failure, job.limit)
     price = job.ranks * job.limit + job.wait_cost
     words = f"it would save {saved / 60:.1f} GPU-min on average and cost at most {price / 60:.1f}"
@@ -100,11 +100,11 @@ def verdict(failure: Failure | None, steps: int, timed_out: bool, repeated: bool
             return PreflightVerdict("pass", True, f"slow, but {steps} steps were done")
         return PreflightVerdict("inconclusive", True, "no step within the limit")
     if failure is None:
-        return PreflightVerdict("pass", True, f"{steps} steps, a checkpoint saved and read")
+        return PreflightVerdict("pass", True, f"{steps} steps, a checkpoint saved and restored")
     if failure.failure_class in (FailureClass.USER, FailureClass.DATA, FailureClass.RESOURCE):
         return PreflightVerdict("fail", False, str(failure))
     if not repeated:
-        return PreflightVerdict("repeat", False, f"{failure}; once more elsewhere")
+        return PreflightVerdict("repeat", False, f"{failure}; repeated on other nodes")
     if failure.failure_class in (FailureClass.ENGINE, FailureClass.UNKNOWN):
-        return PreflightVerdict("fail", False, f"{failure}; twice")
-    return PreflightVerdict("inconclusive", True, f"{failure}; twice, and no fault of the program")
+        return PreflightVerdict("fail", False, f"{failure}; failed twice")
+    return PreflightVerdict("inconclusive", True, f"{failure}; failed twice, but not by the program's fault")

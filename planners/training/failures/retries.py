@@ -106,7 +106,7 @@ class RetryPolicy:
     * user and data: never.
     * resource: once, in a shape that may fit; again only after a checkpoint has moved forward in it.
     * infrastructure and communication: after min(2 min · 2ⁿ, 30 min) ± 20 %, not on nodes that are to blame, until
-      ``without_progress`` attempts in a row saved nothing. Where it is known who broke communication, the first
+      ``without_progress`` attempts in a row saved no progress. Where it is known who broke communication, the first
       time at once without them.
     * engine and unknown: once, on other nodes. The same signature again is the program's own fault; another one is
       treated as infrastructure.
@@ -145,9 +145,9 @@ class RetryPolicy:
         last = _last(history)
         failure = last.failure
         if failure.failure_class is FailureClass.SCHEDULER:
-            return Requeue(f"{failure.reason}: goes on from the last checkpoint")
+            return Requeue(f"{failure.reason}: restarts from the last checkpoint")
         if failure.failure_class in (FailureClass.USER, FailureClass.DATA):
-            return Stop(f"{failure}; trying again would not help")
+            return Stop(f"{failure}; not retryable")
         counted = [a for a in history if a.failure.failure_class is not FailureClass.SCHEDULER]
         if stop := self._limits(counted):
             return stop
@@ -172,26 +172,26 @@ class RetryPolicy:
         failure = counted[-1].failure
         tried = any(a.failure.failure_class is FailureClass.RESOURCE for a in counted[:-1])
         if tried and not counted[-1].progressed:
-            return Stop(f"{failure}; the smaller shape did not help either")
+            return Stop(f"{failure}; the smaller batch did not help either")
         smaller = adapted(shape, failure)
         if smaller is None:
-            return Stop(f"{failure}; no other shape is known that would help")
+            return Stop(f"{failure}; no smaller batch or larger memory is available")
         change = (
             f"{smaller.local_batch} examples a GPU in a pass, {smaller.accumulation + 1} passes"
             if smaller.local_batch != shape.local_batch
-            else f"{smaller.memory:g} times the memory, on nodes of its own"
+            else f"{smaller.memory:g} times the memory, on dedicated nodes"
         )
-        return Retry(f"{failure.reason}: once more with {change}", shape=smaller)
+        return Retry(f"{failure.reason}: retry with {change}", shape=smaller)
 
     def _once(self, counted: Sequence[Attempt], rng: np.random.Generator) -> Verdict:
         last, failure = counted[-1], counted[-1].failure
         earlier = [a for a in counted[:-1] if a.failure.failure_class in _ONCE]
         if any(a.failure.signature == failure.signature for a in earlier):
-            return Stop(f"{failure}; the same again on other nodes: it is the program's own fault")
+            return Stop(f"{failure}; the same failure on other nodes: the program is at fault")
         if earlier:
             return self._fault(counted, rng)
         nodes = self._excluded(counted) | last.nodes
-        return Retry(f"{failure.reason}: once more, on other nodes", exclude=nodes)
+        return Retry(f"{failure.reason}: retry on other nodes", exclude=nodes)
 
     def _fault(self, counted: Sequence[Attempt], rng: np.random.Generator) -> Verdict:
         failure = counted[-1].failure
@@ -199,7 +199,7 @@ class RetryPolicy:
         while streak < len(counted) and not counted[-1 - streak].progressed:
             streak += 1
         if streak >= self.without_progress:
-            return Stop(f"{failure}; {streak} attempts in a row saved nothing")
+            return Stop(f"{failure}; {streak} attempts in a row saved no progress")
         delay = min(self.first_delay * 2.0 ** max(streak - 1, 0), self.most_delay)
         delay *= 1 + self.jitter * float(rng.uniform(-1.0, 1.0))
         if failure.failure_class is FailureClass.COMMUNICATION and counted[-1].suspects and streak <= 1:
@@ -207,7 +207,7 @@ class RetryPolicy:
         excluded = self._excluded(counted)
         where = f", not on {', '.join(sorted(excluded))}" if excluded else ""
         when = f"in {delay:.0f} s" if delay else "at once"
-        return Retry(f"{failure.reason}: again {when}{where}", after=delay, exclude=excluded)
+        return Retry(f"{failure.reason}: retry {when}{where}", after=delay, exclude=excluded)
 
     def _excluded(self, counted: Sequence[Attempt]) -> frozenset[str]:
         """Return the nodes to blame of late. Who reports a broken connection is not to blame for it."""
@@ -235,7 +235,7 @@ class BlindRetry:
         """Return a retry until there were ``times``."""
         failure = _last(history).failure
         if len(history) > self.times:
-            return Stop(f"{failure}; tried again {self.times} times")
+            return Stop(f"{failure}; retried {self.times} times")
         return Retry(f"{failure.reason}: retry {len(history)} of {self.times}")
 
 

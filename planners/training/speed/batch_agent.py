@@ -61,7 +61,7 @@ class GoodputAgent:
         Raises ``OptionError`` for an empty profile.
         """
         if not self.observations:
-            raise OptionError("an agent recalls statistics together with at least one observation; got none")
+            raise OptionError("an agent restores statistics together with at least one observation; got none")
         self._statistics = statistics
         self._model = None
         self._splits.clear()

@@ -97,7 +97,7 @@ def _moved(part: tuple[Timed, ...], shift: float) -> list[Timed]:
 
 LEAVING = 3.0  # s before a deadline by which a run that stops has to be saved; what is left then is still to be ended
 _LEAST = 1.0  # s to save in, however late it is
-_LOOK = 0.25  # s between looks for leases
+_POLL = 0.25  # s between polls for leases
 _FRUITLESS = (
     20  # attempts in a row that nodes were lost in without a step won, after which a training has failed
 )
@@ -150,7 +150,7 @@ def run_training_app(
     clock = clock or ledger.clock
     if (done := _finished(request, clock.now())) is not None:
         with AppAgent(ledger, spec, clock, rules=rules, pace=pace) as agent:
-            agent.moved("finished", "it had finished before")
+            agent.moved("finished", "it was finished already")
         return done
     told = _AppEvents(listener or NullTrainingListener(), clock)
     agent = AppAgent(
@@ -228,7 +228,7 @@ class _App(NullTrainingListener):
 
     def run(self) -> TrainingReport:
         """Train to the end."""
-        why = "no lease so far"
+        why = "no lease yet"
         while self._await_leases(why):
             report = self._stretch()
             if report is None:  # what it was about to run on went before it began
@@ -240,7 +240,7 @@ class _App(NullTrainingListener):
             why = self._yielded
             self._check_fruitless(report)
         else:
-            why = f"stopped while it waited for GPUs: {why}"
+            why = f"stopped while waiting for GPUs: {why}"
             self._reports.append(without_training(self._request, "stopped", why, self._clock.now()))
         report = together(self._reports)
         if len(self._reports) > 1:
@@ -265,7 +265,7 @@ class _App(NullTrainingListener):
                 self._agent.moved("waiting", reason)
                 self._told.say("waiting", reason)
             self._agent.figures(message=reason, **self._figures.fields(holding=False))
-            self._agent.wait(_LOOK)
+            self._agent.wait(_POLL)
         return False
 
     # --- training -------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class _App(NullTrainingListener):
         self._fruitless = self._fruitless + 1 if self._lost and not won else 0
         if self._fruitless >= _FRUITLESS:
             raise TrainingError(
-                f"nodes were lost {_FRUITLESS} times in a row before a step was done: {report.reason}"
+                f"nodes were lost {_FRUITLESS} times in a row before a step completed: {report.reason}"
             )
 
     # --- what happens while it trains -----------------------------------------------------------------------
@@ -324,7 +324,7 @@ class _App(NullTrainingListener):
                 self._nodes.stop(self._clock.now() + save)
         elif self._nodes.placement() is None:
             left = self._nodes.slots
-            self._yielded = f"{plural(left, 'GPU')} left of the {self._nodes.least} that it needs"
+            self._yielded = f"{plural(left, 'GPU')} left, {self._nodes.least} required"
             by = self._nodes.deadline({})
             now = self._clock.now()
             self._nodes.stop(None if by is None else max(by - LEAVING, now + _LEAST))
@@ -335,7 +335,7 @@ class _App(NullTrainingListener):
             self._lost = True
             self._agent.decided(
                 "recovery",
-                f"{event.text}; the training goes on with what is left",
+                f"{event.text}; the training continues on the remaining GPUs",
                 inputs={"node": event.node},
                 outcome={"lost": event.node},
             )
@@ -347,7 +347,7 @@ def _finished(request: TrainingRequest, now: float) -> TrainingReport | None:
     """Return the report of a run of this id that has finished, but whose app did not live to say so."""
     if not request.launched or Journal(request.place).read_run()[2] != "finished":
         return None
-    reason = "it had finished before"
+    reason = "it was finished already"
     done = recorded(request) or without_training(request, "finished", reason, now)
     return done if done.state == "finished" else replace(done, state="finished", reason=reason)
 

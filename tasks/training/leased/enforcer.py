@@ -11,7 +11,7 @@ from ebbflow.tasks.apps.agent import AppAgent
 from ebbflow.tasks.training.leased.nodes import FencedPool
 
 SPARE = 0.5  # s before a deadline
-_LOOK = 0.2  # s between looks
+_POLL = 0.2  # s between polls
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class LeaseEnforcer:
             try:
                 pool.settle()
             except InfraError as error:
-                log.warning("%s: it cannot be seen whether nodes have ended: %s", self._book.app, error)
+                log.warning("%s: cannot determine whether nodes have ended: %s", self._book.app, error)
 
     def _open(self) -> list[FencedPool]:
         with self._lock:
@@ -59,7 +59,7 @@ class LeaseEnforcer:
         return found
 
     def _end(self, pool: FencedPool, node: str) -> None:
-        log.warning("%s: its processes on %s are ended, the lease is over", self._book.app, node)
+        log.warning("%s: its processes on %s are killed, the lease has ended", self._book.app, node)
         try:
             pool.end(node)
         except ClusterError as error:  # tried again at the next look; the loop evicts it, too
@@ -68,11 +68,11 @@ class LeaseEnforcer:
         self.ended.append((self._clock.now(), node))
 
     def _run(self) -> None:
-        while not self._clock.wait(self._stop, _LOOK):
+        while not self._clock.wait(self._stop, _POLL):
             try:
                 self.look()
             except Exception:
-                log.exception("the warden of %s failed in a look", self._book.app)
+                log.exception("the lease enforcer of %s failed in a poll", self._book.app)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -17,7 +17,7 @@ _AVOID = 15.0  # s for which a node that was lost is left alone; longer each tim
 _MOST_AVOID = 300.0
 _ENDING = 20.0  # s that processes of a node get to be gone once it was ended, before others wait no longer
 _TELLING = 10.0  # s for the ledger to hear of a pool before a node of it is started
-_LOOK = 0.1  # s between looks for them
+_POLL = 0.1  # s between polls for them
 
 Numbers = Callable[[], Collection[int] | None]
 
@@ -212,7 +212,7 @@ class FencedPool:
         with self._lock:
             if name in self._ending:  # its user would be forgotten, and with it the lease
                 raise LeaseError(
-                    f"nothing is started on {name}: what ran there has not ended for {_ENDING:.0f} s"
+                    f"nothing is started on {name}: its previous processes have not ended for {_ENDING:.0f} s"
                 )
             user = f"{self.uid}/{entry.key}"
             leases = self._book.enter(user, name, slots, self._among())
@@ -286,10 +286,10 @@ class FencedPool:
         while not self._told(self.uid):
             if self._clock.now() >= end:
                 raise LeaseError(
-                    f"nothing is started on {name}: the ledger has not heard of its processes for {_TELLING:.0f} s, "
-                    "so that nobody could end them"
+                    f"nothing is started on {name}: the ledger has received no heartbeat of its processes for "
+                    f"{_TELLING:.0f} s, so that no other process could end them"
                 )
-            self._clock.sleep(_LOOK)
+            self._clock.sleep(_POLL)
 
     def _await_quiet(self, names: Collection[str]) -> None:
         end = self._clock.now() + _ENDING
@@ -298,4 +298,4 @@ class FencedPool:
                 self._settle()
                 if not any(name in self._ending for name in names) or self._clock.now() >= end:
                     return
-            self._clock.sleep(_LOOK)
+            self._clock.sleep(_POLL)

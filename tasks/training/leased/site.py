@@ -15,7 +15,7 @@ from ebbflow.tasks.training.leased.nodes import FencedPool, Numbers
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.sites import request_logs
 
-_LOOK = 0.2  # s between looks for processes of an earlier self
+_POLL = 0.2  # s between polls for processes of an earlier self
 _BEYOND = 60.0  # s that they get beyond their own grace
 
 MakePool = Callable[[], NodePool]
@@ -123,6 +123,6 @@ def await_end_of_earlier(requests: Collection[TrainingRequest], pool: MakePool, 
                         f"processes of an earlier launcher of run {request.run_id} are still there {_BEYOND:.0f} s "
                         "after their termination grace; end them first"
                     )
-                clock.sleep(_LOOK)
+                clock.sleep(_POLL)
     finally:
         asked.close()

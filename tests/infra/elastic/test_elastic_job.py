@@ -182,7 +182,7 @@ def test_mistakes_reach_the_user() -> None:
         pytest.raises(MicroTaskError, match="a mistake in the application"),
     ):
         job.result(30)
-    with pytest.raises(OptionError, match="resume needs the folder"):
+    with pytest.raises(OptionError, match="resume needs the directory"):
         ElasticJob(Mixing(), 1, resume=True)
     with ElasticJob(Mixing(iterations=10**6), 1) as job:
         with pytest.raises(OptionError, match="workers must be >= 1; got 0"):

@@ -70,7 +70,7 @@ def test_a_write_may_depend_on_the_state_that_it_meets(place: Place) -> None:
     (event,) = ledger.write([AppMoved("a", "failed")], when=lost)
     assert (event.number, event.change) == (5, AppMoved("a", "failed"))
     assert other.state().apps["a"].phase == "failed"
-    with pytest.raises(OptionError, match="for the loop that leads"):
+    with pytest.raises(OptionError, match="for the leader"):
         ledger.write([grant(lease(1))], when=lost)
     assert not ledger.verify()
 
@@ -165,7 +165,7 @@ def test_nobody_but_the_leader_writes_what_is_fenced(place: Place) -> None:
         Recalled((1,), 2.0),
         Ended((1,)),
     ):
-        with pytest.raises(OptionError, match="for the loop that leads"):
+        with pytest.raises(OptionError, match="for the leader"):
             ledger.write([app("a"), change])
     assert ledger.state().number == 0
     with pytest.raises(OptionError, match=r"written by ledger\.lead alone"):
@@ -177,7 +177,7 @@ def test_a_gpu_is_booked_once(place: Place) -> None:
     ledger.write([app("a"), app("b")])
     loop = ledger.lead("loop")
     loop.write([nodes("n1"), grant(lease(1))])
-    with pytest.raises(DoubleBookingError, match="GPU 0 of node 'n1' is booked by lease 1; lease 2"):
+    with pytest.raises(DoubleBookingError, match="GPU 0 of node 'n1' is allocated to lease 1; lease 2"):
         loop.write([grant(lease(2, "b"))])
     with pytest.raises(DoubleBookingError, match="lease 3"):
         loop.write([grant(lease(2, "b", slot=1), lease(3, "b", slot=1))])
@@ -198,7 +198,7 @@ def test_the_database_itself_refuses_a_second_lease_of_a_gpu(place: Place) -> No
     forgetful = ledger._journal._latest.state
     forgetful.leases.clear()
     forgetful.booked.clear()
-    with pytest.raises(DoubleBookingError, match="booked already"):
+    with pytest.raises(DoubleBookingError, match="allocated already"):
         loop.write([grant(lease(2))])
     assert set(place.open().state().leases) == {1}
 
@@ -207,7 +207,7 @@ def test_one_leads_at_a_time(place: Place) -> None:
     clock = SetClock()
     one, two = place.open(clock=clock), place.open(clock=clock)
     first = one.lead("one", 10.0)
-    with pytest.raises(LedgerBusyError, match="'one' leads") as told:
+    with pytest.raises(LedgerBusyError, match="'one' is the leader") as told:
         two.lead("two")
     assert (told.value.holder, told.value.until) == ("one", clock.time + 10)
     clock.time += 9

@@ -149,10 +149,10 @@ def test_a_file_that_is_no_ledger_is_refused(content: bytes, tmp_path: Path) -> 
 
 
 def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="can be no ledger: it is a directory"):
+    with pytest.raises(LedgerError, match="cannot be a ledger: it is a directory"):
         Ledger.open(str(tmp_path))
     (tmp_path / "file").write_text("")
-    with pytest.raises(LedgerError, match="can be no ledger: Not a directory"):
+    with pytest.raises(LedgerError, match="cannot be a ledger: Not a directory"):
         Ledger.open(str(tmp_path / "file" / "ledger.db"))
 
 

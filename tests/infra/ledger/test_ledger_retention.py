@@ -185,9 +185,9 @@ def test_without_its_snapshot_a_pruned_ledger_says_so(place: Place) -> None:
     ledger.prune(ledger.clock.now() + 1.0)
     with ledger._database._engine.begin() as connection:
         connection.execute(text("DELETE FROM ledger_snapshots WHERE cluster = :c"), {"c": place.cluster})
-    with pytest.raises(LedgerError, match="restore a back-up"):
+    with pytest.raises(LedgerError, match="restore a backup"):
         place.open().state()
-    assert "restore a back-up" in ledger.verify()[0]
+    assert "restore a backup" in ledger.verify()[0]
 
 
 def test_mentions_of_events_that_are_gone_go_too(place: Place) -> None:

@@ -213,7 +213,7 @@ def test_a_lost_launcher_makes_a_run_save_and_leave(launch: Launch) -> None:
     assert launch.server.wait(ranks) == [0, 0]
     found = launch.checkpoints.latest()
     assert found is not None
-    assert found.note["reason"] in ("launcher lost", "another process was asked to stop")
+    assert found.note["reason"] in ("launcher lost", "another process was requested to stop")
     assert "the launcher cannot be reached" in ranks[0].said + ranks[1].said
 
 

@@ -96,7 +96,9 @@ def test_the_end_of_a_run_that_cannot_be_stored_is_an_error_and_is_taken_over_la
     plain = trained(tmp_path / "plain")[1]
     with monkeypatch.context() as patch:
         failing(patch, tmp_path / "one", 100)
-        with pytest.raises(StorageFullError, match="step 5 of the run is not saved in its folder") as raised:
+        with pytest.raises(
+            StorageFullError, match="step 5 of the run is not saved in its directory"
+        ) as raised:
             trained(tmp_path, AT_ONCE)
     (there,) = spilled(place)
     assert str(there) in str(raised.value), "the message says where it is instead"
@@ -107,7 +109,7 @@ def test_the_end_of_a_run_that_cannot_be_stored_is_an_error_and_is_taken_over_la
     found = CheckpointFolder(StorageLocation(tmp_path / "one" / "checkpoints")).latest()
     assert found is not None
     assert found.step == 5
-    assert not list(place.iterdir()), "what the run's folder has again is not kept twice"
+    assert not list(place.iterdir()), "what the run's directory has again is not kept twice"
 
 
 def test_where_no_place_takes_it_the_last_durable_checkpoint_is_named_and_gone_on_from(
@@ -135,7 +137,7 @@ def test_a_spilled_checkpoint_that_was_damaged_is_not_used(
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    assert trained(tmp_path, epochs=2)[0] == 5, "the older one in the run's folder is used"
+    assert trained(tmp_path, epochs=2)[0] == 5, "the older one in the run's directory is used"
     assert "its checksum differs" in caplog.text
 
 
@@ -204,7 +206,7 @@ def test_a_place_that_another_user_could_have_made_is_neither_written_nor_read(
         own.symlink_to(tmp_path / "elsewhere")
     with monkeypatch.context() as patch:
         failing(patch, tmp_path / "one", 100)
-        with pytest.raises(StorageFullError, match="not a folder of this user alone"):
+        with pytest.raises(StorageFullError, match="not a directory of this user alone"):
             trained(tmp_path, AT_ONCE)
     assert trained(tmp_path)[0] == 5, "the model in there is not taken over"
 

@@ -322,7 +322,7 @@ class ToyTrainer:
             if self._step >= script.steps:
                 self._save()
                 self._say("finished", saved=True)
-                return "finished", "the script came to its end"
+                return "finished", "the script finished"
             if 0 < self._settings.preflight_steps <= self._step - begun:
                 self._say("preflight")
                 return "preflight", "the trial steps passed"

@@ -108,7 +108,7 @@ def test_a_recorded_request_comes_back(script: str) -> None:
     file = Path(folder) / "r" / "request.json"
     for bad in ("{", file.read_text().replace('"0.1"', '"0.9"')):
         file.write_text(bad)
-        with pytest.raises(TrainingError, match="not what was written"):
+        with pytest.raises(TrainingError, match="is damaged"):
             TrainingRequest.load(folder, "r")
 
 

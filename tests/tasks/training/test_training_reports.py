@@ -85,7 +85,7 @@ def test_a_failed_run_says_where_its_processes_wrote(script: str) -> None:
 
     assert "what the processes wrote" not in printed()
     (Path(report.folder) / "logs" / "generation-1").mkdir(parents=True)
-    assert f"what the processes wrote: {report.folder}/logs/generation-1\n" in printed()
+    assert f"logs of the processes: {report.folder}/logs/generation-1\n" in printed()
 
 
 def test_a_report_tells_what_is_saved_spilled_and_lost(script: str) -> None:
@@ -120,7 +120,7 @@ def test_a_report_tells_what_is_saved_spilled_and_lost(script: str) -> None:
     assert told(("resumed", 0, {"reached": 14, "saved": 10}), older).lost_steps == 9
     out = io.StringIO()
     print_training(report, Console(file=out, width=200))
-    assert all(f"cannot be used: {name}" in out.getvalue() for name in names)
+    assert all(f"unusable checkpoint: {name}" in out.getvalue() for name in names)
     assert "lost steps: 14" in out.getvalue()
     page = training_html(report)
     assert all(name in page for name in names)

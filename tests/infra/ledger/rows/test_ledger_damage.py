@@ -33,7 +33,7 @@ def test_a_sealed_text_is_json_and_no_character_of_it_or_of_what_it_is_about_can
         assert seals.unseal(sealed, 3, 1.5, "granted") == body
         assert {key: value for key, value in json.loads(sealed).items() if key != "xxh64"} == json.loads(body)
         for about in ((4, 1.5, "granted"), (3, 2.5, "granted"), (3, 1.5, "ended")):
-            with pytest.raises(LedgerError, match="not what was written"):
+            with pytest.raises(LedgerError, match="checksum mismatch"):
                 seals.unseal(sealed, *about)
         for at in range(len(sealed)):
             for mask in (1, 4, 32):
@@ -73,7 +73,7 @@ def test_an_event_that_is_not_what_was_written_is_named_and_not_believed(place: 
             {"c": place.cluster},
         ),
     )
-    with pytest.raises(LedgerError, match=r"event 1: .*not what was written.*restore a back-up"):
+    with pytest.raises(LedgerError, match=r"event 1: .*checksum mismatch.*restore a backup"):
         place.open().state()
     assert any("event 1" in said for said in place.open().verify())
 
@@ -99,7 +99,7 @@ def test_a_damaged_snapshot_costs_replay_and_a_damaged_report_is_left_out(
     assert set(found.state().apps) == {"abc", "b"}
     assert found.reports(unread=unread) == {}
     assert set(unread) == {"b"}
-    assert "not what was written" in unread["b"].why
+    assert "checksum mismatch" in unread["b"].why
 
 
 # --- the file -----------------------------------------------------------------------------------------------

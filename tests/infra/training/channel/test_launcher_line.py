@@ -175,7 +175,7 @@ def test_a_launcher_that_says_nothing_for_too_long_is_given_up() -> None:
     ends = Ends(silence=0.5)
     ends.live(lambda: ends.wire.beat() is not None)
     ends.network.flows.clear()
-    with pytest.raises(LauncherLostError, match="has said nothing"):
+    with pytest.raises(LauncherLostError, match="no message from the launcher"):
         ends.live(lambda: False)
     ends.network.flows.set()
     ends.close()

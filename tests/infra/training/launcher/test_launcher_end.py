@@ -170,6 +170,6 @@ def test_a_collective_that_hangs_is_ended_and_tried_again(tmp_path: Path) -> Non
         status = trainer.wait(LONG)
     assert (status.state, status.generation) == ("finished", 2)
     [hang] = [e for e in trainer.events() if e.kind == "hang"]
-    assert "no process computes" in str(hang.content["reason"])
+    assert "no process uses CPU time" in str(hang.content["reason"])
     ends = [e.content["how"] for e in trainer.events() if e.kind == "generation-ended"]
     assert ends == ["hung", "finished"]

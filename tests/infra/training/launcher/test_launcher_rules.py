@@ -183,7 +183,7 @@ def test_a_run_is_written_down_and_read_back(tmp_path: Path) -> None:
     journal.write_run(job, {"node-1": 2}, "running", 7, "abc")
     assert journal.read_run() == (job, {"node-1": 2}, "running", 7, "abc")
     (tmp_path / "run" / "run.json").write_text("{}")
-    with pytest.raises(TrainingError, match="run anew"):
+    with pytest.raises(TrainingError, match="start a new run"):
         journal.read_run()
     with pytest.raises(TrainingError, match="no run in"):
         Journal(StorageLocation(tmp_path / "other")).read_run()
@@ -213,7 +213,7 @@ def test_no_flipped_byte_of_a_runs_own_files_is_believed(tmp_path: Path) -> None
     whole = run.read_bytes()
     for at in range(len(whole)):
         run.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(TrainingError, match="not what was written"):
+        with pytest.raises(TrainingError, match="is damaged"):
             journal.read_run()
     whole = told.read_bytes()
     for at in range(len(whole)):
@@ -279,5 +279,5 @@ def test_a_run_is_not_finished_before_its_end_is_saved() -> None:
         return end.kind, end.reason
 
     assert ended(saved=True)[0] == "finished"
-    assert ended(saved=False) == ("failed", "the script came to its end, and step 12 is not saved")
+    assert ended(saved=False) == ("failed", "the script ended, and step 12 is not saved")
     assert ended()[0] == "failed"

@@ -101,13 +101,13 @@ PRINTED: dict[str, list[tuple[int, str]]] = {
         (-6, "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"),
     ],
     "checkpoints-lost": [
-        (1, HEAD + "ebbflow.infra.errors.CheckpointsLostError: none of the run's checkpoints can be used: "
+        (1, HEAD + "ebbflow.infra.errors.CheckpointsLostError: none of the run's checkpoints is usable: "
             "file:///runs/a/checkpoints/corrupt-step-000000000096-1700000000000-0123abcd has model.pt with bytes "
             "that are not those written (its checksum differs). Nothing was deleted, and nothing is trained"),
-        (1, HEAD + "ebbflow.infra.errors.CheckpointsLostError: none of the run's checkpoints can be used: step 96 "
+        (1, HEAD + "ebbflow.infra.errors.CheckpointsLostError: none of the run's checkpoints is usable: step 96 "
             "was saved, and there is no finished checkpoint in s3://b/runs/a/checkpoints. Nothing was deleted"),
         (1, "[rank0]: Traceback (most recent call last):\n[rank0]:   File \"/job/a.py\", line 1, in <module>\n"
-            "[rank0]: ebbflow.infra.errors.CheckpointsLostError: none of the run's checkpoints can be used: a; b"),
+            "[rank0]: ebbflow.infra.errors.CheckpointsLostError: none of the run's checkpoints is usable: a; b"),
     ],
     "run-locked": [
         (1, HEAD + "ebbflow.infra.errors.RunLockedError: run r1 is held by process 4711 on host a since 12:00"),

@@ -134,7 +134,7 @@ def test_an_app_waits_trains_and_finishes(world: World) -> None:
     assert {g.node for g in report.generations[0].placement} == {"a", "b"}, "the ledger's names"
     until(lambda: world.loop.ended(*leases), "end of the leases")
     record = world.ledger.state().apps["t"]
-    assert (record.phase, record.reason) == ("finished", "the script came to its end")
+    assert (record.phase, record.reason) == ("finished", "the script finished")
     assert record.checkpoint.endswith("step-30")
     assert record.spec.resume == {
         "kind": "training", "folder": str(world.folder / "runs"), "id": "t", "deployment": "",
