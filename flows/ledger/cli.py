@@ -16,7 +16,7 @@ from ebbflow.planners.model.numbers import parse_duration
 
 if TYPE_CHECKING:
     from ebbflow.infra.ledger import Ledger
-    from ebbflow.infra.ledger.retention import Pruned
+    from ebbflow.infra.ledger.retention import PruneResult
     from ebbflow.planners.model.ledger import Event
 
 app = typer.Typer(
@@ -332,7 +332,7 @@ def prune(
         console.print(f"{'would drop' if dry_run else 'dropped'} {_what(would)}")
 
 
-def _what(pruned: "Pruned") -> str:
+def _what(pruned: "PruneResult") -> str:
     """Return what pruning lets go, for people; empty: nothing."""
     from ebbflow.tasks.drawing.wording import plural
 

@@ -145,7 +145,7 @@ def _request(
     resume: str | None,
     options: dict[str, Any],
 ) -> TrainingRequest:
-    from ebbflow.tasks.training.run import new_id, nobody_runs
+    from ebbflow.tasks.training.run import check_not_running, new_id
 
     place = runs_dir or default_runs_dir()
     if resume is not None:
@@ -154,7 +154,7 @@ def _request(
                 "--resume takes the script and the run ID from the recorded run; leave them out"
             )
         found = TrainingRequest.load(place, resume, options)
-        nobody_runs(found)  # before Prefect or torch take their time
+        check_not_running(found)  # before Prefect or torch take their time
         return found
     if options.get("restart"):
         raise OptionError("--restart goes with --resume ID; a new run starts at step 0 anyway")

@@ -1,4 +1,4 @@
-"""A training run on a terminal while it goes on: one line of figures, events above it; plain lines elsewhere."""
+"""A training run on a terminal while it continues: one line of figures, events above it; plain lines elsewhere."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -107,11 +107,11 @@ def tune(
         f"tuning run [bold]{request.run_id}[/] in {request.run_folder}", highlight=False, soft_wrap=True
     )
 
-    def say(text: str) -> None:
+    def notify(text: str) -> None:
         errors.print(text, highlight=False, markup=False, soft_wrap=not errors.is_terminal)
 
     with interruptible(errors, "the trials' checkpoints are kept"):
-        report = deliver_tuning(run_tuning(request, say, resume=resume is not None), request)
+        report = deliver_tuning(run_tuning(request, notify, resume=resume is not None), request)
     if json:
         typer.echo(report.to_json())
     else:

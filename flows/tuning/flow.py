@@ -149,7 +149,7 @@ def _work(
         from ebbflow.tasks.tuning.app_spec import tuning_spec
 
         spec = tuning_spec(request, **asked)
-        return partial(run_tuning_app, request, spec, say=get_run_logger().info, stop=stop)
+        return partial(run_tuning_app, request, spec, notify=get_run_logger().info, stop=stop)
 
     return AppWork(request.run_id, request.termination_grace, cluster, alone, as_app, stop.set)
 

@@ -21,7 +21,7 @@ from ebbflow.infra.errors import ClusterError, EngineUnavailableError
 from ebbflow.infra.protocols import CapacitySource
 from ebbflow.infra.training.channel import keys
 from ebbflow.infra.training.channel.wire import Entry, to_json
-from ebbflow.infra.training.launcher.pool import Admit, nobody
+from ebbflow.infra.training.launcher.pool import Admit, admit_none
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model import Capacity, Node
 
@@ -98,7 +98,7 @@ class AwsNodes:
         sizes = {node.id: _size(node) if slots is None else slots for node in free}
         return {name: size for name, size in sizes.items() if size > 0}
 
-    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = admit_none) -> None:
         """Start a node; see ``NodePool``. Raises ``ClusterError``."""
         with self._lock:
             if self._closed:

@@ -21,7 +21,7 @@ from ebbflow.infra.elastic.application import Application, Driver, Key, Value
 from ebbflow.infra.elastic.master.master import Master
 from ebbflow.infra.elastic.settings import Event, Settings, check
 from ebbflow.infra.elastic.wire.heartbeats import SILENCE, Monitor
-from ebbflow.infra.elastic.wire.messages import MASTER, Lost, Scale
+from ebbflow.infra.elastic.wire.messages import MASTER, NodeLoss, Scale
 from ebbflow.infra.elastic.wire.transport import Envelope
 from ebbflow.infra.elastic.wire.zeromq import ZmqTransport
 from ebbflow.infra.errors import ElasticError
@@ -57,9 +57,9 @@ class ElasticJob:
     ...     result = job.result(timeout=600)
 
     ``folder`` keeps snapshots and logs, of one job at a time (else ``RunLockedError``, which says whose);
-    without one they go when the job ends. With ``resume`` a job goes on from the
+    without one they go when the job ends. With ``resume`` a job resumes from the
     newest whole snapshot in ``folder``; where there are some and none is whole, only with ``restart`` from the
-    beginning. A worker that dies is replaced while ``replace``; otherwise the rest go on alone.
+    beginning. A worker that dies is replaced while ``replace``; otherwise the rest continue alone.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ElasticJob:
         self._replace = replace
         self._silence = silence
         self._clock = clock or SystemClock()
-        # two jobs in one folder would take each other's snapshots for their own
+        # two jobs in one directory would take each other's snapshots for their own
         self._lock = (
             RunLock(StorageLocation(folder), Path(folder).absolute().name, clock=self._clock)
             if folder
@@ -142,7 +142,7 @@ class ElasticJob:
         self._requests.put(ask)
 
     def leave(self, *names: str) -> None:
-        """Ask the named workers to hand over and end, as on a notice; the job goes on with fewer."""
+        """Ask the named workers to hand over and end, as on a notice; the job continues with fewer."""
 
         def ask() -> None:
             staying = [name for name in self._members() if name not in names]
@@ -246,7 +246,7 @@ class ElasticJob:
         for name, process in list(self._processes.items()):
             status = process.poll()
             if status is None:
-                self._hurry(name, process)
+                self._kill_when_late(name, process)
             elif name in self._master.nodes:
                 self._lose(name, f"{name} ended with status {status}")
             else:
@@ -263,7 +263,7 @@ class ElasticJob:
                 if name not in self._master.nodes and name in self._processes:  # it has not joined yet
                     self._kill(self._processes.pop(name))
 
-    def _hurry(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def _kill_when_late(self, name: str, process: subprocess.Popen[bytes]) -> None:
         """Kill a worker that takes too long to join, or to end after it was dismissed; it holds nothing."""
         if name in self._master.nodes:
             self._since[name] = self._clock.now()
@@ -280,7 +280,7 @@ class ElasticJob:
             self._count_failed_start(reason, name)
         else:
             self._failed_starts = 0
-        self._master.receive(Envelope(MASTER, 0, Lost(name, reason)))
+        self._master.receive(Envelope(MASTER, 0, NodeLoss(name, reason)))
 
     def _count_failed_start(self, reason: str, name: str) -> None:
         self._failed_starts += 1

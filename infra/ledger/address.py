@@ -34,7 +34,7 @@ class Address:
 
     @property
     def secret(self) -> bool:
-        """Tell whether a password stands in it, in whichever way."""
+        """Return whether a password stands in it, in whichever way."""
         return bool(self.url.password) or any(self.url.query.get(name) for name in _PASSWORDS)
 
     def hide(self, text: str) -> str:

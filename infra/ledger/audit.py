@@ -24,8 +24,8 @@ def audit(events: Iterable[Event], start: State | None = None) -> list[str]:
     """Return every violation in ``events``, as sentences; nothing where there is none.
 
     A GPU granted while a lease on it had not ended, on a node that was not there, had left, had a firm notice or has
-    no such GPU; a lease of an app that never entered, with a number that was used before, or ended, called back or
-    extended while nobody held it; a gap in the numbers, or a token that did not grow. ``start`` is the state before
+    no such GPU; a lease of an app that never entered, with a number that was used before, or ended, revoked or
+    extended while not held; a gap in the numbers, or a token that did not grow. ``start`` is the state before
     the first event, where older ones were pruned (``Ledger.origin``).
     """
     book = _AuditState()
@@ -33,14 +33,14 @@ def audit(events: Iterable[Event], start: State | None = None) -> list[str]:
         book.begin(start)
     for event in events:
         book.look(event)
-    return book.said
+    return book.violations
 
 
 @dataclass
 class _AuditState:
     """What is known of GPUs, nodes and apps while the events go by."""
 
-    said: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
     number: int | None = None
     token: int = 0
     apps: set[str] = field(default_factory=set)
@@ -63,12 +63,12 @@ class _AuditState:
     def look(self, event: Event) -> None:
         expected = 1 if self.number is None else self.number + 1
         if event.number != expected:
-            self._say(event, f"should have number {expected}")
+            self._add_violation(event, f"should have number {expected}")
         self.number = event.number
         match event.change:
             case LoopBegan():
                 if event.change.token <= self.token:
-                    self._say(event, f"token {event.change.token} is not above {self.token}")
+                    self._add_violation(event, f"token {event.change.token} is not above {self.token}")
                 self.token = event.change.token
             case AppEntered():
                 self.apps.add(event.change.spec.id)
@@ -81,7 +81,7 @@ class _AuditState:
             case Extended() | Recalled():
                 for number in event.change.leases:
                     if number not in self.held:
-                        self._say(event, f"lease {number} is not held")
+                        self._add_violation(event, f"lease {number} is not held")
             case Ended():
                 for number in event.change.leases:
                     self._end(event, number)
@@ -100,21 +100,23 @@ class _AuditState:
         where = f"GPU {lease.slot} of node {lease.node!r}"
         other = self.by_gpu.get((lease.node, lease.slot))
         if other is not None:
-            self._say(event, f"{what}: {where} is allocated twice, lease {other} has not ended")
+            self._add_violation(event, f"{what}: {where} is allocated twice, lease {other} has not ended")
         if lease.node in self.gone:
-            self._say(event, f"{what}: node {lease.node!r} has left")
+            self._add_violation(event, f"{what}: node {lease.node!r} has left")
         elif lease.node not in self.gpus:
-            self._say(event, f"{what}: node {lease.node!r} was never there")
+            self._add_violation(event, f"{what}: node {lease.node!r} was never there")
         elif not 0 <= lease.slot < self.gpus[lease.node]:
-            self._say(
+            self._add_violation(
                 event, f"{what}: node {lease.node!r} has {self.gpus[lease.node]} GPUs, none is {lease.slot}"
             )
         if lease.node in self.firm:
-            self._say(event, f"{what}: node {lease.node!r} has a firm notice for {self.firm[lease.node]:.3f}")
+            self._add_violation(
+                event, f"{what}: node {lease.node!r} has a firm notice for {self.firm[lease.node]:.3f}"
+            )
         if lease.app not in self.apps:
-            self._say(event, f"{what}: no such app is registered")
+            self._add_violation(event, f"{what}: no such app is registered")
         if lease.number <= used or lease.number in self.held:
-            self._say(event, f"{what}: the number was used before")
+            self._add_violation(event, f"{what}: the number was used before")
         self.used = max(self.used, lease.number)
         self.held[lease.number] = lease
         self.by_gpu[lease.node, lease.slot] = lease.number
@@ -122,9 +124,11 @@ class _AuditState:
     def _end(self, event: Event, number: int) -> None:
         lease = self.held.pop(number, None)
         if lease is None:
-            self._say(event, f"lease {number} is not held")
+            self._add_violation(event, f"lease {number} is not held")
         elif self.by_gpu.get((lease.node, lease.slot)) == number:
             del self.by_gpu[lease.node, lease.slot]
 
-    def _say(self, event: Event, what: str) -> None:
-        self.said.append(f"event {event.number} at {event.at:.3f} ({type(event.change).__name__}): {what}")
+    def _add_violation(self, event: Event, what: str) -> None:
+        self.violations.append(
+            f"event {event.number} at {event.at:.3f} ({type(event.change).__name__}): {what}"
+        )

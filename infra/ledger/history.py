@@ -2,7 +2,7 @@
 
 States kept beside the events, so that opening a long ledger does not replay it all.
 
-What a snapshot at an event holds follows from the events alone, so whoever makes it makes the same. The one at which
+What a snapshot at an event holds follows from the events alone, so any process makes the same. The one at which
 events were pruned is the only one that cannot be made again; it is never dropped.
 """
 
@@ -47,7 +47,7 @@ def event_of(row: Any) -> Event:
     return Event(row.number, row.at, codec.unpack(row.kind, row.format, body))
 
 
-class Known(NamedTuple):
+class KnownState(NamedTuple):
     """A state, and which transaction wrote the last event in it: the mark of this very history."""
 
     state: State
@@ -106,11 +106,11 @@ def advanced(state: State, event: Event) -> State:
         return fold(state, event)
     except OptionError as error:
         raise LedgerError(
-            f"the ledger is inconsistent;  run ebbflow ledger verify for details: {error}"
+            f"the ledger is inconsistent; run ebbflow ledger verify for details: {error}"
         ) from error
 
 
-def glanced(connection: Connection, cluster: str, known: Known) -> Known | None:
+def glanced(connection: Connection, cluster: str, known: KnownState) -> KnownState | None:
     """Return the present state by a single statement, or ``None`` where it takes more than that.
 
     ``known`` is an earlier state, and is itself returned where nothing has followed. Raises ``LedgerError``, also
@@ -134,10 +134,10 @@ def glanced(connection: Connection, cluster: str, known: Known) -> Known | None:
     state = copied(known.state)
     for row in new:
         advanced(state, event_of(row))
-    return Known(state, new[-1].batch)
+    return KnownState(state, new[-1].batch)
 
 
-def caught_up(connection: Connection, cluster: str, known: Known) -> Known:
+def caught_up(connection: Connection, cluster: str, known: KnownState) -> KnownState:
     """Return the present state, within a transaction; see ``glanced``."""
     found = glanced(connection, cluster, known)
     if found is not None:
@@ -149,10 +149,10 @@ def caught_up(connection: Connection, cluster: str, known: Known) -> Known:
     state = copied(known.state)
     for event in stream(connection, cluster, after):
         advanced(state, event)
-    return Known(state, _batch(connection, cluster, state.number))
+    return KnownState(state, _batch(connection, cluster, state.number))
 
 
-def whole(connection: Connection, cluster: str) -> Known:
+def whole(connection: Connection, cluster: str) -> KnownState:
     """Return the present state from the newest snapshot that can be read and all events since."""
     gone = connection.execute(select(pruned(cluster))).scalar() or 0
     state = newest_snapshot(connection, cluster) or State()
@@ -163,7 +163,7 @@ def whole(connection: Connection, cluster: str) -> Known:
         )
     for event in stream(connection, cluster, state.number):
         advanced(state, event)
-    return Known(state, _batch(connection, cluster, state.number))
+    return KnownState(state, _batch(connection, cluster, state.number))
 
 
 def _batch(connection: Connection, cluster: str, number: int) -> str:

@@ -13,7 +13,7 @@ from ebbflow.infra.ledger import history
 from ebbflow.infra.ledger import history as snapshots
 from ebbflow.infra.ledger.database.database import Database
 from ebbflow.infra.ledger.database.schema import clusters, events
-from ebbflow.infra.ledger.history import Known
+from ebbflow.infra.ledger.history import KnownState
 from ebbflow.infra.ledger.rows import codec, projections, remembering
 from ebbflow.planners.model.ledger import AppRecord, Change, Event, Granted, Slot
 from ebbflow.planners.model.ledger_state import State, fold
@@ -40,7 +40,7 @@ class Journal:
     def __init__(self, database: Database, cluster: str) -> None:
         self.database = database
         self.cluster = cluster
-        self._latest: Known | None = None
+        self._latest: KnownState | None = None
         self._snapshot: int | None = None  # number of the newest that is known
         self._publishing = threading.Lock()
 
@@ -67,12 +67,12 @@ class Journal:
         known = self._known()
         batch = secrets.token_hex(8)
 
-        def work(connection: Connection) -> Written:
+        def work(connection: Connection) -> WriteResult:
             state = self._locked_state(connection, known)
             more = [codec.pack(change) for change in first(connection, state)] if first else []
             return self._write(connection, state, [*more, *packed], batch)
 
-        def landed(connection: Connection, done: Written) -> bool:
+        def landed(connection: Connection, done: WriteResult) -> bool:
             # the server may still be making it final: then it holds the row, and is waited for
             connection.execute(_LOCKING, {"of_cluster": self.cluster, "known": known.state.number}).all()
             mine = (events.c.cluster == self.cluster) & (events.c.batch == batch)
@@ -82,7 +82,7 @@ class Journal:
 
         done = self.database.transact("write to the ledger", work, landed=landed)
         if done.events:
-            self._publish(Known(done.state, batch))
+            self._publish(KnownState(done.state, batch))
         return done.events
 
     def keep_snapshot(self) -> None:
@@ -103,11 +103,11 @@ class Journal:
             self._snapshot = None  # nothing is lost: another change will bring another
 
     def _write(
-        self, connection: Connection, state: State, packed: Sequence[codec.Packed], batch: str
-    ) -> "Written":
+        self, connection: Connection, state: State, packed: Sequence[codec.StoredChange], batch: str
+    ) -> "WriteResult":
         now = self.database.clock.now()
         trial = history.copied(state)
-        stored: list[codec.Packed] = []
+        stored: list[codec.StoredChange] = []
         written: list[Event] = []
         about: list[tuple[int, frozenset[str]]] = []
         for given in packed:
@@ -127,10 +127,10 @@ class Journal:
             projections.record(connection, self.cluster, batch, stored, written)
             projections.mention(connection, self.cluster, about)
             projections.head(connection, self.cluster, trial)
-        return Written(trial, tuple(written))
+        return WriteResult(trial, tuple(written))
 
-    def _locked_state(self, connection: Connection, known: Known) -> State:
-        """Return the present state, which nobody else can change before the transaction ends."""
+    def _locked_state(self, connection: Connection, known: KnownState) -> State:
+        """Return the present state, which no other process can change before the transaction ends."""
         number, batch = 0, ""
         for row in connection.execute(_LOCKING, {"of_cluster": self.cluster, "known": known.state.number}):
             number, batch = row.number, row.batch or ""
@@ -144,7 +144,7 @@ class Journal:
             )
         return state
 
-    def _known(self) -> Known:
+    def _known(self) -> KnownState:
         known = self._latest
         if known is None:
             known = self._publish(
@@ -152,14 +152,14 @@ class Journal:
             )
         return known
 
-    def _publish(self, known: Known) -> Known:
+    def _publish(self, known: KnownState) -> KnownState:
         with self._publishing:
             if self._latest is None or known.state.number > self._latest.state.number:
                 self._latest = known
             return self._latest
 
 
-class Written(NamedTuple):
+class WriteResult(NamedTuple):
     """What a transaction has written, and the state after it."""
 
     state: State

@@ -23,7 +23,7 @@ _LONGEST = 200  # characters of a loop's name
 
 
 @dataclass(frozen=True, slots=True)
-class Lead:
+class LeaderLease:
     """Who leads, as the ledger has it."""
 
     token: int
@@ -32,7 +32,7 @@ class Lead:
     seconds: float  # that a renewal is good for
 
     def alive(self, now: float) -> bool:
-        """Tell whether the lead holds at ``now``, s since the Unix epoch. See ``Ledger.lead``."""
+        """Return whether the lead holds at ``now``, s since the Unix epoch. See ``Ledger.lead``."""
         return self.until != 0 and now < self.until <= now + 2 * self.seconds
 
 
@@ -56,9 +56,9 @@ class Leadership:
     def write(self, changes: "Sequence[Change]") -> tuple[Event, ...]:
         """Write any changes but ``LoopBegan``, all or none, and return them as they stand in the ledger.
 
-        A lead that has run out while nobody took over still writes. Raises ``StaleLoopError`` when another has taken
-        over or this one has resigned, ``DoubleBookingError`` for a GPU that is taken, ``OptionError`` for a change
-        that cannot follow, ``LedgerUnavailableError`` when the database does not answer.
+        A lead that has expired while no other loop took over still writes. Raises ``StaleLoopError`` when another
+        has taken over or this one has resigned, ``DoubleBookingError`` for a GPU that is taken, ``OptionError`` for
+        a change that cannot follow, ``LedgerUnavailableError`` when the database does not answer.
         """
         if any(isinstance(change, LoopBegan) for change in changes):
             raise OptionError("LoopBegan is written by ledger.lead alone")
@@ -123,14 +123,16 @@ class Leadership:
         )
 
 
-def lead_of(connection: Connection, cluster: str) -> Lead | None:
+def leader_lease_of(connection: Connection, cluster: str) -> LeaderLease | None:
     """Return the row of ``leads`` of a cluster."""
     columns = (leads.c.token, leads.c.holder, leads.c.until, leads.c.seconds)
     row = connection.execute(select(*columns).where(leads.c.cluster == cluster)).one_or_none()
-    return None if row is None else Lead(*row)
+    return None if row is None else LeaderLease(*row)
 
 
-def begin_lead(journal: "Journal", holder: str, seconds: float, *, take_over: bool = False) -> Leadership:
+def begin_leadership(
+    journal: "Journal", holder: str, seconds: float, *, take_over: bool = False
+) -> Leadership:
     """Take the lead; see ``Ledger.lead``."""
     if not holder or len(holder) > _LONGEST or not holder.isprintable():
         raise OptionError(f"a loop's name has 1 to {_LONGEST} printable characters; got {holder!r:.220}")
@@ -140,7 +142,7 @@ def begin_lead(journal: "Journal", holder: str, seconds: float, *, take_over: bo
 
     def first(connection: Connection, state: State) -> "Sequence[Change]":
         now = journal.database.clock.now()
-        held = lead_of(connection, journal.cluster)
+        held = leader_lease_of(connection, journal.cluster)
         if held is not None and held.alive(now) and held.holder != holder and not take_over:
             raise LedgerBusyError(
                 f"loop {held.holder!r} is the leader of cluster {journal.cluster!r}; its lease expires in "

@@ -14,7 +14,7 @@ from ebbflow.infra.ledger.address import Address, parse
 from ebbflow.infra.ledger.database.database import Database
 from ebbflow.infra.ledger.database.schema import events, mentions, reports
 from ebbflow.infra.ledger.journal import Journal
-from ebbflow.infra.ledger.leadership import Lead, Leadership, begin_lead, lead_of
+from ebbflow.infra.ledger.leadership import LeaderLease, Leadership, begin_leadership, leader_lease_of
 from ebbflow.infra.ledger.migrate import create_or_migrate
 from ebbflow.infra.ledger.overview import Overview, overview
 from ebbflow.infra.ledger.rows import codec, projections, remembering, seals
@@ -114,14 +114,14 @@ class Ledger:
         same ``holder`` may take over from itself at once, and with ``take_over`` anybody from anybody. Raises
         ``LedgerBusyError`` while another's lead is alive.
         """
-        return begin_lead(self._journal, holder, seconds, take_over=take_over)
+        return begin_leadership(self._journal, holder, seconds, take_over=take_over)
 
-    def leader(self) -> Lead | None:
-        """Return who leads, or led last; ``None`` where nobody ever has."""
-        return self._database.read("read the leader", lambda c: lead_of(c, self.cluster))
+    def leader(self) -> LeaderLease | None:
+        """Return who leads, or led last; ``None`` where no loop ever has."""
+        return self._database.read("read the leader", lambda c: leader_lease_of(c, self.cluster))
 
     def report(self, app: str, report: AppReport) -> None:
-        """Keep what ``app`` says of itself in place of what it said before; no event. Raises ``OptionError``."""
+        """Replace the report of ``app``; no event. Raises ``OptionError``."""
         body = seals.seal(codec.dump(report), codec.encode(app))
         row = {
             "cluster": self.cluster,
@@ -240,8 +240,10 @@ class Ledger:
         """Replay all events and compare with snapshots and tables; return what differs, as sentences."""
         return self._database.read("verify the ledger", lambda c: verify(c, self.cluster), long=True)
 
-    def prune(self, before: float, *, keep_events: bool = False, dry_run: bool = False) -> retention.Pruned:
-        """Let go of what is older than ``before``, s since the Unix epoch; return how much.
+    def prune(
+        self, before: float, *, keep_events: bool = False, dry_run: bool = False
+    ) -> retention.PruneResult:
+        """Release what is older than ``before``, s since the Unix epoch; return how much.
 
         Old events are dropped up to the first that is newer, but never the last, after a snapshot of what they add up
         to (not with ``keep_events``); decisions older than that lose what they were based on and keep their reason,
@@ -254,7 +256,7 @@ class Ledger:
     # --- life -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of connections. May be called twice."""
+        """Release connections. May be called twice."""
         self._database.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a ledger holds, in numbers, for people.
+"""What a ledger holds, in numbers, for the reader.
 
 The clusters that share one database.
 """
@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger.database.database import Database
 from ebbflow.infra.ledger.database.schema import apps, clusters, events, metadata, snapshots
-from ebbflow.infra.ledger.leadership import Lead, lead_of
+from ebbflow.infra.ledger.leadership import LeaderLease, leader_lease_of
 from ebbflow.infra.ledger.migrate import version
 from ebbflow.planners.model.ledger_state import State
 
@@ -57,7 +57,7 @@ class Overview:
     at: float  # of the last event, s since the Unix epoch
     pruned: int  # events up to this number may be gone
     snapshots: tuple[int, ...]  # numbers of their events
-    lead: Lead | None
+    lead: LeaderLease | None
     apps: int = 0  # that ever entered
 
 
@@ -81,7 +81,7 @@ def _overview(connection: Connection, database: Database, cluster: str) -> Overv
         at=row.at,
         pruned=row.pruned,
         snapshots=tuple(connection.execute(kept).scalars()),
-        lead=lead_of(connection, cluster),
+        lead=leader_lease_of(connection, cluster),
         apps=connection.execute(
             select(func.count()).select_from(apps).where(apps.c.cluster == cluster)
         ).scalar_one(),

@@ -19,7 +19,7 @@ _BATCH = 2000  # rows in one transaction: writers wait for no more than that
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PruneResult:
     """What was let go, or would be."""
 
     events: int  # dropped; a snapshot holds what they added up to
@@ -28,7 +28,9 @@ class Pruned:
     reports: int = 0  # the last words of apps that were over by then
 
 
-def prune(database: Database, cluster: str, before: float, *, keep_events: bool, dry_run: bool) -> Pruned:
+def prune(
+    database: Database, cluster: str, before: float, *, keep_events: bool, dry_run: bool
+) -> PruneResult:
     """See ``Ledger.prune``."""
     done = database.read("list old events", lambda c: _pruned(c, cluster))
     up_to = (
@@ -37,7 +39,7 @@ def prune(database: Database, cluster: str, before: float, *, keep_events: bool,
     if dry_run:
         return database.read(
             "list old events",
-            lambda c: _foretold(c, cluster, before, done, max(done, up_to)),
+            lambda c: _count_old(c, cluster, before, done, max(done, up_to)),
             long=True,
         )
     if up_to > done:
@@ -46,9 +48,9 @@ def prune(database: Database, cluster: str, before: float, *, keep_events: bool,
         database.transact("keep a snapshot", lambda c: _begin(c, cluster, up_to, row))
     payloads = _strip(database, cluster, before)
     dropped = _drop(database, cluster, max(done, up_to))
-    said = delete(reports).where(_last_words(cluster, before))
+    said = delete(reports).where(_old_reports(cluster, before))
     words = database.transact("delete old reports", lambda c: c.execute(said).rowcount)
-    return Pruned(dropped, payloads, max(done, up_to), words)
+    return PruneResult(dropped, payloads, max(done, up_to), words)
 
 
 def _pruned(connection: Connection, cluster: str) -> int:
@@ -120,11 +122,11 @@ def _old(connection: Connection, cluster: str, before: float, after: int) -> lis
     return [(event, event.change) for event in found if isinstance(event.change, Decided)]
 
 
-def _bare(change: Decided) -> codec.Packed | None:
+def _bare(change: Decided) -> codec.StoredChange | None:
     return codec.pack(replace(change, inputs={}, outcome={})) if change.inputs or change.outcome else None
 
 
-def _shorten(connection: Connection, cluster: str, bare: Sequence[tuple[Event, codec.Packed]]) -> None:
+def _shorten(connection: Connection, cluster: str, bare: Sequence[tuple[Event, codec.StoredChange]]) -> None:
     at = (events.c.cluster == cluster) & (events.c.number == bindparam("at_number"))
     rows = [
         {
@@ -157,18 +159,18 @@ def _drop_batch(connection: Connection, cluster: str, up_to: int) -> int:
     return connection.execute(delete(events).where(mine, events.c.number <= end)).rowcount
 
 
-def _foretold(connection: Connection, cluster: str, before: float, done: int, up_to: int) -> Pruned:
+def _count_old(connection: Connection, cluster: str, before: float, done: int, up_to: int) -> PruneResult:
     mine = (events.c.cluster == cluster) & (events.c.number > done)
     dropped = connection.execute(select(func.count()).where(mine, events.c.number <= up_to)).scalar_one()
     payloads, after = 0, 0
     while page := _old(connection, cluster, before, after):
         payloads += sum(1 for _, change in page if change.inputs or change.outcome)
         after = page[-1][0].number
-    words = select(func.count()).select_from(reports).where(_last_words(cluster, before))
-    return Pruned(dropped, payloads, up_to, connection.execute(words).scalar_one())
+    words = select(func.count()).select_from(reports).where(_old_reports(cluster, before))
+    return PruneResult(dropped, payloads, up_to, connection.execute(words).scalar_one())
 
 
-def _last_words(cluster: str, before: float) -> ColumnElement[bool]:
+def _old_reports(cluster: str, before: float) -> ColumnElement[bool]:
     """Return which reports are of apps that were over or lost ``before``."""
     over = select(apps.c.app).where(
         apps.c.cluster == cluster, apps.c.phase.in_(sorted(GONE)), apps.c.ended < before

@@ -14,7 +14,7 @@ from ebbflow.infra.machine import cgroups, devices
 from ebbflow.infra.machine.guardian import Guardian
 from ebbflow.infra.storage import files, private
 from ebbflow.infra.training.channel.wire import Entry
-from ebbflow.infra.training.launcher.pool import Admit, nobody
+from ebbflow.infra.training.launcher.pool import Admit, admit_none
 from ebbflow.infra.training.local_nodes import LocalNodes
 
 
@@ -69,7 +69,7 @@ class FleetNodes(LocalNodes):
             clock=clock,
         )
 
-    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = admit_none) -> None:
         """Start a node process; see ``NodePool``.
 
         Raises ``ClusterError`` also for a node that is gone, has notice or stands still, and a slot in use.

@@ -64,7 +64,7 @@ class Samples:
         if self._loader is None:
             self._loader = DataLoader(
                 self.dataset,
-                batch_sampler=_Planned(self._queue),
+                batch_sampler=_PlannedSampler(self._queue),
                 num_workers=self.workers,
                 collate_fn=self.collate,
                 persistent_workers=True,
@@ -74,7 +74,7 @@ class Samples:
         return iter(self._loader)
 
 
-class _Planned:
+class _PlannedSampler:
     """Hands a loader the plan that was put into ``queue`` last."""
 
     def __init__(self, queue: list[Iterable[list[int]]]) -> None:

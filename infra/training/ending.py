@@ -19,8 +19,8 @@ RESERVE = 1.0  # seconds before a deadline, besides twice what a checkpoint take
 log = logging.getLogger(__name__)
 
 
-class Ending:
-    """Saves what is to be saved, says what happened, and ends one process."""
+class ProcessExit:
+    """Saves what is to be saved, states what happened, and ends one process."""
 
     def __init__(self, generation: Generation, saver: Saver) -> None:
         self._generation, self._saver = generation, saver
@@ -33,7 +33,7 @@ class Ending:
         self.watch()
 
     def watch(self) -> None:
-        """Have the listening thread save before a deadline that training does not keep."""
+        """Request that the listening thread saves before a deadline that training does not keep."""
         if not self._trial:
             self._link.before_deadline(RESERVE + 2 * self._saver.costs.write, self._at_last_moment)
 
@@ -48,12 +48,12 @@ class Ending:
                 try:
                     self._saver.last(prepared.state, step, stop.reason, stop.deadline)
                 except StorageError as exc:
-                    self._say("stopped", step, begun, reason=stop.reason, saved=False, error=str(exc))
+                    self._post("stopped", step, begun, reason=stop.reason, saved=False, error=str(exc))
                     raise
-            self._say("stopped", step, begun, reason=stop.reason, saved=self._saver.saved_step >= step)
+            self._post("stopped", step, begun, reason=stop.reason, saved=self._saver.saved_step >= step)
         raise RunStopped(stop.reason)
 
-    def bereaved(self, error: BaseException | None) -> NoReturn:
+    def end_after_peer_loss(self, error: BaseException | None) -> NoReturn:
         """Save the last complete step because other processes are lost, and leave with status 75."""
         self._link.before_deadline(0.0, None)
         begun, saved = self._clock.now(), False
@@ -61,7 +61,7 @@ class Ending:
         if self._prepared is not None and not self._trial:
             step = self._prepared.progress.step
             saved = self._saver.rescue(self._prepared.state, step, "rescue", RESCUE_TIMEOUT)
-            self._say("stopped", step, begun, reason=reason, saved=saved, error=str(error)[:500])
+            self._post("stopped", step, begun, reason=reason, saved=saved, error=str(error)[:500])
             reason += f"; step {step} is saved" if saved else ""
         log.warning("%s (%s)", reason, str(error).splitlines()[0][:200] if str(error) else "")
         raise RunStopped(reason, PEER_LOST) from error
@@ -86,7 +86,7 @@ class Ending:
         step, begun = prepared.progress.step, self._clock.now()
         self._saver.last(prepared.state, step, "finished")
         saved = self._saver.saved_step >= step
-        self._say("finished", step, begun, metrics=metrics, saved=saved, statistics=statistics.to_json())
+        self._post("finished", step, begun, metrics=metrics, saved=saved, statistics=statistics.to_json())
 
     def _at_last_moment(self, stop: StopRequest) -> None:
         """Save the last complete step in the listening thread and end: the step under way takes too long."""
@@ -99,7 +99,7 @@ class Ending:
         self._link.say_now("stopped", step, content)
         os._exit(0)
 
-    def _say(self, kind: Any, step: int, begun: float, **content: Any) -> None:
+    def _post(self, kind: Any, step: int, begun: float, **content: Any) -> None:
         content |= {"seconds": self._clock.now() - begun, "saved_step": self._saver.saved_step}
         self._link.post(kind, step, content)
 

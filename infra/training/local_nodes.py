@@ -22,12 +22,12 @@ from ebbflow.infra.protocols.trainings import SETTINGS
 from ebbflow.infra.storage import private
 from ebbflow.infra.training.channel import keys
 from ebbflow.infra.training.channel.wire import ENTRY, Entry, to_json
-from ebbflow.infra.training.launcher.pool import Admit, nobody
+from ebbflow.infra.training.launcher.pool import Admit, admit_none
 from ebbflow.infra.training.process import channel
 from ebbflow.planners.errors import OptionError
 
 _NODE = "ebbflow.infra.training.launcher.node"
-_NOTICE, _READY = "notice", "ready"  # files in a node's folder; see ``launcher.node``
+_NOTICE, _READY = "notice", "ready"  # files in a node's directory; see ``launcher.node``
 _NOT_HANDED_DOWN = (
     channel.RUN_ID,
     channel.RUN_FOLDER,
@@ -47,7 +47,7 @@ class _Record:
     group: Path | None
     slots: int
     gpus: tuple[str, ...]
-    quota: float  # processors
+    quota: float  # CPU cores
     settled: bool = False  # held to its quota
     deadline: float | None = None  # seconds since the Unix epoch
     ended: str = ""  # how it went, once it is gone
@@ -57,12 +57,12 @@ class LocalNodes:
     """A pool of nodes on this machine; it ends with its process, however that one ends.
 
     Args:
-        logs: folder for the nodes' own logs; by default a temporary one that goes with the pool.
-        cpus: processors that back one slot, held by control groups; ``None``: no cap.
+        logs: directory for the nodes' own logs; by default a temporary one that goes with the pool.
+        cpus: CPU cores that back one slot, held by control groups; ``None``: no cap.
         grace: seconds that nodes get to save and end once this process is gone.
         environment: on top of this process' own, for all nodes.
         gpus: shared out among the nodes, one a slot, as ``CUDA_VISIBLE_DEVICES`` names them; by default all that this
-            process may use. Without any, slots are processors.
+            process may use. Without any, slots are CPU cores.
 
     Raises ``OptionError``, or ``ClusterError`` when a cap is asked for and control groups cannot be made.
     """
@@ -99,7 +99,7 @@ class LocalNodes:
 
     # --- what the launcher asks ---------------------------------------------------------------------------
 
-    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = admit_none) -> None:
         """Start a node; see ``NodePool``."""
         with self._lock:
             if self._closed:
@@ -120,7 +120,7 @@ class LocalNodes:
                 mark, child, folder, None, slots, gpus, self._quota(name, slots)
             )
             if self._controller is not None:
-                # It starts with whole processors: importing is no work of the training.
+                # It starts with whole CPU cores: importing is no work of the training.
                 group = f"ebbflow-{self.uid}-{entry.key}"
                 record.group = cgroups.create(self._controller, group, max(float(slots), record.quota))
                 cgroups.join(record.group, [child.pid])
@@ -137,7 +137,7 @@ class LocalNodes:
             return record.ended if self._gone(record) else ""
 
     def paused(self, name: str) -> bool:
-        """Tell whether the node's first process is stopped."""
+        """Return whether the node's first process is stopped."""
         with self._lock:
             record = self._nodes.get(name)
         if record is None or record.ended:
@@ -152,7 +152,7 @@ class LocalNodes:
         self._take(name, "ended by the launcher")
 
     def quiet(self, name: str) -> bool:
-        """Tell whether no process is left of a node that was ended or lost."""
+        """Return whether no process is left of a node that was ended or lost."""
         with self._lock:
             record = self._nodes.get(name)
             return record is None or (bool(record.ended) and not processes.members(record.mark))
@@ -162,7 +162,7 @@ class LocalNodes:
         return processes.tail(self._log(name))
 
     def gone(self, uid: str) -> bool:
-        """Tell whether no process of another pool of this machine is left."""
+        """Return whether no process of another pool of this machine is left."""
         return not processes.members(f"{uid}/")
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class LocalNodes:
         self._signal(name, signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        """Let a paused node go on. Raises ``ClusterError``."""
+        """Let a paused node continue. Raises ``ClusterError``."""
         self._signal(name, signal.SIGCONT)
 
     def notice(self, name: str, seconds: float) -> float:
@@ -239,7 +239,7 @@ class LocalNodes:
         return self._free_gpus(name, slots), {}
 
     def _place(self) -> Path:
-        """Return a new folder for what nodes keep."""
+        """Return a new directory for what nodes keep."""
         return Path(tempfile.mkdtemp(prefix="ebbflow-nodes-"))
 
     def _quota(self, name: str, slots: int) -> float:

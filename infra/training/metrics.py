@@ -12,11 +12,11 @@ REPORT_EVERY = 0.5  # seconds
 class RunStatistics:
     """Figures of the last step, and rates since the last report."""
 
-    step: int = 0  # optimiser steps of the whole run
+    step: int = 0  # optimizer steps of the whole run
     epoch: int = 0
     progress: float = 0.0  # iterations at the initial batch
     samples: int = 0  # used by complete steps
-    skipped: int = 0  # steps left out because the gradient was not finite
+    skipped: int = 0  # steps ignored because the gradient was not finite
     loss: float = float("nan")  # mean over all examples of the step
     batch: int = 0  # examples of the step on all processes
     passes: int = 1  # accumulation passes of the step
@@ -26,7 +26,7 @@ class RunStatistics:
     factor: float = 1.0  # on the learning rate
     learning_rate: float = 0.0  # of the first parameter group, without the factor
     noise_scale: float = 0.0  # examples
-    step_seconds: float = 0.0  # of the last pass, with synchronisation
+    step_seconds: float = 0.0  # of the last pass, with synchronization
     sync_seconds: float = 0.0  # of it, waiting for others
     throughput: float = 0.0  # examples/s
     goodput: float = 0.0  # examples/s at the initial batch that would have made the same progress
@@ -50,7 +50,7 @@ class Rates:
         self.throughput = self.progress_rate = 0.0
 
     def add(self, samples: float, gained: float, seconds: float) -> bool:
-        """Count a step that took ``seconds``; return whether to report, with the rates made anew.
+        """Count a step that took ``seconds``; return whether to report, with the rates recomputed.
 
         The first step is reported at once.
         """

@@ -1,4 +1,4 @@
-"""A model and an optimiser made ready for a run: on their device, in mixed precision, in DDP, restored."""
+"""A model and an optimizer made ready for a run: on their device, in mixed precision, in DDP, restored."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from ebbflow.planners.training.speed.batch_size import BatchLimits
 Precision = Literal["fp32", "bf16", "fp16"]
 OptimizerFactory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
-# MiB of gradients that are reduced at a time on processors. gloo's reduction is their own work, so more of it than
+# MiB of gradients that are reduced at a time on CPU cores. gloo's reduction is their own work, so more of it than
 # with DDP's 25 had better be done while gradients are still computed. GPUs keep DDP's.
 CPU_BUCKET = 8
 

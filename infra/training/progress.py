@@ -29,8 +29,8 @@ class Progress:
 
     initial: int  # M0, examples
     length: int = 0  # N; 0 before the data are known
-    step: int = 0  # optimiser steps, skipped ones included
-    skipped: int = 0  # steps left out because the gradient was not finite
+    step: int = 0  # optimizer steps, skipped ones included
+    skipped: int = 0  # steps ignored because the gradient was not finite
     skipped_in_row: int = 0
     gained: float = 0.0  # iterations at the initial batch
     samples: int = 0  # that complete steps have used
@@ -78,7 +78,7 @@ class Progress:
 
     @property
     def epoch_over(self) -> bool:
-        """Tell whether the epoch that is under way has all its steps."""
+        """Return whether the epoch that is under way has all its steps."""
         if self.unit == "pass":
             return self.cursor.turn > self.epoch_turn
         return self.epoch_end is not None and self.gained >= self.epoch_end - _ROUNDING

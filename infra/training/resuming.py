@@ -1,4 +1,4 @@
-"""Which state a run goes on from, and what is said of the checkpoints that cannot serve."""
+"""Which state a run resumes from, and what is said of the checkpoints that cannot serve."""
 
 import re
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _STEP = re.compile(r"/(?:corrupt-)?step-(\d{12})-")
 class Choice:
     """What the first process has found; equal on all."""
 
-    found: VerifiedCheckpoint | None = None  # in the run's own folder
+    found: VerifiedCheckpoint | None = None  # in the run's own directory
     running: int | None = None  # step of the running checkpoint, where that is newer
     passed_over: tuple[str, ...] = ()  # newer checkpoints that cannot serve, and why
     damaged: tuple[str, ...] = ()  # finished ones, where none of them can serve
@@ -42,7 +42,7 @@ class Choice:
 
     @property
     def lost(self) -> bool:
-        """Tell whether there were checkpoints, none of which can be used."""
+        """Return whether there were checkpoints, none of which can be used."""
         return self.step < 0 and bool(self.damaged)
 
 
@@ -53,7 +53,7 @@ def choose(
 
     Args:
         world: all call it; the first looks.
-        folder: of the full checkpoints; ``None``: nothing is kept, and nothing found.
+        directory: of the full checkpoints; ``None``: nothing is kept, and nothing found.
         spill: where the last one may be instead.
         running: the running checkpoint.
         known: newest step that was saved, as the launcher's journal has it; -1: none.

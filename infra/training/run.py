@@ -11,7 +11,7 @@
                 run.step()
             run.report(accuracy=evaluate(model))
 
-The same script runs alone, under plain torchrun, and under Ebbflow's launcher. It may end after any step and go on
+The same script runs alone, under plain torchrun, and under Ebbflow's launcher. It may end after any step and continue
 from there on another number of processes.
 """
 
@@ -28,7 +28,7 @@ import torch
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.data import Collate, Samples
-from ebbflow.infra.training.ending import Ending
+from ebbflow.infra.training.ending import ProcessExit
 from ebbflow.infra.training.feeding import Feed
 from ebbflow.infra.training.metrics import Rates, RunStatistics
 from ebbflow.infra.training.prepared import OptimizerFactory, Options, Precision, PreparedTraining, prepare
@@ -60,7 +60,7 @@ class ElasticRun:
         )
         self._spill = Spill(place, settings.spill_dir) if place else None
         self._saver = Saver(checkpoints, generation, spill=self._spill)
-        self._ending = Ending(generation, self._saver)
+        self._ending = ProcessExit(generation, self._saver)
         self._running = RunningSaves(generation)
         self._rates = Rates(generation.clock)
         self._prepared: PreparedTraining | None = None
@@ -85,15 +85,15 @@ class ElasticRun:
         """Join the run, and seed all random generators.
 
         Args:
-            folder: where runs keep their checkpoints, a path or ``s3://``; nothing is saved without. A launcher's
+            directory: where runs keep their checkpoints, a path or ``s3://``; nothing is saved without. A launcher's
                 goes first.
-            run_id: name of this run's folder in it; the script's name unless given.
+            run_id: name of this run's directory in it; the script's name unless given.
             seed: of the data's order and all random numbers.
             settings: a launcher's go first.
             restart: begin again where none of the run's checkpoints can be used; without a launcher.
 
         Raises ``TrainingError`` when the other processes or the launcher cannot be reached, and ``RunLockedError``
-        where another process runs in the same folder.
+        where another process runs in the same directory.
         """
         seed_everything(seed)
         generation = Generation.join(folder, run_id, settings, restart)
@@ -123,7 +123,7 @@ class ElasticRun:
         state: Mapping[str, Any] | None = None,
         ddp: Mapping[str, Any] | None = None,
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        """Return the model to call and the optimiser, restored from the newest checkpoint; once in a run.
+        """Return the model to call and the optimizer, restored from the newest checkpoint; once in a run.
 
         Args:
             model: moved to its device; in several processes ``DistributedDataParallel`` is put around it.
@@ -141,7 +141,7 @@ class ElasticRun:
             precision: ``"bf16"`` and ``"fp16"`` run the model's forward in it; parameters stay as they are.
             clip_norm: largest norm of the gradient.
             state: more that checkpoints keep, by name: things with ``state_dict`` and ``load_state_dict``.
-            ddp: options of ``DistributedDataParallel``, whose buckets have 8 MiB on processors.
+            ddp: options of ``DistributedDataParallel``, whose buckets have 8 MiB on CPU cores.
 
         Raises:
             OptionError: options that contradict each other, or a batch that so many processes cannot share.
@@ -175,7 +175,7 @@ class ElasticRun:
         options.limits(self.world.size)
         known = self.settings.saved_step
         chosen = choose(self.world, self._saver.folder, self._spill, self._running, known)
-        self._tell_of_damage(chosen)
+        self._report_damage(chosen)
         check_not_lost(chosen, self.settings.restart or self.settings.preflight_steps > 0)
         state = load(chosen, self._saver.folder, model)
         made = prepare(self.world, model, optimizer, options, self.settings, state)
@@ -195,8 +195,8 @@ class ElasticRun:
             self._link.post("started", made.progress.step, content | {"device": str(self.world.device)})
         return made.model, made.optimizer
 
-    def _tell_of_damage(self, chosen: Choice) -> None:
-        """Say which checkpoints cannot serve, before anything else can go wrong."""
+    def _report_damage(self, chosen: Choice) -> None:
+        """Report which checkpoints cannot serve, before anything else can go wrong."""
         damaged = chosen.damaged if chosen.lost else chosen.passed_over
         if self.is_main and damaged and not self.settings.preflight_steps:
             restarted = chosen.lost and self.settings.restart
@@ -258,9 +258,9 @@ class ElasticRun:
         self._ready()[1].backward(loss)
 
     def step(self) -> bool:
-        """End a batch; return whether it ended a step, in which case the optimiser has moved.
+        """End a batch; return whether it ended a step, in which case the optimizer has moved.
 
-        A step whose gradient is not finite is left out by all processes and counted. Raises ``RunStopped`` when the
+        A step whose gradient is not finite is ignored by all processes and counted. Raises ``RunStopped`` when the
         run is to stop; its state has been saved then.
         """
         prepared, stepper = self._ready()
@@ -300,7 +300,7 @@ class ElasticRun:
                 self._link.post("step", last.step, content)
 
     def report(self, **metrics: float) -> None:
-        """Say how good the model is; what the first process says counts."""
+        """Report how good the model is; what the first process reports counts."""
         self.metrics = {name: float(value) for name, value in metrics.items()}
         if self.is_main:
             progress = self._ready()[0].progress
@@ -311,12 +311,12 @@ class ElasticRun:
 
     @property
     def is_main(self) -> bool:
-        """Tell whether this is the process that speaks and writes for all."""
+        """Return whether this is the process that speaks and writes for all."""
         return self._generation.is_main
 
     @property
     def folder(self) -> str | None:
-        """Return the run's folder, as it was named; ``None``: nothing is saved."""
+        """Return the run's directory, as it was named; ``None``: nothing is saved."""
         return None if self._generation.place is None else str(self._generation.place)
 
     @property
@@ -371,7 +371,7 @@ class ElasticRun:
                     self._ending.rehearse(self.statistics, min(preflight, self._done))
                 self._ending.finish(self.metrics, self.statistics)
             elif self.world.size > 1 and not isinstance(error, SystemExit) and peer_lost(error):
-                self._ending.bereaved(error)
+                self._ending.end_after_peer_loss(error)
         finally:
             self.close()
             if ended or isinstance(error, RunStopped):

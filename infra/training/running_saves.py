@@ -55,7 +55,7 @@ class RunningSaves:
         except DamagedError as exc:
             try:
                 self.problems.append(f"{exc}; it is set aside as {folder.set_aside(start)}")
-            except StorageError as failed:  # a folder that may only be read
+            except StorageError as failed:  # a directory that may only be read
                 self.problems.append(f"{exc}; {failed}")
             log.warning("%s", self.problems[-1])
             return None

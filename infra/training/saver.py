@@ -43,7 +43,7 @@ class Costs:
 
 
 class Saver:
-    """Saves one run's state. Without a folder nothing is saved.
+    """Saves one run's state. Without a directory nothing is saved.
 
     ``lock`` is held while the state changes, so that another thread finds it complete.
     """
@@ -121,7 +121,7 @@ class Saver:
 
         A save that fails is retried for ``final_save_timeout`` seconds, or as long as ``deadline`` (seconds since the
         Unix epoch) allows. Then the state is *spilled*: saved elsewhere, from where a process that resumes takes it
-        over. Raises ``StorageError`` unless the run's own folder has it; the message says where it is instead.
+        over. Raises ``StorageError`` unless the run's own directory has it; the message says where it is instead.
         """
         if self.folder is None or self.saved_step >= step:
             return
@@ -207,7 +207,7 @@ class Saver:
             thread.join(SIGN_OF_LIFE)
 
     def took_over(self, found: VerifiedCheckpoint, taken_from: str) -> None:
-        """Take note of the checkpoint that the run goes on from, and of one that was taken over for it."""
+        """Take note of the checkpoint that the run resumes from, and of one that was taken over for it."""
         self.saved_step = found.step
         if taken_from:
             content = {"reason": f"taken over from {taken_from}", "uri": found.uri, "bytes": found.bytes}

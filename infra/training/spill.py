@@ -2,12 +2,12 @@
 
 Layout::
 
-    <place>/ebbflow-spill-<user id>-<run>-<hash of its folder and mark>/step-.../    as ``CheckpointFolder`` has it
+    <place>/ebbflow-spill-<user id>-<run>-<hash of its directory and mark>/step-.../    as ``CheckpointFolder`` has it
     <run's folder>/mark                                                              random, of this run alone
 
-A place is a folder of the node's own disk, unless the user names one that all nodes reach: what lies on a node's disk
-is found by a process of that node alone. The mark keeps a run from taking over what another left that had its folder
-before.
+A place is a directory of the node's own disk, unless the user names one that all nodes reach: what lies on a node's
+disk is found by a process of that node alone. The mark keeps a run from taking over what another left that had its
+directory before.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _HEX = re.compile(r"[0-9a-f]{32}")
 
 
 def spill_places(chosen: str = "") -> list[str]:
-    """Return the folders to try, in order: the user's, or those of this machine that outlive the process."""
+    """Return the directories to try, in order: the user's, or those of this machine that outlive the process."""
     if chosen:
         return [chosen]
     own = [Path("/var/tmp"), Path(tempfile.gettempdir())]  # noqa: S108  below, nobody else may enter
@@ -48,7 +48,7 @@ class Spill:
     """The places of one run.
 
     Args:
-        run: the run's folder.
+        run: the run's directory.
         chosen: the user's place; those of this machine unless given.
     """
 
@@ -102,7 +102,7 @@ class Spill:
                         f"the run's last steps may be in {folder.uri}, where checkpoints are spilled to, and it "
                         f"cannot be read: {exc}"
                     ) from exc
-                # as if it were on another node: the run's own folder decides
+                # as if it were on another node: the run's own directory decides
                 self.problems.append(f"{folder.uri} cannot be read: {exc}")
                 log.warning("%s", self.problems[-1])
                 continue
@@ -162,7 +162,7 @@ class Spill:
 
 
 def _check_private(place: StorageLocation) -> None:
-    """Raise ``StorageError`` for a folder that another user may have made or can write: its model is not ours."""
+    """Raise ``StorageError`` for a directory that another user may have made or can write: its model is not ours."""
     there = os.lstat(place.root)
     if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid() or there.st_mode & 0o077:
         raise StorageError(f"{place.uri} is not a directory of this user alone (mode 0700); it is not used")

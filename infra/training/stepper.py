@@ -1,4 +1,4 @@
-"""One optimiser step after another, over all processes.
+"""One optimizer step after another, over all processes.
 
 A step is one or more passes, each over a share of its samples on every process. After the last pass one small
 all-reduce carries everything on which the processes must agree: whether to stop, whether the gradient is finite, the
@@ -253,7 +253,7 @@ class Stepper:
         )
 
     def _observe(self, plan: StepPlan, step_s: float, sync_s: float, statistics: GradientStatistics) -> None:
-        """Tell the tuner how long whole steps take, once the split has settled."""
+        """Notify the tuner how long whole steps take, once the split has settled."""
         self._fresh += 1
         if self._world.rank == 0 and self._fresh > WARM_UP and plan.count == self.total:
             world = self._world

@@ -31,13 +31,13 @@ class VersionClock:
         return self.version
 
 
-def may_depend(told: int | None, version: int) -> bool:
-    """Tell whether a task of ``version`` may depend on the completion number ``told`` (``None``: not told yet)."""
-    return told is not None and told <= version
+def may_depend(observed: int | None, version: int) -> bool:
+    """Return whether a task of ``version`` may depend on completion number ``observed`` (``None``: not observed)."""
+    return observed is not None and observed <= version
 
 
 def is_hit(version: int, tag: int) -> bool:
-    """Tell whether a task of ``version`` may use a value that was fetched for a task of version ``tag``.
+    """Return whether a task of ``version`` may use a value that was fetched for a task of version ``tag``.
 
     What the fetching task depends on had been applied before it was dispatched, and a task of the same or a smaller
     version depends on no more than that.

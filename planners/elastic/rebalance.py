@@ -29,7 +29,7 @@ def plan_moves(loads: Sequence[Load], workers: Collection[str], leaving: Collect
     those who have most, which is what makes the moves fewest. Donors give
     smallest things first, in the order of their load, receivers take in the order of theirs; ties go by name, so
     equal inputs give equal plans.
-    Raises ``OptionError`` when nobody stays.
+    Raises ``OptionError`` when no worker stays.
     """
     staying = sorted(set(workers) - set(leaving))
     if not staying:

@@ -67,7 +67,7 @@ class SspSchedule:
 
 @dataclass(slots=True)
 class AsyncSchedule:
-    """Every executor goes on by itself: unbounded staleness."""
+    """Every executor continues by itself: unbounded staleness."""
 
     executors: int
     iterations: int

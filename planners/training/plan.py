@@ -46,7 +46,7 @@ class TrainingPlan:
         """Return the plan of a training.
 
         Args:
-            settings: what is asked of its processes; ``hazard`` takes the place of theirs.
+            settings: what is requested of its processes; ``hazard`` takes the place of theirs.
             table: classifies failures.
             placement: node -> slots that are there.
             max_gpus: GPUs that the run uses at most.

@@ -27,16 +27,16 @@ class LossModel:
 
     beta0: float  # 1/k
     beta1: float
-    beta2: float  # normalised loss that is never passed
+    beta2: float  # normalized loss that is never passed
     scale: float = 1.0  # loss that 1 stands for
     r2: float = 1.0  # coefficient of determination on the points used
 
     def loss(self, k: float) -> float:
-        """Return the normalised loss at ``k``."""
+        """Return the normalized loss at ``k``."""
         return 1 / (self.beta0 * k + self.beta1) + self.beta2
 
     def decrease(self, k: float) -> float:
-        """Return by how much the normalised loss falls from ``k`` to ``k`` + 1."""
+        """Return by how much the normalized loss falls from ``k`` to ``k`` + 1."""
         at = self.beta0 * k + self.beta1
         return self.beta0 / (at * (at + self.beta0)) if at > 0 else inf
 
@@ -86,7 +86,7 @@ class LossCurve:
         self._losses.clear()
 
     def flat(self, delta: float, patience: int = 3) -> bool:
-        """Tell whether the last ``patience`` points each fell by less than ``delta`` of the largest loss."""
+        """Return whether the last ``patience`` points each fell by less than ``delta`` of the largest loss."""
         if len(self._losses) <= patience:
             return False
         last = np.array(self._losses[-patience - 1 :]) / max(self._losses)
@@ -114,9 +114,9 @@ class LossCurve:
 
 
 def smoothed(losses: Losses) -> Losses:
-    """Return ``losses`` with outliers replaced by the mean of their neighbours, two on each side.
+    """Return ``losses`` with outliers replaced by the mean of their neighbors, two on each side.
 
-    An outlier lies outside the neighbours' range by more than a tenth of it.
+    An outlier lies outside the neighbors' range by more than a tenth of it.
     """
     result = losses.copy()
     for at in range(2, len(losses) - 2):

@@ -1,7 +1,7 @@
-"""Which trials of a hyper-parameter search have no prospects, and how much work each has left.
+"""Which trials of a tuning run have no prospects, and how much work each has left.
 
-A scheduler of searches needs the latter of every trial (Themis, NSDI 2020, section 5.2): of successive halving, the
-epochs that a trial is expected to live; of stopping by learning curves, the longest life within the error band.
+A scheduler of tuning runs needs the latter of every trial (Themis, NSDI 2020, section 5.2): of successive halving,
+the epochs that a trial is expected to live; of stopping by learning curves, the longest life within the error band.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from ebbflow.planners.scheduling.finish_time import CurveStopping, Job
 from ebbflow.planners.tuning.convergence import LossCurve
 
 LEAST_POINTS = 5  # of a curve before anything is said about its end
-_HELD_BACK = 2  # last points that are left out in turn, to see how much the forecast depends on them
+_HELD_BACK = 2  # last points that are ignored in turn, to see how much the forecast depends on them
 
 
 def rungs(least: int, most: int, factor: int) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ def rungs(least: int, most: int, factor: int) -> tuple[int, ...]:
 
 
 def epochs_left(done: float, most: int, compared_at: Sequence[int], factor: int) -> float:
-    """Return the epochs that a trial is expected to live yet: at each rung one of ``factor`` goes on.
+    """Return the epochs that a trial is expected to live yet: at each rung one of ``factor`` continues.
 
     >>> epochs_left(0, 9, (1, 3), 3)
     2.333333333333333
@@ -93,7 +93,7 @@ class Curves:
         return Forecast(low, ends[0], high)
 
     def hopeless(self, values: Sequence[tuple[int, float]], best: float | None) -> bool:
-        """Tell whether even the best end within the error band is worse than ``best``."""
+        """Return whether even the best end within the error band is worse than ``best``."""
         if best is None or (found := self.forecast(values)) is None:
             return False
         return found.high < best if self.maximise else found.low > best
@@ -127,7 +127,7 @@ class TrialState:
 def outlook(
     trials: Sequence[TrialState], max_gpus: int, spent: float, default: float = 60.0
 ) -> CurveStopping:
-    """Return what the search as a whole answers a scheduler: the work of all trials that run, and its band.
+    """Return what the tuning run as a whole answers a scheduler: the work of all trials that run, and its band.
 
     Args:
         trials: those that run.

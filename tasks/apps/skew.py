@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import replace
 
-from ebbflow.infra.ledger import Lead
+from ebbflow.infra.ledger import LeaderLease
 from ebbflow.planners.model.ledger import Lease
 
 LEAST = 3.0  # s below which clocks are taken to agree: less than what short leases can spare
@@ -23,7 +23,7 @@ class Skew:
         self._holder: tuple[int, float] | None = None  # token and end of the lead as last seen
         self._differences: deque[float] = deque(maxlen=_SEEN)
 
-    def look(self, lead: Lead | None, now: float) -> float:
+    def look(self, lead: LeaderLease | None, now: float) -> float:
         """Take in the lead as read ``now`` (own clock, Unix s); return by how much the loop's clock is ahead, s."""
         if lead is not None and lead.until > 0:
             seen = (lead.token, lead.until)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerBusyError, LedgerError, LedgerUnavailableError, StaleLoopError
-from ebbflow.infra.ledger import Lead as Row
+from ebbflow.infra.ledger import LeaderLease as Row
 from ebbflow.infra.ledger import Leadership, Ledger
 from ebbflow.tasks.capacity.intervals import LoopIntervals
 

@@ -91,9 +91,9 @@ def generate_data(app: str, classes: int, path: Path) -> None:
 
 
 def run_elastic(
-    request: ElasticRequest, place: Path, say: Callable[[str], None], clock: Clock | None = None
+    request: ElasticRequest, place: Path, notify: Callable[[str], None], clock: Clock | None = None
 ) -> dict[str, Any]:
-    """Run the job and return its report; ``say`` is called with every event. Generated data goes into ``place``.
+    """Run the job and return its report; ``notify`` is called with every event. Generated data goes into ``place``.
 
     Raises ``ElasticError`` when the job fails, ``OptionError`` for data that cannot be read.
     """
@@ -110,7 +110,7 @@ def run_elastic(
     except (OSError, KeyError, ValueError) as error:
         raise OptionError(f"{data} cannot serve {request.app}: {error}") from error
     settings = Settings(snapshot_every=5.0, recovery="partial" if request.partial_recovery else "global")
-    told = 0
+    reported = 0
     with ElasticJob(
         application,
         request.workers,
@@ -123,10 +123,10 @@ def run_elastic(
         while not job.ended:
             while faults and clock.now() - start >= faults[0].after:
                 _inject(job, faults.pop(0))
-            told = _tell(job.events(), told, start, say)
+            reported = _report_events(job.events(), reported, start, notify)
             clock.sleep(_POLL)
         result = job.result(1.0)
-        _tell(job.events(), told, start, say)
+        _report_events(job.events(), reported, start, notify)
     return _report(request, application, result, start)
 
 
@@ -144,12 +144,14 @@ def _inject(job: ElasticJob, fault: Fault) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _tell(events: Sequence[Event], told: int, start: float, say: Callable[[str], None]) -> int:
-    for event in events[told:]:
+def _report_events(
+    events: Sequence[Event], reported: int, start: float, notify: Callable[[str], None]
+) -> int:
+    for event in events[reported:]:
         details = ", ".join(
             f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in event.details.items()
         )
-        say(f"{event.time - start:7.2f} s  {event.kind}  {details}")
+        notify(f"{event.time - start:7.2f} s  {event.kind}  {details}")
     return len(events)
 
 

@@ -42,7 +42,7 @@ class NullFaults:
 
 
 class ShippingTrainer(TorchTrainer):
-    """A launcher whose nodes share no folder with it: the script goes into the run's directory on S3."""
+    """A launcher whose nodes share no directory with it: the script goes into the run's directory on S3."""
 
     def __init__(self, pool: AwsNodes, region: str, **options: Any) -> None:
         super().__init__(pool, **options)
@@ -91,7 +91,9 @@ class AwsSite:
         """See ``Site``."""
         return NullFaults()
 
-    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
+    def trainer(
+        self, request: TrainingRequest, decide: Decide, record_report: Callable[[Report], None]
+    ) -> Trainer:
         """See ``Site``."""
         return ShippingTrainer(
             self._nodes,
@@ -100,7 +102,7 @@ class AwsSite:
             decide=decide,
             patience=max(request.node_timeout, 1e-3),
             form=FORM,
-            on_report=hear,
+            on_report=record_report,
         )
 
     def take(self, patience: float) -> Nodes:
@@ -126,7 +128,7 @@ class AwsSite:
         return nodes
 
     def close(self) -> None:
-        """Let go of everything; instances stay. May be called twice."""
+        """Release everything; instances stay. May be called twice."""
         self._stop.set()
         if self._follower is not None:
             self._follower.join(60.0)
@@ -145,7 +147,7 @@ class AwsSite:
         return sum(size >= self._slots for size in self._nodes.placement().values())
 
     def _follow(self, nodes: Nodes) -> None:
-        """Take instances that come in, up to the number that was asked for."""
+        """Take instances that come in, up to the number that was requested."""
         while not self._clock.wait(self._stop, _POLL):
             there = nodes.there()
             waiting = sum(self._nodes.lost(name) == NEVER for name in there)
@@ -155,7 +157,7 @@ class AwsSite:
 
 
 def shipped(job: TrainingJob, region: str) -> TrainingJob:
-    """Return the job as nodes elsewhere can run it, its script put into the run's folder. Raises ``StorageError``."""
+    """Return the job for remote nodes, with its script copied to the run's directory. Raises ``StorageError``."""
     job = replace(job, environment={"AWS_REGION": region, **job.environment})
     if "://" in job.script:
         return job

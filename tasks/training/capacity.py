@@ -32,11 +32,11 @@ class Nodes:
 
     @property
     def stopped(self) -> bool:
-        """Tell whether the run has been asked to leave."""
+        """Return whether the run has been requested to leave."""
         return self._stop.is_set()
 
     def restart(self) -> None:
-        """Let a run begin again that was asked to leave."""
+        """Let a run begin again that was requested to leave."""
         self._stop.clear()
         self.stop_by = None
 
@@ -71,13 +71,13 @@ class Nodes:
                     self._nodes[name] = slots
 
     def become(self, nodes: Mapping[str, int]) -> None:
-        """Have exactly these nodes from now on."""
+        """Set the nodes to exactly these."""
         with self._lock:
             self._nodes = dict(nodes)
             self._names |= set(nodes)
 
     def deadline(self, placement: Mapping[str, int]) -> float | None:
-        """Return when all but ``placement`` must be free, seconds since the Unix epoch; ``None``: nobody waits."""
+        """Return when all but ``placement`` must be free, seconds since the Unix epoch; ``None``: no deadline."""
         return None
 
     def newest(self, count: int) -> list[str]:
@@ -86,10 +86,10 @@ class Nodes:
             return list(self._nodes)[len(self._nodes) - min(count, len(self._nodes)) :]
 
     def shrink(self, count: int) -> None:
-        """Take note that so many nodes are given back, the newest first."""
+        """Take note that so many nodes are released, the newest first."""
         self.remove(self.newest(count))
 
-    def instead_of(self, names: Iterable[str]) -> None:
+    def replace_nodes(self, names: Iterable[str]) -> None:
         """Replace nodes by new ones of the same size."""
         with self._lock:
             for name in names:
@@ -112,7 +112,7 @@ class Nodes:
         return chosen if sum(chosen.values()) >= self._least else None
 
     def enough(self, placement: Mapping[str, int]) -> bool:
-        """Tell whether a run may go on with ``placement`` alone."""
+        """Return whether a run may continue with ``placement`` alone."""
         return sum(placement.values()) >= max(self._least, 1)
 
     def trial(self, ranks: int, spread: int) -> Placement:

@@ -19,14 +19,14 @@ class Driver:
         trainer: Trainer,
         nodes: Nodes,
         supervisor: Supervisor,
-        book: RunRecorder,
+        recorder: RunRecorder,
     ) -> None:
-        self._trainer, self._nodes, self._supervisor, self._book = trainer, nodes, supervisor, book
+        self._trainer, self._nodes, self._supervisor, self._recorder = trainer, nodes, supervisor, recorder
         self._read = 0
         self._interrupts = 0
         self._stopping = False
         self._leaving = False  # the generation that runs is being stopped, or has lost a node
-        self._asked: dict[str, int] | None = None  # placement that was asked for last
+        self._asked: dict[str, int] | None = None  # placement that was requested last
 
     def drive(self, faults: Schedule) -> TrainingStatus:
         """Return where the run stands when it has ended."""
@@ -49,7 +49,7 @@ class Driver:
         settled = status.state == "waiting" or (status.state == "running" and not self._leaving)
         if not settled:
             return
-        if self._supervisor.trying:
+        if self._supervisor.in_preflight:
             self._cut_trial_short(status)
             return
         wanted = self._supervisor.wanted()
@@ -75,7 +75,7 @@ class Driver:
             self._read = event.number
             if (
                 event.kind == "started"
-                and not self._supervisor.trying
+                and not self._supervisor.in_preflight
                 and event.generation > self._supervisor.tried
             ):
                 faults.begin()
@@ -88,15 +88,17 @@ class Driver:
             elif event.kind == "straggler" and isinstance(target := event.content.get("target"), Mapping):
                 self._nodes.remove([str(event.content.get("node", ""))])
                 self._nodes.adopt({str(name): int(slots) for name, slots in target.items()})
-            self._book.event(event)
+            self._recorder.event(event)
         if status.end is not None and status.generation > status.end.generation:
-            self._book.close(status.end)  # of which nobody asked what follows: it was told before
+            self._recorder.close(
+                status.end
+            )  # of which the supervisor was not asked what follows: it was told before
         running = status.state in ("running", "stopping", "starting")
         used = sum(status.placement.values()) if running else 0
-        self._book.capacity(self._nodes.slots, used)
+        self._recorder.capacity(self._nodes.slots, used)
         self._reconcile(status)
-        self._book.tick()
-        if self._supervisor.overdue(self._book.now):
+        self._recorder.tick()
+        if self._supervisor.overdue(self._recorder.now):
             self._trainer.end_generation(status.generation, "the preflight run exceeded its time limit")
 
     def _news(self) -> Sequence[TrainingEvent]:
@@ -110,10 +112,10 @@ class Driver:
         if self._interrupts > 1:
             self._trainer.close()
         else:
-            self._book.say("interrupted", "saving and exiting; interrupt again to exit at once")
+            self._recorder.notify("interrupted", "saving and exiting; interrupt again to exit at once")
             self._trainer.stop()
 
     def _close_book(self, status: TrainingStatus) -> None:
-        """Write the last generation down where nobody was asked what follows it."""
+        """Write the last generation down where the supervisor was not asked what follows it."""
         if status.end is not None:
-            self._book.close(status.end)
+            self._recorder.close(status.end)

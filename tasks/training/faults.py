@@ -25,12 +25,12 @@ def schedule_of(
     nodes: FaultTarget,
     add: Callable[[int], object],
     remove: Callable[[int], object],
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     clock: Clock,
 ) -> Schedule:
     """Return the schedule of ``faults``, which are in order of time.
 
-    ``add`` and ``remove`` change the number of nodes; ``say`` gets a line for each fault.
+    ``add`` and ``remove`` change the number of nodes; ``notify`` gets a line for each fault.
     """
     actions: dict[str, Callable[[Fault], object]] = {
         "kill": lambda fault: nodes.kill(fault.target),
@@ -42,7 +42,7 @@ def schedule_of(
     }
 
     def inject(fault: Fault) -> None:
-        say(f"scripted: {fault.describe()}")
+        notify(f"scripted: {fault.describe()}")
         actions[fault.verb](fault)
 
-    return Schedule(clock, scripted(clock, faults, inject, lambda line: say(f"scripted: {line}")))
+    return Schedule(clock, scripted(clock, faults, inject, lambda line: notify(f"scripted: {line}")))

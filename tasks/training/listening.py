@@ -1,4 +1,4 @@
-"""Who hears of a training run while it goes on, and how the launcher's events read."""
+"""Who hears of a training run while it continues, and how the launcher's events read."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -51,8 +51,8 @@ class CompositeTrainingListener(NullTrainingListener):
             listener.tick()
 
 
-def spoken(event: TrainingEvent) -> str:
-    """Return an event of the launcher in words for people; empty for those that say little."""
+def event_text(event: TrainingEvent) -> str:
+    """Return an event of the launcher in words for the reader; empty for those that say little."""
     said = event.content
     placed = said.get("placement")
     where = ""

@@ -1,4 +1,4 @@
-"""Keeps account of a run while it goes on: what processes and launcher say becomes a report."""
+"""Keeps account of a run while it continues: what processes and launcher say becomes a report."""
 
 import math
 import threading
@@ -9,7 +9,7 @@ from typing import Any
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import GenerationEnd, TrainingEvent, TrainingStatus
 from ebbflow.infra.training.process.channel import Report
-from ebbflow.tasks.training.listening import TrainingListener, spoken
+from ebbflow.tasks.training.listening import TrainingListener, event_text
 from ebbflow.tasks.training.report import (
     CapacityPoint,
     EventReport,
@@ -64,8 +64,8 @@ class RunRecorder:
 
     # --- what is told to it -------------------------------------------------------------------------------
 
-    def hear(self, report: Report) -> None:
-        """Take in what a process says."""
+    def record_report(self, report: Report) -> None:
+        """Take in what a process reports."""
         at = report.time - self.started
         with self._lock:
             self.step = max(self.step, report.step)
@@ -149,18 +149,18 @@ class RunRecorder:
                 self._capacity.append(CapacityPoint(self.now, rented, used))
 
     def event(self, event: TrainingEvent) -> None:
-        """Take in what the launcher says."""
+        """Take in what the launcher reports."""
         with self._lock:
             if event.number <= self._read:
                 return
             self._read = event.number
             if event.kind == "resumed":
                 self._reached = max(self._reached, int(event.content.get("reached", -1)))  # type: ignore[call-overload]
-        if text := spoken(event):
+        if text := event_text(event):
             node = str(event.content.get("node", ""))
-            self.say(event.kind, text, node=node, at=event.time - self.started)
+            self.notify(event.kind, text, node=node, at=event.time - self.started)
 
-    def say(self, kind: str, text: str, *, node: str = "", at: float | None = None) -> None:
+    def notify(self, kind: str, text: str, *, node: str = "", at: float | None = None) -> None:
         """Write an event down and pass it on."""
         found = EventReport(self.now if at is None else at, kind, text, node)
         with self._lock:
@@ -194,7 +194,7 @@ class RunRecorder:
             self._waiting, self._gap = True, None
 
     def _lose(self, first: int) -> None:
-        """Count the steps that the last generation which made any did in vain; a trial's are none of the run's."""
+        """Count the steps that the last generation that made any lost; a preflight run's do not count."""
         for at in range(len(self._generations) - 1, -1, -1):
             before = self._generations[at]
             if first >= 0 and before.first_step >= 0 and not before.trial:
@@ -204,7 +204,7 @@ class RunRecorder:
                 return
 
     def close(self, end: GenerationEnd) -> None:
-        """Take in the last generation where nobody was asked what follows it: it finished, or was stopped."""
+        """Record the last generation where no decision follows it: it finished, or was stopped."""
         with self._lock:
             known = any(g.number == end.generation for g in self._generations)
         if not known:

@@ -33,7 +33,7 @@ class BestBatch:
 
 @dataclass(frozen=True, slots=True)
 class GoodputForecast:
-    """A run's report to whoever hands GPUs out, as of ``at``: every 30 s once a few steps were measured."""
+    """A run's report to the GPU scheduler, as of ``at``: every 30 s once a few steps were measured."""
 
     at: float
     noise_scale: float  # examples
@@ -70,7 +70,7 @@ class PointReport:
     """What the run measured of itself at one moment."""
 
     at: float
-    step: int  # optimiser steps of the whole run
+    step: int  # optimizer steps of the whole run
     epoch: int = 0
     gpus: int = 0
     nodes: int = 0
@@ -84,14 +84,14 @@ class PointReport:
     step_seconds: float = 0.0
     sync_seconds: float = 0.0
     learning_rate: float = 0.0
-    skipped: int = 0  # steps left out so far because the gradient was not finite
+    skipped: int = 0  # steps ignored so far because the gradient was not finite
     lost_steps: int = 0  # done twice so far, after losses
     dollars: float = 0.0  # for the nodes so far
 
 
 @dataclass(frozen=True, slots=True)
 class MetricReport:
-    """What the script said of its model (``run.report(...)``)."""
+    """What the script reported of its model (``run.report(...)``)."""
 
     at: float
     step: int
@@ -153,7 +153,7 @@ class SpilledCheckpoint:
 
     step: int
     uri: str
-    host: str  # whose disk it is, where it is a folder
+    host: str  # whose disk it is, where it is a directory
 
     def __str__(self) -> str:
         return f"step {self.step} is in {self.uri} on {self.host}"
@@ -165,7 +165,7 @@ class EventReport:
 
     at: float
     kind: str
-    text: str  # for people
+    text: str  # for the reader
     node: str = ""
 
 
@@ -191,13 +191,13 @@ class TrainingReport:
     reason: str
     arguments: tuple[str, ...] = ()
     title: str = ""
-    steps: int = 0  # optimiser steps of the whole run at its end
+    steps: int = 0  # optimizer steps of the whole run at its end
     epoch: int = 0
     resumed_from: int | None = None  # step at which this launcher took over; None: the run began with it
     lost_steps: int = 0
     skipped_steps: int = 0
     saved_step: int | None = (
-        None  # of the newest checkpoint in the run's folder, as far as is known; None: none
+        None  # of the newest checkpoint in the run's directory, as far as is known; None: none
     )
     spilled: SpilledCheckpoint | None = None  # a newer one, elsewhere
     unusable: tuple[str, ...] = ()  # checkpoints that were found damaged or of another version, and why
@@ -216,7 +216,7 @@ class TrainingReport:
 
     @property
     def unsaved_steps(self) -> int:
-        """Return the steps at the end of the run that its folder has no checkpoint of."""
+        """Return the steps at the end of the run that its directory has no checkpoint of."""
         return max(self.steps - (self.saved_step or 0), 0)
 
     @property
@@ -273,7 +273,7 @@ def recorded(request: TrainingRequest) -> TrainingReport | None:
 
 
 def record(report: TrainingReport, request: TrainingRequest) -> str:
-    """Keep a run's report in its folder where that is local, for ``recorded``; return why that was not possible.
+    """Keep a run's report in its directory where that is local, for ``recorded``; return why that was not possible.
 
     Empty: it was. How the run ended must be heard of nevertheless.
     """

@@ -254,29 +254,29 @@ class TrainingRequest:
             preflight_steps=self.preflight_steps,
             retry_policy=self.retry_policy,
             retry_backoff=self.retry_backoff,
-            free=self.price == 0,  # processes of this machine wait for nobody and cost nothing but time
+            free=self.price == 0,  # processes of this machine wait for no other job and cost nothing but time
             resumes=resumes,
             seed=seed,
         )
 
     @property
     def run_folder(self) -> str:
-        """Return the run's own folder, as its user names it."""
+        """Return the run's own directory, as its user names it."""
         return f"{self.runs_dir.rstrip('/')}/{self.run_id}"
 
     @cached_property
     def place(self) -> StorageLocation:
-        """Return the run's own folder."""
+        """Return the run's own directory."""
         return StorageLocation(self.runs_dir).under(self.run_id)
 
     @property
     def recorded(self) -> bool:
-        """Tell whether there is a run of this id. Raises ``StorageError``."""
+        """Return whether there is a run of this id. Raises ``StorageError``."""
         return self._has(_FILE)
 
     @property
     def launched(self) -> bool:
-        """Tell whether a run of this id was ever launched. Raises ``StorageError``."""
+        """Return whether a run of this id was ever launched. Raises ``StorageError``."""
         return self._has(_LAUNCHED)
 
     def _has(self, name: str) -> bool:
@@ -284,7 +284,7 @@ class TrainingRequest:
             return self.place.is_file(name)
 
     def save(self) -> None:
-        """Write the request into the run's folder, for ``--resume``. Raises ``StorageError``."""
+        """Write the request into the run's directory, for ``--resume``. Raises ``StorageError``."""
         records.save(self.place.under(_FILE), {**asdict(self), "restart": False}, _FORMAT)
 
     @classmethod

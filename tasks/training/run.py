@@ -42,13 +42,13 @@ def run_training(
     """Run ``request`` to its end and return what happened.
 
     An interrupt (Ctrl-C) lets the run save and leave; a second one ends it at once. The report then says ``stopped``.
-    It is kept in the run's folder; the files that the request names, whoever asked for them writes
+    It is kept in the run's directory; the files that the request names are written by the caller
     (``tasks.report.training.deliver``).
 
     Args:
         request: what to run; one without an id gets one.
         listener: hears what happens.
-        resume: go on from the newest checkpoint of a run of this id.
+        resume: resume from the newest checkpoint of a run of this id.
         site: where it runs; by default this machine, or the pool of a fleet that the request names.
         nodes: that it has, which others change, and by which they end it; those of the request by default.
         clock: the time.
@@ -56,11 +56,11 @@ def run_training(
         known: whether a run that has this id and was never launched may be begun.
 
     Raises:
-        RunLockedError: a run to go on with lives; the message says where.
+        RunLockedError: a run to continue with lives; the message says where.
         EbbflowError: something that cannot be mended before the run began; how a run ended, the report says.
     """
     if resume:
-        nobody_runs(request)
+        check_not_running(request)
     clock, listener = clock or SystemClock(), listener or NullTrainingListener()
     with open_site(request, clock, site) as (here, own):
         request = request if request.run_id else replace(request, run_id=new_id(request))
@@ -69,9 +69,9 @@ def run_training(
         nodes = own or nodes or Nodes(request.placement, request.most_gpus, request.min_gpus)
         plan = request.plan(nodes.there(), resumes=resume, seed=seed)
         request.save()
-        book = RunRecorder(request, clock, listener)
-        supervisor = Supervisor(plan, nodes, book, clock)
-        with closing(here.trainer(request, supervisor, book.hear)) as trainer:
+        recorder = RunRecorder(request, clock, listener)
+        supervisor = Supervisor(plan, nodes, recorder, clock)
+        with closing(here.trainer(request, supervisor, recorder.record_report)) as trainer:
             placement, settings = supervisor.begin()
             if resume:
                 trainer.resume(request.run_folder, placement, settings)
@@ -80,17 +80,17 @@ def run_training(
                     request.run_id, request.script, request.arguments, request.run_folder, settings
                 )
                 trainer.launch(job, placement)
-            book.capacity(nodes.slots, sum(placement.values()))
-            say = partial(book.say, "scripted")
-            with schedule_of(request.faults, here.nodes, nodes.add, nodes.shrink, say, clock) as faults:
-                status = Driver(trainer, nodes, supervisor, book).drive(faults)
-        report = book.report(status)
+            recorder.capacity(nodes.slots, sum(placement.values()))
+            notify = partial(recorder.notify, "scripted")
+            with schedule_of(request.faults, here.nodes, nodes.add, nodes.shrink, notify, clock) as faults:
+                status = Driver(trainer, nodes, supervisor, recorder).drive(faults)
+        report = recorder.report(status)
         if problem := record(report, request):
-            book.say("failure", problem)
+            recorder.notify("failure", problem)
     return report
 
 
-def nobody_runs(request: TrainingRequest) -> None:
+def check_not_running(request: TrainingRequest) -> None:
     """Raise ``RunLockedError`` where a process runs this run now, which says who and since when."""
     RunLock(request.place, request.run_id).look()
 

@@ -22,7 +22,9 @@ class Site(Protocol):
         """Return what scripted faults happen to."""
         ...
 
-    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
+    def trainer(
+        self, request: TrainingRequest, decide: Decide, record_report: Callable[[Report], None]
+    ) -> Trainer:
         """Return a launcher that has launched nothing yet."""
         ...
 
@@ -39,12 +41,18 @@ class LocalSite:
     def nodes(self) -> FaultTarget:
         return self._pool
 
-    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
+    def trainer(
+        self, request: TrainingRequest, decide: Decide, record_report: Callable[[Report], None]
+    ) -> Trainer:
         from ebbflow.infra.training.launcher.trainer import TorchTrainer
 
         logs = request_logs(request)
         return TorchTrainer(
-            self._pool, logs=logs, decide=decide, patience=max(request.node_timeout, 1e-3), on_report=hear
+            self._pool,
+            logs=logs,
+            decide=decide,
+            patience=max(request.node_timeout, 1e-3),
+            on_report=record_report,
         )
 
 
@@ -52,7 +60,7 @@ class LocalSite:
 def open_site(
     request: TrainingRequest, clock: Clock, given: Site | None = None
 ) -> Iterator[tuple[Site, Nodes | None]]:
-    """Open where ``request`` runs: this machine, or the pool of a fleet, which says what nodes the run begins with.
+    """Open where ``request`` runs: this machine, or the pool of a fleet, which states what nodes the run begins with.
 
     A site that is ``given`` is open and stays so.
 
@@ -74,7 +82,7 @@ def open_site(
 
 
 def request_logs(request: TrainingRequest) -> Path | None:
-    """Return where the processes' logs go; ``None``: into the run's folder, which is local."""
+    """Return where the processes' logs go; ``None``: into the run's directory, which is local."""
     from ebbflow.infra.storage.files import home
 
     return home() / "run-logs" / request.run_id if "://" in request.runs_dir else None

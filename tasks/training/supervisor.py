@@ -35,12 +35,12 @@ class Supervisor:
     Args:
         plan: of the run.
         nodes: that the run has.
-        book: where ends and decisions are written down.
+        recorder: where ends and decisions are written down.
         clock: the time.
     """
 
-    def __init__(self, plan: TrainingPlan, nodes: Nodes, book: RunRecorder, clock: Clock) -> None:
-        self._plan, self._nodes, self._book, self._clock = plan, nodes, book, clock
+    def __init__(self, plan: TrainingPlan, nodes: Nodes, recorder: RunRecorder, clock: Clock) -> None:
+        self._plan, self._nodes, self._recorder, self._clock = plan, nodes, recorder, clock
         self._settings, self._preflight = plan.settings, plan.preflight  # as of now
         self._rng = np.random.default_rng(plan.seed)
         self._losses, self._node_seconds = 0, 0.0
@@ -55,8 +55,8 @@ class Supervisor:
     # --- what others tell ---------------------------------------------------------------------------------
 
     @property
-    def trying(self) -> bool:
-        """Tell whether the preflight has yet to end."""
+    def in_preflight(self) -> bool:
+        """Return whether the preflight has yet to end."""
         return self._preflight is not None
 
     def wanted(self) -> dict[str, int] | None:
@@ -67,7 +67,7 @@ class Supervisor:
         """Return the first placement and its settings: the preflight's where there is one, which is told."""
         if (preflight := self._preflight) is not None:
             gpus = f"{preflight.steps} steps on {preflight.ranks} GPUs"
-            self._book.say("preflight", f"preflight run of {gpus}: {self._plan.why}")
+            self._recorder.notify("preflight", f"preflight run of {gpus}: {self._plan.why}")
             return self._trial()
         return self.wanted() or self._nodes.there(), self._settings
 
@@ -77,7 +77,7 @@ class Supervisor:
         self._nodes.remove([node])
 
     def overdue(self, now: float) -> bool:
-        """Tell whether a trial is over its limit ``now`` (s after the run's start), which is to be ended for it."""
+        """Return whether a trial is over its limit ``now`` (s after the run's start), which is to be ended for it."""
         preflight = self._preflight
         if preflight is None or now <= preflight.limit:
             return False
@@ -88,17 +88,17 @@ class Supervisor:
 
     def __call__(self, end: GenerationEnd) -> Continue | Halt:
         """Return what follows ``end``."""
-        self._take_in(end)
-        failure, trial = self._why(end), self.trying
+        self._record_end(end)
+        failure, trial = self._why(end), self.in_preflight
         self._learn(end, failure)
         decision = self._decide(end, failure)
         self._saved = max(self._saved, end.saved_step)
-        self._book.ended(end, self._described(failure), decision.reason, trial=trial)
+        self._recorder.ended(end, self._described(failure), decision.reason, trial=trial)
         taken = failure is None or failure.failure_class is FailureClass.SCHEDULER  # which other events say
         if failure is not None and not taken and failure.line not in decision.reason:
-            self._book.say("failure", f"{failure}", node=failure.node)
+            self._recorder.notify("failure", f"{failure}", node=failure.node)
         if decision.reason:
-            self._book.say("decision", decision.reason)
+            self._recorder.notify("decision", decision.reason)
         return decision
 
     def _learn(self, end: GenerationEnd, failure: Failure | None) -> None:
@@ -108,7 +108,7 @@ class Supervisor:
         rate = self._plan.hazard(self._losses, self._node_seconds)
         self._settings = replace(self._settings, interruption_rate=rate)
 
-    def _take_in(self, end: GenerationEnd) -> None:
+    def _record_end(self, end: GenerationEnd) -> None:
         for event in end.events:
             if event.kind == "node-notice":
                 self.noticed(str(event.content.get("node", "")))
@@ -124,25 +124,25 @@ class Supervisor:
         if self._preflight is not None:
             return self._after_trial(end, failure)
         if failure is None:
-            return self._go_on(end, "")
+            return self._continue(end, "")
         attempt = self._attempt(end, failure)
         self._history.append(attempt)
         answer = self._plan.retries.decide(self._history, self._current_shape(), self._rng)
         if isinstance(answer, Stop):
             return Halt("failed", answer.reason)
         if isinstance(answer, Requeue):
-            return self._go_on(end, answer.reason)
+            return self._continue(end, answer.reason)
         return self._retry(end, answer)
 
     def _retry(self, end: GenerationEnd, answer: Retry) -> Continue | Halt:
         if answer.shape is not None:
             self._shape = answer.shape
             self._settings = replace(self._settings, max_local=answer.shape.local_batch)
-        self._nodes.instead_of(answer.exclude)
-        return self._go_on(end, answer.reason, answer.after)
+        self._nodes.replace_nodes(answer.exclude)
+        return self._continue(end, answer.reason, answer.after)
 
-    def _go_on(self, end: GenerationEnd, reason: str, delay: float = 0.0) -> Continue | Halt:
-        """Go on with all nodes: at once with those that are ready, if they are enough, until the others are."""
+    def _continue(self, end: GenerationEnd, reason: str, delay: float = 0.0) -> Continue | Halt:
+        """Continue with all nodes: at once with those that are ready, if they are enough, until the others are."""
         placement = self.wanted()
         if placement is None:
             return Halt("waiting", f"{reason or 'too few nodes'}; {self._nodes.slots} GPUs are left")
@@ -173,12 +173,12 @@ class Supervisor:
         said = verdict(failure, steps, self._late.is_set(), self._repeated)
         if said.outcome == "repeat":
             self._repeated = True
-            self._nodes.instead_of(end.suspects or end.placement)
+            self._nodes.replace_nodes(end.suspects or end.placement)
             return self._again(f"preflight: {said.reason}")
         self._preflight, self.tried = None, end.generation
         if not said.admitted:
             return Halt("failed", f"preflight: {said.reason}")
-        return self._go_on(replace(end, left={}), f"preflight: {said.outcome}, {said.reason}")
+        return self._continue(replace(end, left={}), f"preflight: {said.outcome}, {said.reason}")
 
     def _smaller_trial(self, end: GenerationEnd, failure: Failure) -> Continue | Halt:
         """Try again in another shape where that may help; the whole run keeps it."""
@@ -208,16 +208,16 @@ class Supervisor:
     def _events(self, end: GenerationEnd) -> list[FailureEvent]:
         gone = [name for name in end.placement if name not in end.left]
         if end.kind == "hung" and end.suspects and all(node in gone for node in end.suspects):
-            return [FailureEvent("node-lost", node, end.reason) for node in end.suspects]  # it stood still
+            return [FailureEvent("node-lost", node, end.reason) for node in end.suspects]  # it was paused
         if end.kind == "hung":
             return [FailureEvent("hang", node, end.reason) for node in end.suspects or [""]]
         if end.kind == "unformed":
             return [FailureEvent("unformed", node, end.reason) for node in end.suspects or gone or [""]]
         if end.kind not in ("lost", "stopped"):
             return []
-        told = [node for node in gone if node in self._noticed]
-        if told:
-            return [FailureEvent("spot-notice", node, end.reason) for node in told]
+        noticed_lost = [node for node in gone if node in self._noticed]
+        if noticed_lost:
+            return [FailureEvent("spot-notice", node, end.reason) for node in noticed_lost]
         return [FailureEvent("node-lost", node, end.reason) for node in gone]
 
     def _attempt(self, end: GenerationEnd, failure: Failure) -> Attempt:
@@ -235,9 +235,9 @@ class Supervisor:
         )
 
     def _current_shape(self) -> Shape:
-        """Return the shape that failed: what was asked for, or what the run chose."""
-        local = self._shape.local_batch or self._book.local_batch
-        return replace(self._shape, local_batch=local, accumulation=self._book.accumulation)
+        """Return the shape that failed: what was requested, or what the run chose."""
+        local = self._shape.local_batch or self._recorder.local_batch
+        return replace(self._shape, local_batch=local, accumulation=self._recorder.accumulation)
 
     def _described(self, failure: Failure | None) -> FailureReport | None:
         if failure is None:

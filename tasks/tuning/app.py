@@ -1,4 +1,4 @@
-"""A search over hyper-parameters as an app of the cluster: its trials share the app's leases."""
+"""A tuning run over hyper-parameters as an app of the cluster: its trials share the app's leases."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ def run_tuning_app(
     spec: AppSpec,
     ledger: Ledger,
     pool: MakePool,
-    say: Say = lambda _: None,
+    notify: Say = lambda _: None,
     *,
     clock: Clock | None = None,
     stop: threading.Event | None = None,
@@ -51,17 +51,17 @@ def run_tuning_app(
     options: Mapping[str, Any] | None = None,
     train: RunTrial | None = None,
 ) -> TuningReport:
-    """Run a search as the app of ``spec`` to its end and return what it found.
+    """Run a tuning run as the app of ``spec`` to its end and return what it found.
 
-    Trials begin, grow, pause and go on as leases come and go; each reports what it needs to whoever shares GPUs out.
-    A search that has run before under this id goes on with the trials that it had begun.
+    Trials begin, grow, pause and continue as leases come and go; each reports what it needs to the GPU scheduler.
+    A tuning run that has run before under this id continues with the trials that it had begun.
 
     Args:
-        request: what to search for; where its trials run, the leases say.
+        request: what to search for; where its trials run, the leases determine.
         spec: what the app asks for; see ``specs.tuning_spec``.
         ledger, pool, clock, stop, rules, pace, make, options: see ``run_training_app``.
-        say: called with sentences for people.
-        train: trains one trial on the leases it is dealt, in place of our own launcher.
+        notify: called with sentences for the reader.
+        train: trains one trial on the leases it is assigned, instead of our own launcher.
 
     Raises ``EbbflowError`` when it cannot begin, ``RunLockedError`` when another process runs it.
     """
@@ -73,20 +73,20 @@ def run_tuning_app(
         clock,
         rules=rules,
         pace=pace,
-        tell=say,
+        tell=notify,
         lock=RunLock(request.place.under("app"), spec.id, clock=clock),
         settle=lambda: await_end_of_earlier(_trials_of(request), pool, clock),
     )
-    with agent, LeaseEnforcer(agent, clock) as warden:
-        room = LeasedTrialResources(request, agent.book, clock)
-        trials = Trials(request, agent, warden, room, pool, clock, make, options)
+    with agent, LeaseEnforcer(agent, clock) as enforcer:
+        resources = LeasedTrialResources(request, agent.book, clock)
+        trials = Trials(request, agent, enforcer, resources, pool, clock, make, options)
         report = run_tuning(
             request,
-            say,
-            resume=request.recorded,  # as whoever held the lock before has left it
+            notify,
+            resume=request.recorded,  # as the earlier holder of the lock left it
             train=train or trials.train,
             clock=clock,
-            room=room,
+            resources=resources,
             stop=stop,
             watch=trials.look,
         )
@@ -118,14 +118,14 @@ class Trials:
         self,
         request: TuningRequest,
         agent: AppAgent,
-        warden: LeaseEnforcer,
-        room: LeasedTrialResources,
+        enforcer: LeaseEnforcer,
+        resources: LeasedTrialResources,
         pool: MakePool,
         clock: Clock,
         make: MakeTrainer | None,
         options: Mapping[str, Any] | None,
     ) -> None:
-        self._request, self._agent, self._warden, self._room = request, agent, warden, room
+        self._request, self._agent, self._enforcer, self._resources = request, agent, enforcer, resources
         self._pool, self._clock, self._make, self._options = pool, clock, make, options
         self._lock = threading.Lock()
         self._figures: dict[str, TrainingMetrics] = {}
@@ -135,14 +135,14 @@ class Trials:
     def train(
         self, request: TrainingRequest, listener: TrainingListener, nodes: Nodes, resume: bool
     ) -> TrainingReport:
-        """Train one trial on the leases it is dealt. In the trial's thread."""
+        """Train one trial on the leases it is assigned. In the trial's thread."""
         site = LeasedSite(
             self._pool,
             self._agent,
-            self._warden,
+            self._enforcer,
             lambda report: self._hear(request.run_id, report),
             self._clock,
-            among=lambda: self._room.dealt(request.run_id),
+            among=lambda: self._resources.assigned(request.run_id),
             make=self._make,
             options=self._options,
         )
@@ -165,13 +165,13 @@ class Trials:
     def _hear(self, run: str, report: Report) -> None:
         with self._lock:
             figures = self._figures.setdefault(run, TrainingMetrics())
-        figures.hear(report)
+        figures.record_report(report)
         if report.kind == "checkpoint" and "uri" in report.content:
             self._agent.saved(str(report.content["uri"]), report.step)
 
     def look(self, status: TuningStatus) -> None:
-        """Say where the search stands."""
-        self._say_phase(status)
+        """Report where the tuning run stands."""
+        self._report_phase(status)
         trials = tuple(self._trial(one) for one in status.trials)
         known = [one["work_left"] for one in trials if one["work_left"] is not None]
         fields: dict[str, Any] = {"trials": trials, "progress": None, "work_left": None, "work_total": None}
@@ -194,7 +194,7 @@ class Trials:
         fields["saved_at"] = self._saved_at(status)
         self._agent.figures(**fields)
 
-    def _say_phase(self, status: TuningStatus) -> None:
+    def _report_phase(self, status: TuningStatus) -> None:
         if any(one.gpus for one in status.trials):
             self._waits_since = None
             self._agent.moved("running")

@@ -8,7 +8,7 @@ from ebbflow.tasks.tuning.request import TuningRequest
 
 
 def tuning_spec(request: TuningRequest, *, deployment: str = "", **fields: Any) -> AppSpec:
-    """Return what a search asks for: from one trial's GPUs to those of its nodes; see ``training_spec``."""
+    """Return what a tuning run asks for: from one trial's GPUs to those of its nodes; see ``training_spec``."""
     together = min(sum(request.placement.values()), request.trials * request.most_gpus)
     given: dict[str, Any] = {
         "id": request.run_id,

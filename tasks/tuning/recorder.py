@@ -1,4 +1,4 @@
-"""The account of a search: trials that have ended, work that is left, and the report made of both."""
+"""The account of a tuning run: trials that have ended, work that is left, and the report made of both."""
 
 from collections.abc import Collection, Mapping
 from math import inf
@@ -45,7 +45,7 @@ class TuningRecorder:
         return epochs_left(done, self._request.epochs, self._rungs, self._request.reduction_factor)
 
     def status(self, running: Collection[Trial]) -> TuningStatus:
-        """Return where the search stands."""
+        """Return where the tuning run stands."""
         now = self._clock.now()
         trials = tuple(
             TrialStatus(
@@ -57,7 +57,7 @@ class TuningRecorder:
         return TuningStatus(trials, begun, begun - len(trials), self._study.best_value())
 
     def look_ahead(self, running: Collection[Trial], gpus: int) -> None:
-        """Write down the work left on ``gpus`` GPUs, as a scheduler of several searches would ask for it."""
+        """Write down the work left on ``gpus`` GPUs, as a scheduler of several tuning runs would ask for it."""
         if self._request.epochs is None or not running:
             return
         now = self._clock.now()
@@ -88,7 +88,7 @@ class TuningRecorder:
         )
 
     def report(self, state: TuningEnd, reason: str) -> TuningReport:
-        """Return the report of the search, with trials that ended before it was gone on with."""
+        """Return the report of the tuning run, with trials that ended before it was resumed."""
         trials = []
         for frozen in self._study.trials():
             if frozen.number in self._ended:

@@ -1,4 +1,4 @@
-"""What a search found, and its JSON form."""
+"""What a tuning run found, and its JSON form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class TrialReport:
     """One trial."""
 
     number: int
-    run: str  # id of its training, in the search's folder
+    run: str  # id of its training, in the tuning run's directory
     parameters: Mapping[str, Any]
     state: TrialEnd
     value: float | None  # the metric, as last reported
@@ -30,7 +30,7 @@ class TrialReport:
 
 @dataclass(frozen=True)
 class TuningReport:
-    """One search, as far as one process saw it; trials that ended before are listed with what is on record."""
+    """One tuning run, as far as one process saw it; trials that ended before are listed as the study has them."""
 
     id: str
     folder: str

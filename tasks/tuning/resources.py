@@ -1,4 +1,4 @@
-"""The GPUs of a search, and which of its trials has which: those of its own nodes, or whatever changes meanwhile."""
+"""The GPUs of a tuning run and their trials: those of its own nodes, or leased ones."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from ebbflow.tasks.tuning.trial import Trial
 
 
 class TrialResources(Protocol):
-    """What a search may use now. Called in the search's thread."""
+    """What a tuning run may use now. Called in the tuning run's thread."""
 
     def nodes(self) -> tuple[Node, ...]:
         """Return the nodes with the GPUs that its trials may have now, those included that they have."""
@@ -21,10 +21,10 @@ class TrialResources(Protocol):
         ...
 
     def give(self, one: Trial, placement: Placement) -> None:
-        """Give a trial these GPUs in place of those that it has; its ``nodes`` are there afterwards."""
+        """Give a trial these GPUs instead of those that it has; its ``nodes`` are there afterwards."""
         ...
 
-    def mend(self, one: Trial) -> None:
+    def recover(self, one: Trial) -> None:
         """See to a trial that keeps what it has: its processes may be gone from a node that is still there."""
         ...
 
@@ -69,7 +69,7 @@ class OwnTrialResources:
         else:
             one.nodes.become(wanted)
 
-    def mend(self, one: Trial) -> None:
+    def recover(self, one: Trial) -> None:
         """See ``TrialResources``."""
         if one.nodes is not None and one.nodes.slots < gpus_of(one.app.held):
             one.names.clear()  # its processes are gone, the node is not

@@ -1,4 +1,4 @@
-"""A search over hyper-parameters: several trainings of one goal share nodes; those without prospects are stopped."""
+"""A tuning run over hyperparameters: trainings of one goal share nodes; those without prospects are stopped."""
 
 import queue
 import threading
@@ -33,7 +33,7 @@ from ebbflow.tasks.tuning.resources import OwnTrialResources, TrialResources
 from ebbflow.tasks.tuning.study import Study, as_arguments
 from ebbflow.tasks.tuning.trial import Reporter, Trial, TuningStatus
 
-SAME_FAILURES = 3  # trials that fail alike before the search gives up
+SAME_FAILURES = 3  # trials that fail alike before the tuning run gives up
 _PAUSE = 0.2  # s between looks
 
 Say = Callable[[str], None]
@@ -49,36 +49,36 @@ def run_trial(
 
 
 def new_tuning_id() -> str:
-    """Return an id for a search."""
+    """Return an id for a tuning run."""
     return f"tune-{uuid.uuid4().hex[:8]}"
 
 
 def run_tuning(
     request: TuningRequest,
-    say: Say = lambda _: None,
+    notify: Say = lambda _: None,
     *,
     resume: bool = False,
     train: RunTrial = run_trial,
     clock: Clock | None = None,
-    room: TrialResources | None = None,
+    resources: TrialResources | None = None,
     stop: threading.Event | None = None,
     watch: Watch | None = None,
 ) -> TuningReport:
-    """Run a search to its end and return what it found. An interrupt saves the trials that run and leaves.
+    """Run a tuning run to its end and return what it found. An interrupt saves the trials that run and leaves.
 
     Args:
         request: what to search for.
-        say: called with sentences for people.
-        resume: go on with the search of this id.
+        notify: called with sentences for the reader.
+        resume: continue with the tuning run of this id.
         train: trains one trial.
         clock: the time.
-        room: the GPUs of its trials, which may come and go: a trial that loses too many is paused, and goes on from
-            its checkpoint when there are enough again. Those of the request's nodes by default.
-        stop: set by others, it does what an interrupt does.
-        watch: called several times a second with where the search stands.
+        resources: the GPUs of its trials, which may come and go: a trial that loses too many is paused; it resumes
+            from its checkpoint when there are enough again. Those of the request's nodes by default.
+        stop: set by others, it acts as an interrupt does.
+        watch: called several times a second with where the tuning run stands.
 
     Raises ``EbbflowError`` when it cannot begin, ``RunLockedError`` when another process runs it, ``TrainingError``
-    for an id that is taken, ``StorageFullError`` on a full disk: the search can be gone on with.
+    for an id that is taken, ``StorageFullError`` on a full disk: the tuning run can be resumed.
     """
     request = request if request.run_id else replace(request, run_id=new_tuning_id())
     if not resume and request.recorded:
@@ -94,10 +94,10 @@ def run_tuning(
         tuning = _TuningRun(
             request,
             study,
-            say,
+            notify,
             train,
             clock or SystemClock(),
-            room or OwnTrialResources(request),
+            resources or OwnTrialResources(request),
             stop or threading.Event(),
             watch,
         )
@@ -107,30 +107,30 @@ def run_tuning(
 
 
 class _TuningRun:
-    """The loop of a search; all but the trainings themselves happens in its thread."""
+    """The loop of a tuning run; all but the trainings themselves happens in its thread."""
 
     def __init__(
         self,
         request: TuningRequest,
         study: Study,
-        say: Say,
+        notify: Say,
         train: RunTrial,
         clock: Clock,
-        room: TrialResources,
+        resources: TrialResources,
         stop: threading.Event,
         watch: Watch | None,
     ) -> None:
-        self._request, self._study, self._say, self._train = request, study, say, train
-        self._clock, self._room, self._stop, self._watch = clock, room, stop, watch
+        self._request, self._study, self._notify, self._train = request, study, notify, train
+        self._clock, self._resources, self._stop, self._watch = clock, resources, stop, watch
         self._leaving = False
         self._running: dict[str, Trial] = {}
-        self._book = TuningRecorder(request, study, clock)
+        self._recorder = TuningRecorder(request, study, clock)
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._policy = leased_las(inf)  # equal service; GPUs are kept until a trial ends
         self._memory: Any = None
         self._rng = np.random.default_rng(request.seed)
         self._signatures: dict[str, int] = {}
-        self._nodes = room.nodes()
+        self._nodes = resources.nodes()
 
     def run(self) -> TuningReport:
         """Run all trials that are left."""
@@ -149,25 +149,25 @@ class _TuningRun:
             elif self._stop.is_set():
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
-            self._say("interrupted: running trials save and exit")
+            self._notify("interrupted: running trials save and exit")
             state, reason = "stopped", "interrupted"
             self._leave()
         except BaseException:
             self._leave()
             raise
-        return self._book.report(state, reason)
+        return self._recorder.report(state, reason)
 
     def _step(self) -> bool:
-        """Hand GPUs out, take in what trials say; tell whether there is more to do."""
+        """Hand GPUs out, take in what trials report; return whether there is more to do."""
         if self._stop.is_set():
             return False
-        self._nodes = self._room.nodes()
+        self._nodes = self._resources.nodes()
         self._fill()
         if not self._running and self._study.begun() >= self._request.trials:
             return False
         self._share()
         if self._watch is not None:
-            self._watch(self._book.status(self._running.values()))
+            self._watch(self._recorder.status(self._running.values()))
         try:
             self._take(self._inbox.get(timeout=_PAUSE))
             while True:
@@ -187,8 +187,8 @@ class _TuningRun:
 
     def _fill(self) -> None:
         """Begin as many trials as there is room for."""
-        room = sum(node.gpus for node in self._nodes) // self._request.gpus_per_trial
-        while len(self._running) < room and self._study.begun() < self._request.trials:
+        resources = sum(node.gpus for node in self._nodes) // self._request.gpus_per_trial
+        while len(self._running) < resources and self._study.begun() < self._request.trials:
             self._enter(self._study.ask(), resumes=False)
 
     def _enter(self, trial: Any, *, resumes: bool) -> None:
@@ -200,15 +200,15 @@ class _TuningRun:
         if resumes and (told := self._study.values(trial)):
             one.epochs, one.value = told[-1]
         shown = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in parameters.items())
-        self._say(f"{run}: {'goes on, ' if resumes else ''}{', '.join(shown)}")
+        self._notify(f"{run}: {'resumes, ' if resumes else ''}{', '.join(shown)}")
 
     def _share(self) -> None:
         """Let the policy hand out free GPUs: equal service to all trials."""
         now = self._clock.now()
         for one in self._running.values():
-            one.app.remaining = self._book.left(one)
+            one.app.remaining = self._recorder.left(one)
             if not one.pausing:
-                one.app.held = self._room.held(one)
+                one.app.held = self._resources.held(one)
                 if one.nodes is not None and gpus_of(one.app.held) < one.app.min_gpus:
                     self._pause(one)
         apps = tuple(
@@ -224,11 +224,11 @@ class _TuningRun:
             if set(grant.placement) != set(one.app.held):
                 self._place(one, grant.placement)
             else:
-                self._room.mend(one)
+                self._resources.recover(one)
 
     def _place(self, one: Trial, placement: Placement) -> None:
-        """Give a trial these GPUs, and let it begin or go on if it does not run."""
-        self._room.give(one, placement)
+        """Give a trial these GPUs, and let it begin or continue if it does not run."""
+        self._resources.give(one, placement)
         one.app.held = placement
         if one.thread is None:
             one.since = self._clock.now()
@@ -239,11 +239,11 @@ class _TuningRun:
             one.thread.start()
 
     def _pause(self, one: Trial) -> None:
-        """Let a trial that has lost too many GPUs save and leave; it goes on when there are some again."""
+        """Let a trial that has lost too many GPUs save and leave; it continues when there are some again."""
         assert one.nodes is not None
         one.pausing, one.app.held = True, ()
-        self._say(f"{one.run}: paused, too few GPUs left")
-        one.nodes.stop(self._room.deadline(one))
+        self._notify(f"{one.run}: paused, too few GPUs left")
+        one.nodes.stop(self._resources.deadline(one))
 
     def _paused(self, one: Trial, report: TrainingReport) -> None:
         one.spent += report.gpu_seconds
@@ -258,7 +258,7 @@ class _TuningRun:
             request = self._request.trial(one.run, arguments)
             resumes = one.resumes and request.recorded
             done = recorded(request) if resumes else None
-            if done is not None and done.state == "finished":  # but the search did not live to hear of it
+            if done is not None and done.state == "finished":  # but the tuning run did not live to hear of it
                 reporter = Reporter(self._inbox, one.run, self._request.metric)
                 for said in done.metrics:
                     if said.value is not None:
@@ -272,7 +272,7 @@ class _TuningRun:
         except Exception as error:
             self._inbox.put(("ended", one.run, None, error))
 
-    # --- what trials say ----------------------------------------------------------------------------------
+    # --- what trials report ----------------------------------------------------------------------------------
 
     def _take(self, said: tuple[Any, ...]) -> None:
         one = self._running.get(said[1])
@@ -293,13 +293,13 @@ class _TuningRun:
             one.value = value
         if not isfinite(value) or self._study.report(one.trial, epoch, value):
             one.pruned = True
-            self._say(f"{one.run}: stopped after epoch {epoch}, {self._request.metric} {value:.4g}")
+            self._notify(f"{one.run}: stopped after epoch {epoch}, {self._request.metric} {value:.4g}")
             assert one.nodes is not None
             one.nodes.stop()
-        self._book.look_ahead(self._running.values(), sum(node.gpus for node in self._nodes))
+        self._recorder.look_ahead(self._running.values(), sum(node.gpus for node in self._nodes))
 
     def _end(self, one: Trial, report: TrainingReport | None, error: Exception | None) -> None:
-        self._room.take_back(one)
+        self._resources.take_back(one)
         if report is not None and report.state == "stopped" and not (one.pruned or self._leaving):
             self._paused(one, report)
             return
@@ -307,17 +307,17 @@ class _TuningRun:
         state, reason = self._outcome(one, report, error)
         if state != "stopped":
             self._study.tell(one.trial, one.value, state)
-        self._book.ended(one, state, reason, report)
+        self._recorder.ended(one, state, reason, report)
         if state == "complete":
-            self._say(f"{one.run}: {self._request.metric} {one.value:.4g} after {one.epochs} epochs")
+            self._notify(f"{one.run}: {self._request.metric} {one.value:.4g} after {one.epochs} epochs")
         elif state == "failed":
-            self._say(f"{one.run}: failed: {reason}")
+            self._notify(f"{one.run}: failed: {reason}")
 
     def _outcome(
         self, one: Trial, report: TrainingReport | None, error: Exception | None
     ) -> tuple[TrialEnd, str]:
         if (full := _full(report, error)) is not None:
-            return "stopped", str(full)  # no fault of the trial's: it goes on when the search does
+            return "stopped", str(full)  # no fault of the trial's: it continues when the tuning run does
         if report is None or report.state == "failed":
             reason = str(error) if report is None else report.reason
             failure = report.failure if report else None
@@ -352,7 +352,9 @@ class _TuningRun:
             except queue.Empty:
                 continue
             if said[0] == "ended" and (one := self._running.get(said[1])) is not None:
-                with suppress(StorageError):  # not written down: a search that goes on sees it for itself
+                with suppress(
+                    StorageError
+                ):  # not written down: a tuning run that continues sees it for itself
                     self._end(one, said[2], said[3])
 
 

@@ -1,4 +1,4 @@
-"""Optuna behind a search: what is tried next, and which trials are stopped. Its journal is in the search's folder."""
+"""Optuna behind a tuning run: the next trial, and which trials are stopped. Its journal is in the run's directory."""
 
 import logging
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 
 class Study:
-    """One search's trials, kept in a journal file; used by one thread."""
+    """One tuning run's trials, kept in a journal file; used by one thread."""
 
     def __init__(self, request: TuningRequest) -> None:
         """Open the journal, or begin one.
 
-        Raises ``EngineUnavailableError`` without Optuna, ``OptionError`` for a folder on S3. Whatever writes to the
-        journal raises ``StorageError`` where that cannot be (``StorageFullError`` without space); what is in it
-        stays.
+        Raises ``EngineUnavailableError`` without Optuna, ``OptionError`` for a directory on S3. Methods that write
+        to the journal raises ``StorageError`` where that cannot be (``StorageFullError`` without space); what is in
+        it stays.
         """
         try:
             import optuna
@@ -89,7 +89,7 @@ class Study:
         return {parameter.name: _suggested(trial, parameter) for parameter in self._request.space}
 
     def report(self, trial: Any, epoch: int, value: float) -> bool:
-        """Take in the metric after ``epoch`` and tell whether the trial is to be stopped."""
+        """Take in the metric after ``epoch`` and return whether the trial is to be stopped."""
         trial.report(value, epoch)
         if epoch < self._request.min_epochs or epoch >= (self._request.epochs or inf):
             return False  # too early to tell, or too late to save anything
@@ -132,7 +132,7 @@ def _journal(path: Path) -> Any:
     """Return Optuna's journal at ``path``, of which a write that was cut short leaves nothing.
 
     Optuna takes what a full disk or SIGKILL left of a line for the beginning of the next one, and could never read
-    such a journal again. One process writes to it: the search's folder is locked.
+    such a journal again. One process writes to it: the tuning run's directory is locked.
     """
     from optuna.storages.journal import JournalFileBackend
 

@@ -1,4 +1,4 @@
-"""One trial of a search that runs: its training, and what it says."""
+"""One trial of a tuning run that runs: its training, and what it says."""
 
 import queue
 import threading
@@ -25,7 +25,7 @@ class Trial:
     names: dict[str, str] = field(default_factory=dict)  # node -> the name that the run knows it by
     turns: int = 0
     pruned: bool = False
-    pausing: bool = False  # it was asked to save and leave until there are GPUs for it again
+    pausing: bool = False  # it was requested to save and leave until there are GPUs for it again
     epochs: int = 0
     value: float | None = None
     begun: float = 0.0  # when it got its first GPU
@@ -48,7 +48,7 @@ class TrialStatus:
 
 @dataclass(frozen=True, slots=True)
 class TuningStatus:
-    """Where a search stands."""
+    """Where a tuning run stands."""
 
     trials: tuple[TrialStatus, ...]
     begun: int  # trials so far, those included that have ended
@@ -57,7 +57,7 @@ class TuningStatus:
 
 
 class Reporter(NullTrainingListener):
-    """Puts a trial's metric into the search's inbox."""
+    """Puts a trial's metric into the tuning run's inbox."""
 
     def __init__(self, inbox: "queue.SimpleQueue[tuple[Any, ...]]", run: str, metric: str) -> None:
         self._inbox, self._run, self._metric = inbox, run, metric

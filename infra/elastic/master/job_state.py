@@ -140,7 +140,7 @@ class JobState(Actor):
         for worker, tasks in batches.items():
             self.send(worker, Run(tasks))
 
-    def tell(self, addresses: Iterable[Address], message: Any) -> None:
+    def broadcast(self, addresses: Iterable[Address], message: Any) -> None:
         """Send one message to several."""
         for address in addresses:
             self.send(address, message)
@@ -153,7 +153,7 @@ class JobState(Actor):
         """End the job with an error."""
         self.error = error
         self.enter("failed")
-        self.tell(self.nodes.actors(), Exit())
+        self.broadcast(self.nodes.actors(), Exit())
 
     def drive(self, call: Callable[..., None], *args: Any) -> None:
         """Call the driver; an error of its own ends the job."""

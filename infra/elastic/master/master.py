@@ -8,7 +8,7 @@ from math import inf
 
 from ebbflow.infra.elastic.application import Application
 from ebbflow.infra.elastic.master.job_state import JobState
-from ebbflow.infra.elastic.master.moves import Membership, Moves
+from ebbflow.infra.elastic.master.moves import Membership, Rebalancer
 from ebbflow.infra.elastic.master.placement import Kind, Node, node_of
 from ebbflow.infra.elastic.master.recovery import Recovery
 from ebbflow.infra.elastic.master.snapshots import SnapshotCoordinator
@@ -16,14 +16,14 @@ from ebbflow.infra.elastic.registry import register
 from ebbflow.infra.elastic.settings import Settings
 from ebbflow.infra.elastic.wire.actor import Now, Send
 from ebbflow.infra.elastic.wire.messages import (
+    ActorFailure,
     Address,
-    Arrived,
-    Captured,
-    Drained,
-    Failed,
+    CaptureResult,
+    DrainAck,
     Finished,
     Join,
-    Lost,
+    MoveAck,
+    NodeLoss,
     Ready,
     SaveRunning,
     Scale,
@@ -56,27 +56,27 @@ class Master(JobState):
         self._running_due = inf
         self._warned = False
         self._membership = Membership(self)
-        self.moves = Moves(self, self._membership)
+        self.moves = Rebalancer(self, self._membership)
         self._captures = SnapshotCoordinator(self, self._run_on, resume=resume, restart=restart)
         self._recovery = Recovery(self, self._membership, self.moves, self._captures, self._run_on)
         self._handlers = {
             Join: self._join,
-            Lost: self._lost,
+            NodeLoss: self._lost,
             Scale: self._scale,
             Ready: self._ready,
             Finished: self._finished,
-            Arrived: self.moves.arrived,
-            Drained: self._drained,
-            Captured: self._captures.captured,
-            Failed: self._failed,
+            MoveAck: self.moves.arrived,
+            DrainAck: self._drained,
+            CaptureResult: self._captures.captured,
+            ActorFailure: self._failed,
         }
 
     # --- messages and time
 
     def receive(self, envelope: Envelope) -> None:
         """Handle a message of this epoch from a node that is not lost; joins and losses are of no epoch."""
-        outside = isinstance(envelope.message, Join | Lost | Scale)
-        current = envelope.epoch == self.epoch or isinstance(envelope.message, Failed)
+        outside = isinstance(envelope.message, Join | NodeLoss | Scale)
+        current = envelope.epoch == self.epoch or isinstance(envelope.message, ActorFailure)
         if not outside and not (node_of(envelope.sender) in self.nodes and current):
             return
         if self.phase not in {"done", "failed"}:
@@ -95,7 +95,9 @@ class Master(JobState):
                 return True
         if self.phase == "running" and now >= self._running_due:
             self._running_due = now + self.settings.running_every
-            self.tell(self.nodes.servers(), SaveRunning(self.running_folder, self.settings.running_fraction))
+            self.broadcast(
+                self.nodes.servers(), SaveRunning(self.running_folder, self.settings.running_fraction)
+            )
             return True
         return False
 
@@ -107,7 +109,7 @@ class Master(JobState):
         self._running_due = now if self.settings.recovery == "partial" else inf
         self.moves.start()
 
-    def _failed(self, sender: Address, message: Failed) -> None:
+    def _failed(self, sender: Address, message: ActorFailure) -> None:
         kind = MicroTaskError if message.application else ElasticError
         self.fail(kind(f"{sender}: {message.text}"))
 
@@ -127,7 +129,7 @@ class Master(JobState):
     def _join(self, _: Address, message: Join) -> None:
         if message.node not in self.nodes:
             self.nodes[message.node] = Node(message.node)
-            self._membership.greet()
+            self._membership.welcome_joined()
 
     def _ready(self, sender: Address, message: Ready) -> None:
         node = self.nodes[node_of(sender)]
@@ -159,14 +161,14 @@ class Master(JobState):
         self._start()
         self.moves.start()
 
-    def _drained(self, sender: Address, _: Drained) -> None:
+    def _drained(self, sender: Address, _: DrainAck) -> None:
         node = self.nodes[node_of(sender)]
         if sender == node.server:
             self._membership.dismiss(node)  # a departing one to which all have said farewell
         else:
             self._captures.drained(sender)
 
-    def _lost(self, _: Address, message: Lost) -> None:
+    def _lost(self, _: Address, message: NodeLoss) -> None:
         node = self.nodes.pop(message.node, None)
         if node is None:
             return
@@ -185,7 +187,7 @@ class Master(JobState):
             self._recovery.dissolve()
             self._wanted = 1
             self.enter("waiting")
-            self._membership.greet()
+            self._membership.welcome_joined()
         elif self.settings.recovery == "partial" and self.phase == "running" and settled:
             self._recovery.patch(node)
         elif self.phase != "waiting":

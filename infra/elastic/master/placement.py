@@ -25,7 +25,7 @@ class Node:
 
     name: str
     state: State = "joining"
-    greeted: set[Address] = field(default_factory=set)
+    welcomed: set[Address] = field(default_factory=set)
 
     @property
     def worker(self) -> Address:

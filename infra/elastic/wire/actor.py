@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ebbflow.infra.elastic.wire.messages import MASTER, Address, Directory, Failed, Place
+from ebbflow.infra.elastic.wire.messages import MASTER, ActorFailure, Address, Directory, Place
 from ebbflow.infra.elastic.wire.transport import Envelope, Transport
 
 Send = Callable[[Address, Envelope], None]
@@ -44,7 +44,7 @@ class Actor:
         self._handlers[type(envelope.message)](envelope.sender, envelope.message)
 
     def work(self) -> bool:
-        """Do one piece of what can be done without a message; tell whether there was any."""
+        """Do one piece of what can be done without a message; return whether there was any."""
         return False
 
     def wait(self) -> float:
@@ -52,7 +52,7 @@ class Actor:
         return 1.0
 
 
-class Directed(Actor):
+class RoutingActor(Actor):
     """An actor that knows where shards are, or were."""
 
     def __init__(self, address: Address, send: Send, now: Now) -> None:
@@ -80,6 +80,6 @@ def serve(actor: Actor, transport: Transport) -> None:
                 actor.receive(envelope)
             busy = actor.work()
     except Exception:
-        actor.send(MASTER, Failed(traceback.format_exc(), application=False))
+        actor.send(MASTER, ActorFailure(traceback.format_exc(), application=False))
     finally:
         transport.close()

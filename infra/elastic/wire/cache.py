@@ -91,6 +91,6 @@ class UpdateLog:
         self._increments[place] = increment
 
     def take(self) -> Increments:
-        """Return everything and start anew."""
+        """Return everything and start from scratch."""
         taken, self._increments = self._increments, {}
         return taken

@@ -1,4 +1,4 @@
-"""Failure detection: each worker process says that it lives, and hears that the master does."""
+"""Failure detection: each worker process reports that it lives, and hears that the master does."""
 
 import os
 import threading

@@ -55,7 +55,7 @@ class Join:
 
 @register
 @dataclass(slots=True)
-class Lost:
+class NodeLoss:
     node: str
     reason: str
 
@@ -92,8 +92,8 @@ class Exit:
 
 @register
 @dataclass(slots=True)
-class Failed:
-    """An actor cannot go on; ``text`` is a traceback."""
+class ActorFailure:
+    """An actor cannot continue; ``text`` is a traceback."""
 
     text: str
     application: bool  # whether the application's code raised
@@ -146,7 +146,7 @@ class Update:
 
 @register
 @dataclass(slots=True)
-class Applied:
+class UpdateAck:
     shard: int
     number: int
     place: Place
@@ -187,7 +187,7 @@ class ShardContents:
 
 @register
 @dataclass(slots=True)
-class Arrived:
+class MoveAck:
     """An executor or shard is here now."""
 
     kind: str  # "executor" or "shard"
@@ -220,7 +220,7 @@ class Farewell:
 
 @register
 @dataclass(slots=True)
-class Drained:
+class DrainAck:
     """No more will come through a departing server; or a worker has nothing running, logged or unreported."""
 
 
@@ -230,7 +230,7 @@ class Drained:
 @register
 @dataclass(slots=True)
 class Drain:
-    """Start no task; when everything is reported, say ``Drained``."""
+    """Start no task; when everything is reported, say ``DrainAck``."""
 
 
 @register
@@ -243,7 +243,7 @@ class Capture:
 
 @register
 @dataclass(slots=True)
-class Captured:
+class CaptureResult:
     items: list[int]
     contents: dict[int, Any] | None
     error: str | None = None  # why nothing was written

@@ -1,4 +1,4 @@
-"""Snapshots of a job: a folder each, with one file per actor, that counts once its manifest is there."""
+"""Snapshots of a job: a directory each, with one file per actor, that counts once its manifest is there."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def write_quickly(path: str, content: Any) -> None:
 
 
 def whole(path: str) -> bool:
-    """Tell whether a file is there and undamaged."""
+    """Return whether a file is there and undamaged."""
     try:
         codec.check(Path(path).read_bytes(), path)
     except (OSError, ElasticError):
@@ -111,7 +111,7 @@ class SnapshotFolder:
         self.damaged: list[str] = []  # complete ones that the last ``latest`` passed over, and why
 
     def begin(self) -> tuple[int, str]:
-        """Return the number and folder of a new snapshot."""
+        """Return the number and directory of a new snapshot."""
         number, self._next = self._next, self._next + 1
         folder = os.path.join(self._folder, f"snapshot-{number:06}")
         private.make_folder(folder)

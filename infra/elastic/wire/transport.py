@@ -81,7 +81,7 @@ class InProcessNetwork:
         return send
 
     def add(self, actor: Member) -> None:
-        """Let an actor take part."""
+        """Add an actor to the network."""
         self.actors[actor.address] = actor
 
     def kill(self, address: Address) -> None:
@@ -91,7 +91,7 @@ class InProcessNetwork:
             del self._channels[channel]
 
     def step(self) -> bool:
-        """Deliver one message or let one actor do one piece of work; tell whether anything was left to do."""
+        """Deliver one message or let one actor do one piece of work; return whether anything was left to do."""
         self.time += self._step
         self._channels = {c: q for c, q in self._channels.items() if q and c[1] in self.actors}
         choices: list[Any] = [*self._channels, *self.actors]

@@ -1,4 +1,4 @@
-"""The transport between processes: ZeroMQ over Unix sockets in a folder that only this user can open."""
+"""The transport between processes: ZeroMQ over Unix sockets in a directory that only this user can open."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ _BATCH = 256  # messages taken before the actor works again
 
 
 def endpoint(folder: str, address: Address) -> str:
-    """Return where actor ``address`` listens. Raises ``ElasticError`` for a folder whose path is too long."""
+    """Return where actor ``address`` listens. Raises ``ElasticError`` for a directory whose path is too long."""
     path = os.path.join(folder, address.replace("/", "-"))
     if len(path) > _LONGEST_PATH:
         raise ElasticError(f"paths of sockets must be at most {_LONGEST_PATH} characters; got {path}")

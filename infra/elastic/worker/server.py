@@ -1,24 +1,23 @@
-"""Parameter shards: reads, exactly-once increments, and moves that nobody waits for (Litz, section 3.5)."""
+"""Parameter shards: reads, exactly-once increments, and moves that nothing waits for (Litz, section 3.5)."""
 
 from zlib import crc32
 
 from ebbflow.infra.elastic.application import Application, Key, Value
 from ebbflow.infra.elastic.wire import codec
-from ebbflow.infra.elastic.wire.actor import Directed, Now, Send
+from ebbflow.infra.elastic.wire.actor import Now, RoutingActor, Send
 from ebbflow.infra.elastic.wire.messages import (
     MASTER,
+    ActorFailure,
     Address,
-    Applied,
-    Arrived,
     AwaitFarewells,
     Capture,
-    Captured,
+    CaptureResult,
     Depart,
-    Drained,
+    DrainAck,
     Exit,
-    Failed,
     Farewell,
     Install,
+    MoveAck,
     MoveShard,
     Place,
     Read,
@@ -28,6 +27,7 @@ from ebbflow.infra.elastic.wire.messages import (
     ShardContents,
     ShardRecord,
     Update,
+    UpdateAck,
     Values,
     Welcome,
 )
@@ -83,7 +83,7 @@ class Shard:
         return self.record.values
 
 
-class Server(Directed):
+class Server(RoutingActor):
     """Holds some shards, and forwards what is meant for shards that it held before."""
 
     def __init__(self, address: Address, send: Send, now: Now) -> None:
@@ -157,11 +157,11 @@ class Server(Directed):
                 self._unknown(error.args[0], "updated")
                 return
         place = self.directory[message.shard]
-        self.send(message.reply_to, Applied(message.shard, message.number, place))
+        self.send(message.reply_to, UpdateAck(message.shard, message.number, place))
 
     def _unknown(self, key: Key, what: str) -> None:
         text = f"parameter {key!r} was {what}, but Application.parameters() has none of that name"
-        self.send(MASTER, Failed(text, application=True))
+        self.send(MASTER, ActorFailure(text, application=True))
 
     # --- moves
 
@@ -179,7 +179,7 @@ class Server(Directed):
         self.shards[message.shard] = Shard(self._application, message.record)
         self.learn(message.shard, Place(self.address, message.moves))
         size = codec.size(codec.encode(message.record.values))
-        self.send(MASTER, Arrived("shard", message.shard, size))
+        self.send(MASTER, MoveAck("shard", message.shard, size))
         self._answer_held(message.shard)
         if place := self._leaving.pop(message.shard, None):
             self._move(MASTER, MoveShard(message.shard, place))
@@ -203,17 +203,17 @@ class Server(Directed):
 
     def _check_farewells(self) -> None:
         if self._awaited is not None and self._awaited <= self._farewells:
-            self.send(MASTER, Drained())
+            self.send(MASTER, DrainAck())
 
     # --- snapshots and recovery
 
     def _capture(self, _: Address, message: Capture) -> None:
         if message.path is None:
             values = {number: shard.final() for number, shard in self.shards.items()}
-            self.send(MASTER, Captured(sorted(values), values))
+            self.send(MASTER, CaptureResult(sorted(values), values))
             return
         error = attempt(message.path, {number: shard.record for number, shard in self.shards.items()})
-        self.send(MASTER, Captured(sorted(self.shards), None, error))
+        self.send(MASTER, CaptureResult(sorted(self.shards), None, error))
 
     def _install(self, _: Address, message: Install) -> None:
         if message.reset:

@@ -10,25 +10,24 @@ from typing import Any, Literal
 
 from ebbflow.infra.elastic.application import Application, Completion, Executor, Fetch, Key, MicroTask, Value
 from ebbflow.infra.elastic.wire import codec
-from ebbflow.infra.elastic.wire.actor import Directed, Now, Send
+from ebbflow.infra.elastic.wire.actor import Now, RoutingActor, Send
 from ebbflow.infra.elastic.wire.cache import Increments, ParameterCache, UpdateLog
 from ebbflow.infra.elastic.wire.messages import (
     MASTER,
+    ActorFailure,
     Address,
-    Applied,
-    Arrived,
     Capture,
-    Captured,
+    CaptureResult,
     Depart,
     Drain,
-    Drained,
+    DrainAck,
     ExecutorContents,
     ExecutorRecord,
     Exit,
-    Failed,
     Farewell,
     Finished,
     Install,
+    MoveAck,
     MoveExecutor,
     Read,
     Ready,
@@ -36,6 +35,7 @@ from ebbflow.infra.elastic.wire.messages import (
     Resume,
     Run,
     Update,
+    UpdateAck,
     Values,
     Welcome,
 )
@@ -91,7 +91,7 @@ class Flight:
     results: list[Completion]
 
 
-class Worker(Directed):
+class Worker(RoutingActor):
     """One process's executors, cache and update log."""
 
     def __init__(self, address: Address, send: Send, now: Now, flush_every: float = FLUSH_EVERY) -> None:
@@ -111,7 +111,7 @@ class Worker(Directed):
             Welcome: self._welcome,
             Run: self._run,
             Values: self._values,
-            Applied: self._applied,
+            UpdateAck: self._applied,
             MoveExecutor: self._move,
             ExecutorContents: self._contents,
             Depart: self._depart,
@@ -141,7 +141,7 @@ class Worker(Directed):
     # --- micro-tasks
 
     def work(self) -> bool:
-        """Go on with the runnable micro-task that was dispatched first, then send what is due."""
+        """Continue with the runnable micro-task that was dispatched first, then send what is due."""
         best: tuple[float, Slot | None] = (inf, None)
         for slot in self.slots.values():
             if (number := self._runnable(slot)) < best[0]:
@@ -154,7 +154,7 @@ class Worker(Directed):
         return max(0.0, min(1.0, self._oldest + self._flush_every - self._now()))
 
     def _runnable(self, slot: Slot) -> float:
-        """Return the number of the micro-task that could go on or start here; infinity if none can."""
+        """Return the number of the micro-task that could continue or start here; infinity if none can."""
         if slot.activity:
             return inf if slot.activity.blocked else slot.activity.task.number
         if slot.executor and slot.queue and not slot.leaving and self._draining == "no":
@@ -175,7 +175,7 @@ class Worker(Directed):
                 f"micro-task {activity.task.args!r} of executor {activity.task.executor} raised\n"
                 + traceback.format_exc()
             )
-            self.send(MASTER, Failed(text, application=True))
+            self.send(MASTER, ActorFailure(text, application=True))
             slot.activity = None
 
     def _step(self, slot: Slot, activity: Activity) -> None:
@@ -243,7 +243,7 @@ class Worker(Directed):
             self.send(self.directory[shard].server, update)
         self._land()
 
-    def _applied(self, _: Address, message: Applied) -> None:
+    def _applied(self, _: Address, message: UpdateAck) -> None:
         self.learn(message.shard, message.place)
         if self._flight and message.number == self._flushes:
             self._flight.parts.pop(message.shard, None)
@@ -259,7 +259,7 @@ class Worker(Directed):
                 self.send(MASTER, Finished(results))
 
     def _settle(self) -> bool:
-        """Flush, hand over and report what is due; tell whether anything was."""
+        """Flush, hand over and report what is due; return whether anything was."""
         acted = False
         idle = all(not slot.activity and self._runnable(slot) == inf for slot in self.slots.values())
         if self._flight is None and (self._results or (idle and self._log)):
@@ -279,7 +279,7 @@ class Worker(Directed):
             and self._flight is None
         ):
             self._draining = "paused"
-            self.send(MASTER, Drained())
+            self.send(MASTER, DrainAck())
             acted = True
         return acted
 
@@ -302,7 +302,7 @@ class Worker(Directed):
         slot.executor = self._make(message.executor, record)
         slot.queue = deque([*record.queue, *slot.queue])
         size = codec.size(codec.encode((record.state, record.input)))
-        self.send(MASTER, Arrived("executor", message.executor, size))
+        self.send(MASTER, MoveAck("executor", message.executor, size))
 
     def _make(self, number: int, record: ExecutorRecord) -> Executor:
         executor = self._application.executor(number)
@@ -329,14 +329,14 @@ class Worker(Directed):
     def _capture(self, _: Address, message: Capture) -> None:
         if message.path is None:
             states = {n: slot.executor.state_dict() for n, slot in self.slots.items() if slot.executor}
-            self.send(MASTER, Captured(sorted(states), states))
+            self.send(MASTER, CaptureResult(sorted(states), states))
             return
         records = {
             number: ExecutorRecord(slot.executor.state_dict(), list(slot.queue))
             for number, slot in self.slots.items()
             if slot.executor
         }
-        self.send(MASTER, Captured(sorted(records), None, attempt(message.path, records)))
+        self.send(MASTER, CaptureResult(sorted(records), None, attempt(message.path, records)))
 
     def _install(self, _: Address, message: Install) -> None:
         inputs = {n: slot.executor.input_state() for n, slot in self.slots.items() if slot.executor}

@@ -165,7 +165,7 @@ class Database:
             self.clock.sleep(_PAUSE)
 
     def close(self) -> None:
-        """Let go of all connections. May be called twice."""
+        """Release all connections. May be called twice."""
         self._engine.dispose()
 
     @contextmanager
@@ -351,7 +351,7 @@ def check_file(path: Path) -> None:
 
 
 def prepare_file(database: Database) -> None:
-    """Make a SQLite file's folder and switch the file to a write-ahead log. Raises ``LedgerError``."""
+    """Make a SQLite file's directory and switch the file to a write-ahead log. Raises ``LedgerError``."""
     path = database.address.path
     try:
         private.make_folder(path.parent)

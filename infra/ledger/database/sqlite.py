@@ -1,7 +1,7 @@
 """SQLite and ``fork``: no connection to a file may be open while a process forks.
 
 SQLite keeps a process' locks on a file in one place, which a child inherits without the locks: what the child opens
-then is not protected, and its neighbours may take the write-ahead log away from under it. So a fork waits until no
+then is not protected, and its neighbors may take the write-ahead log away from under it. So a fork waits until no
 connection is in use, and closes all that are idle; parent and child open new ones. ``subprocess`` is not a fork in
 this sense.
 
@@ -32,7 +32,7 @@ def gate(path: Path) -> "threading.Lock":
 
 
 def forget() -> None:
-    """Begin anew in a child: a thread that is not there may have held one."""
+    """Begin from scratch in a child: a thread that is not there may have held one."""
     global _making  # noqa: PLW0603
     _gates.clear()
     _making = threading.Lock()
@@ -41,7 +41,7 @@ def forget() -> None:
 _PATIENCE = 10.0  # s that a fork waits for connections in use
 
 
-class Forking(Protocol):
+class ForkParticipant(Protocol):
     """Something that holds connections to SQLite files."""
 
     def before_fork(self) -> None:
@@ -49,11 +49,11 @@ class Forking(Protocol):
         ...
 
     def after_fork(self, *, safe: bool) -> None:
-        """Begin anew in the child; ``safe`` is false where connections were in use during the fork."""
+        """Begin from scratch in the child; ``safe`` is false where connections were in use during the fork."""
         ...
 
 
-class _Uses:
+class _ConnectionUse:
     """How many connections are in use, and whether somebody wants to fork."""
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class _Uses:
         self.safe = True
 
 
-_uses = _Uses()
-_holders: "weakref.WeakSet[Forking]" = weakref.WeakSet()
+_uses = _ConnectionUse()
+_holders: "weakref.WeakSet[ForkParticipant]" = weakref.WeakSet()
 
 
-def watch(holder: Forking) -> None:
+def watch(holder: ForkParticipant) -> None:
     """Tell ``holder`` of forks from now on."""
     _holders.add(holder)
 
@@ -109,7 +109,7 @@ def _after_in_parent() -> None:
 def _after_in_child() -> None:
     global _uses  # noqa: PLW0603
     safe = _uses.safe
-    _uses = _Uses()  # the other threads are not here
+    _uses = _ConnectionUse()  # the other threads are not here
     forget()
     for holder in list(_holders):
         holder.after_fork(safe=safe)

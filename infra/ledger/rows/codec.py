@@ -33,7 +33,7 @@ and a change that a disk has damaged before would pass for a right one from then
 """
 
 
-class Packed(NamedTuple):
+class StoredChange(NamedTuple):
     """A change as it is stored."""
 
     kind: str
@@ -58,7 +58,7 @@ def stored_kinds(change: type[Change] | str) -> tuple[str, ...]:
     return name, *(former for former, today in FORMER.items() if today == name)
 
 
-def pack(change: Change) -> Packed:
+def pack(change: Change) -> StoredChange:
     """Return ``change`` as it is stored, and as it will be read.
 
     Characters that no database stores (NUL, lone surrogates) become U+FFFD. Raises ``OptionError`` for a value of
@@ -68,7 +68,7 @@ def pack(change: Change) -> Packed:
     if kind is None:
         raise OptionError(f"{type(change).__name__} is not a kind of change; there are {', '.join(CHANGES)}")
     body, again = _through(type(change), change)
-    return Packed(kind, body, again)
+    return StoredChange(kind, body, again)
 
 
 def unpack(kind: str, version: int, body: str) -> Change:

@@ -73,7 +73,11 @@ def _upserting(dialect: str, table: Table) -> Executable:
 
 
 def record(
-    connection: Connection, cluster: str, batch: str, packed: Sequence[codec.Packed], written: Sequence[Event]
+    connection: Connection,
+    cluster: str,
+    batch: str,
+    packed: Sequence[codec.StoredChange],
+    written: Sequence[Event],
 ) -> None:
     """Append ``written`` to the events."""
     rows = [

@@ -1,13 +1,13 @@
 """``MessageClient``: a process' connection to the launcher of its run, encrypted and authenticated at both ends.
 
-ZeroMQ with CURVE (RFC 25/26 of ZeroMQ). The client knows the launcher's public key beforehand, so nobody else can
-answer in its place; the launcher knows the node's. Keys of a connection are made for it (ephemeral) and nonces count
-up within it, so a message that was recorded can be played back neither in its own connection nor in another one, and
-a recorded connection as a whole proves nothing to a launcher that makes new ephemeral keys.
+ZeroMQ with CURVE (RFC 25/26 of ZeroMQ). The client knows the launcher's public key beforehand, so no other process
+can answer in its place; the launcher knows the node's. Keys of a connection are made for it (ephemeral) and nonces
+count up within it, so a message that was recorded can be played back neither in its own connection nor in another
+one, and a recorded connection as a whole proves nothing to a launcher that makes new ephemeral keys.
 
-The connection is made again when it breaks: what was under way is then lost, so whoever needs an answer asks again
-when ``connections`` has grown. The launcher listens before anything of it starts and as long as it lives: where a
-connection is refused (no process listens), it is gone.
+The connection is made again when it breaks: what was under way is then lost, so a process that needs an answer asks
+again when ``connections`` has grown. The launcher listens before anything of it starts and as long as it lives:
+where a connection is refused (no process listens), it is gone.
 """
 
 import contextlib
@@ -96,12 +96,12 @@ class MessageClient:
             self.ready = {one: events for one, events in found if isinstance(one, int)}
 
     def watch(self, descriptor: int, events: int) -> None:
-        """Have ``receive`` return when a descriptor can be read or written; ``ready`` then says which."""
+        """Return from ``receive`` when a descriptor can be read or written; ``ready`` then says which."""
         self._poller.register(descriptor, events)
         self.ready.pop(descriptor, None)
 
     def unwatch(self, descriptor: int) -> None:
-        """Look at a descriptor no more."""
+        """Stop polling a descriptor."""
         self._poller.unregister(descriptor)
         self.ready.pop(descriptor, None)
 
@@ -170,7 +170,7 @@ class MessageClient:
 
 
 def _listens(address: str) -> bool:
-    """Tell whether a process listens there, as far as that can be known: only a refusal says that none does."""
+    """Return whether a process listens there, as far as that can be known: only a refusal says that none does."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_PROBE).close()

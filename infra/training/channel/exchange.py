@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from ebbflow.infra.errors import MessageError
 from ebbflow.infra.training.channel import messages
-from ebbflow.infra.training.channel.messages import Answer, Ask, Report, StopRequest
+from ebbflow.infra.training.channel.messages import Answer, Question, Report, StopRequest
 from ebbflow.infra.training.channel.router import SecureRouter
 from ebbflow.infra.training.channel.streams import Streams
 from ebbflow.infra.training.channel.wire import (
     FROM_NODE,
     AgentEnd,
-    Heard,
     Heartbeat,
+    HeartbeatAck,
     NodeEnd,
     NodeHeartbeat,
     NodeOrder,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ebbflow.infra.training.channel.refusals import Refusals
 
 _AGAIN = 1.0  # seconds after which an order that is not acknowledged is sent again
-_KINDS = {**FROM_NODE, **messages.by_name(Ask)}
+_KINDS = {**FROM_NODE, **messages.by_name(Question)}
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Exchange:
         if len(frames) != 1:
             raise MessageError(f"a message has one frame; got {len(frames)}")
         message = messages.decode(frames[0], _KINDS)
-        if isinstance(message, Ask):
+        if isinstance(message, Question):
             try:
                 answer = self._answer(node, message)
             except MessageError as exc:
@@ -119,7 +119,7 @@ class Exchange:
                 self._hear(node, found, connection, message)
             else:
                 self._take_end(node, found, message)
-            heard = Heard(found.beat.number if found.beat else 0, found.ends_read)
+            heard = HeartbeatAck(found.beat.number if found.beat else 0, found.ends_read)
         self._router.send(connection, messages.encode(heard))
 
     def _hear(self, name: str, node: _Node, connection: bytes, message: NodeHeartbeat) -> None:
@@ -148,14 +148,14 @@ class Exchange:
         if found is not None and (foreign := [rank for rank in ranks if rank not in own]):
             raise MessageError(f"rank {foreign[0]} of generation {generation} is not one of its own")
 
-    def _answer(self, node: str, ask: Ask) -> Answer:
+    def _answer(self, node: str, ask: Question) -> Answer:
         """Return the answer to one question. Raises ``MessageError`` for what the node may not say."""
         with self._lock:
             found = self._generations.get(ask.generation)
             if found is None:
                 if ask.generation > self._newest:
                     raise MessageError(f"there is no generation {ask.generation}")
-                return Answer(ask.number)  # an old one: nobody listens any more
+                return Answer(ask.number)  # an old one: its sender does not wait any more
             if node not in found.ranks:
                 raise MessageError(f"it has no rank in generation {ask.generation}")
             if ask.do == "stop":
@@ -183,7 +183,7 @@ class Exchange:
                 raise MessageError(f"it asks for the store of generation {generation}, and has no rank in it")
             return found.port
 
-    # --- what the launcher says ---------------------------------------------------------------------------
+    # --- what the launcher reports ---------------------------------------------------------------------------
 
     def _send_orders(self, node: _Node) -> None:
         """Send what is not acknowledged; in the router's thread."""
@@ -212,7 +212,7 @@ class Exchange:
             return node.beat, dict(node.ends)
 
     def admit(self, name: str, public: str) -> None:
-        """Let the holder of a public key speak as a node. Raises ``TrainingError`` for what is no key."""
+        """Allow the holder of a public key speak as a node. Raises ``TrainingError`` for what is no key."""
         with self._lock:
             if name not in self._nodes:
                 return  # it was ended meanwhile
@@ -225,7 +225,7 @@ class Exchange:
             self._router.dismiss(name)
 
     def of(self, generation: int, act: Callable[[_Generation], None]) -> None:
-        """Do something with a generation while nobody else does."""
+        """Do something with a generation while no other process does."""
         with self._lock:
             act(self._generations[generation])
 
@@ -255,7 +255,7 @@ class Wire:
         return self._exchange.look(self._node)[1].get(generation)
 
     def admit(self, public: str) -> None:
-        """Let the holder of a public key speak as this node. Raises ``TrainingError`` for what is no key."""
+        """Allow the holder of a public key speak as this node. Raises ``TrainingError`` for what is no key."""
         self._exchange.admit(self._node, public)
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ def raw(key: str) -> bytes:
 
 
 def is_key(text: object) -> bool:
-    """Tell whether a text has the form of a key."""
+    """Return whether a text has the form of a key."""
     return isinstance(text, str) and _KEY.fullmatch(text) is not None
 
 

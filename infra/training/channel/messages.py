@@ -40,17 +40,17 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a process says; rank 0 speaks for all but where something happened to one."""
+    """What a process reports; rank 0 speaks for all but where something happened to one."""
 
     kind: ReportKind
     rank: int
     time: float  # seconds since the Unix epoch
-    step: int  # optimiser steps done in the whole run
+    step: int  # optimizer steps done in the whole run
     content: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Question:
     """A question of a process to the launcher, asked again under its number until it is answered."""
 
     session: str  # of the process; random

@@ -10,8 +10,8 @@ from ebbflow.infra.training.channel.client import MessageClient
 from ebbflow.infra.training.channel.wire import (
     TO_NODE,
     AgentEnd,
-    Heard,
     Heartbeat,
+    HeartbeatAck,
     NodeEnd,
     NodeHeartbeat,
     NodeOrder,
@@ -30,7 +30,7 @@ class NodeLine:
 
     Args:
         client: the connection, which is made already.
-        silence: seconds without a word from the launcher after which it counts as lost.
+        silence: seconds without a report from the launcher after which it counts as lost.
     """
 
     def __init__(self, client: MessageClient, silence: float) -> None:
@@ -73,7 +73,7 @@ class NodeLine:
         self._client.send(messages.encode(NodeHeartbeat(beat, self._read)))
 
     def report(self, generation: int, end: AgentEnd) -> None:
-        """Say how the agent of ``generation`` ended."""
+        """Report how the agent of ``generation`` ended."""
         self._ended += 1
         self._ends.append(_bounded(NodeEnd(self._ended, generation, end)))
         self._send_ends()
@@ -90,7 +90,7 @@ class NodeLine:
         if len(frames) != 1:
             raise MessageError(f"a message has one frame; got {len(frames)}")
         message = messages.decode(frames[0], TO_NODE)
-        if isinstance(message, Heard):
+        if isinstance(message, HeartbeatAck):
             while self._ends and self._ends[0].number <= message.read:
                 self._ends.popleft()
         elif isinstance(message, NodeOrder):

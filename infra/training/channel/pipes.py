@@ -44,7 +44,7 @@ class Pipes:
     """The sockets of one side, by stream.
 
     Args:
-        send: sends one message of a stream, and tells whether that could be done.
+        send: sends one message of a stream, and returns whether that could be done.
         watch: has ``on_ready`` called for a descriptor and its events.
         unwatch: ends that.
     """
@@ -126,7 +126,7 @@ class Pipes:
             return
         pipe.credit -= len(data)
         if not self._send(key, StreamMessage("data", self._number(key)), data):
-            self.drop(key, tell=False)  # whoever was there is gone
+            self.drop(key, tell=False)  # the peer is gone
             return
         self._look(key)
 
@@ -150,7 +150,7 @@ class Pipes:
         self._look(key)
 
     def _look(self, key: Hashable) -> None:
-        """Have the socket looked at for what can be done with it now."""
+        """Poll the socket for what it is ready for."""
         pipe = self._pipes[key]
         events = (constants.POLLIN if pipe.credit > 0 and not pipe.ending else 0) | (
             constants.POLLOUT if pipe.outgoing else 0

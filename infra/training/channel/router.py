@@ -89,7 +89,7 @@ class SecureRouter:
     # --- for every thread ---------------------------------------------------------------------------------
 
     def admit(self, node: str, public: str) -> None:
-        """Let the holder of a public key speak as ``node``. Raises ``TrainingError`` for what is no key."""
+        """Allow the holder of a public key speak as ``node``. Raises ``TrainingError`` for what is no key."""
         keys.raw(public)
         self._nodes[public] = node
 
@@ -100,7 +100,7 @@ class SecureRouter:
             self._nodes.pop(public, None)
 
     def call(self, act: Callable[[], None]) -> None:
-        """Have ``act`` called in the router's thread soon."""
+        """Schedule ``act`` in the router's thread."""
         self._calls.append(act)
         with contextlib.suppress(BlockingIOError, OSError):
             self._waker.send(b".")
@@ -125,12 +125,12 @@ class SecureRouter:
         return True
 
     def watch(self, descriptor: int, events: int, act: Callable[[int], None]) -> None:
-        """Have ``act`` called when a descriptor can be read (``POLLIN``) or written (``POLLOUT``)."""
+        """Call ``act`` when a descriptor can be read (``POLLIN``) or written (``POLLOUT``)."""
         self._watched[descriptor] = act
         self._poller.register(descriptor, events)
 
     def unwatch(self, descriptor: int) -> None:
-        """Look at a descriptor no more; nothing happens when it is not looked at."""
+        """Stop polling a descriptor; does nothing where it is not polled."""
         if self._watched.pop(descriptor, None) is not None:
             self._poller.unregister(descriptor)
 
@@ -214,7 +214,7 @@ class SecureRouter:
         self._keys.send_multipart([version, request, *verdict, b""])
 
     def _take(self) -> bool:
-        """Take one message, and tell whether there was one."""
+        """Take one message, and return whether there was one."""
         try:
             connection, *frames = self._router.recv_multipart(constants.NOBLOCK, copy=False)
         except Again:
@@ -237,7 +237,7 @@ class SecureRouter:
         return True
 
     def _is_ending(self, public: str) -> bool:
-        """Tell whether a key is that of a node that was told to end a while ago at most."""
+        """Return whether a key is that of a node that was told to end a while ago at most."""
         return time.monotonic() - self._former.get(public, -_ENDING) < _ENDING
 
     def _on_event(self, event: Any) -> None:

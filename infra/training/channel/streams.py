@@ -32,7 +32,7 @@ class Streams:
         self._owners: dict[Hashable, tuple[str, int]] = {}  # stream -> node and generation
 
     def takes(self, frames: Sequence[bytes]) -> bool:
-        """Tell whether a message is about a stream: it has a second frame."""
+        """Return whether a message is about a stream: it has a second frame."""
         return len(frames) == 2
 
     def receive(self, node: str, connection: bytes, frames: Sequence[bytes], port_for: PortFor) -> None:

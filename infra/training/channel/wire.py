@@ -24,7 +24,7 @@ class Entry:
     name: str
     key: str
     address: str  # at which other nodes reach this one
-    folder: str  # the node's own scratch folder
+    folder: str  # the node's own scratch directory
     preload: tuple[str, ...] = ()  # modules imported once, for all generations
     beat: float = 0.5  # seconds between signs of life
     connect: float = 60.0  # seconds in which the launcher must be reached, and may be silent
@@ -54,7 +54,7 @@ class Order:
     script: str = ""
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    logs: str = ""  # folder for this node's logs of this generation
+    logs: str = ""  # directory for this node's logs of this generation
     start: Literal["fork", "spawn"] = "fork"  # fork: processes start with the node's imports already done
     form: float = 60.0  # seconds in which the agents of all nodes must meet
     grace: float = 30.0  # seconds from SIGTERM to SIGKILL when a process of the same node has failed
@@ -130,7 +130,7 @@ class NodeOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HeartbeatAck:
     """To a node: the latest sign of life, and the number of the last end that was read."""
 
     beat: int
@@ -138,7 +138,7 @@ class Heard:
 
 
 FROM_NODE = messages.by_name(NodeHeartbeat, NodeEnd)
-TO_NODE = messages.by_name(NodeOrder, Heard)
+TO_NODE = messages.by_name(NodeOrder, HeartbeatAck)
 
 
 def entry_from(text: str) -> Entry:
@@ -157,7 +157,7 @@ def to_json(value: Any) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine as only it calls itself."""
+    """Return whether a host is this machine as only it calls itself."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name

@@ -33,7 +33,7 @@ class UnfinishedError(UnusableError):
 
 
 class CheckpointFiles:
-    """Reads and writes a folder's layout."""
+    """Reads and writes a directory's layout."""
 
     def __init__(self, place: StorageLocation, clock: Clock) -> None:
         self.place = place
@@ -68,7 +68,7 @@ class CheckpointFiles:
             self.place.remove_folder(name)
 
     def copy(self, source: "CheckpointFiles", name: str, manifest: Manifest) -> None:
-        """Copy a checkpoint of another folder, comparing what passes with its checksums.
+        """Copy a checkpoint of another directory, comparing what passes with its checksums.
 
         Raises ``UnusableError``, and the system's errors.
         """
@@ -116,7 +116,7 @@ class CheckpointFiles:
 
     @contextmanager
     def local(self, name: str) -> Iterator[str]:
-        """Give a local folder with the files of a checkpoint; on S3 it is gone afterwards.
+        """Give a local directory with the files of a checkpoint; on S3 it is gone afterwards.
 
         They are compared with their checksums unless this object has done so: what another process has found whole
         need not come whole to this one. Raises ``StorageError``.
@@ -164,12 +164,12 @@ class CheckpointFiles:
     # --- housekeeping -------------------------------------------------------------------------------------
 
     def set_aside(self, name: str, reason: str) -> bool:
-        """Rename a checkpoint that cannot serve, so that it never counts again; tell whether that was possible."""
+        """Rename a checkpoint that cannot serve, so that it never counts again; return whether that was possible."""
         try:
             with translated(f"set {self.place.uri_of(name)} aside"):
                 self.place.move_folder(name, _CORRUPT + name, MANIFEST)
                 self.place.write(f"{_CORRUPT}{name}/{_REASON}", f"{reason}\n".encode())
-        except StorageError as exc:  # a folder that may only be read, or another process was first
+        except StorageError as exc:  # a directory that may only be read, or another process was first
             self.note(str(exc))
             return False
         return True
@@ -213,7 +213,7 @@ class CheckpointFiles:
                 if self._abandoned(name):
                     self.discard(name)
             except UnusableError:
-                continue  # a search says what is wrong with it
+                continue  # a search states what is wrong with it
             else:
                 whole.append(name)
         return whole

@@ -1,4 +1,4 @@
-"""Full checkpoints of a training in a folder, local or on S3.
+"""Full checkpoints of a training in a directory, local or on S3.
 
 Layout::
 
@@ -52,7 +52,7 @@ class SavedCheckpoint:
 class VerifiedCheckpoint:
     """A checkpoint whose files were compared with their checksums."""
 
-    step: int  # optimiser steps done
+    step: int  # optimizer steps done
     name: str
     uri: str
     created: float  # seconds since the Unix epoch
@@ -72,7 +72,7 @@ class CheckpointFolder:
     """Saves and finds the full checkpoints of one run. One thread calls it; see ``RunLock`` for one process.
 
     Args:
-        place: the folder.
+        place: the directory.
         keep: how many complete checkpoints stay; the newest always does.
         timeout: seconds that a save may take before the caller hears of it.
     """
@@ -112,9 +112,9 @@ class CheckpointFolder:
 
         Args:
             state: nested state dicts by name, such as ``{"model": ..., "optimizer": ..., "run": ...}``.
-            step: optimiser steps done.
+            step: optimizer steps done.
             note: JSON that ``VerifiedCheckpoint.note`` gives back.
-            timeout: seconds for everything; the folder's unless given.
+            timeout: seconds for everything; the directory's unless given.
 
         Raises:
             StorageFullError: no space left. What was written is deleted, older checkpoints are whole.
@@ -137,13 +137,13 @@ class CheckpointFolder:
         """Copy the state and save it in the background; training waits for the copy only.
 
         Returns whether it was taken: while one save is under way another is not queued, since by the time it could
-        be written there is a newer state. Raises the error of the save before, see ``save``, if nobody has heard of
-        it yet; nothing is begun then, and the next call is free to.
+        be written there is a newer state. Raises the error of the save before, see ``save``, if it was not
+        raised yet; nothing is begun then, and the next call is free to.
         """
         if self._writer.busy:
             return False
         begun = time.monotonic()
-        self._writer.wait(0.0)  # an error nobody has heard of, before the copy is made
+        self._writer.wait(0.0)  # an error that was not raised, before the copy is made
         self._start(state, step, note, begun)
         return True
 
@@ -153,7 +153,7 @@ class CheckpointFolder:
 
     @property
     def busy(self) -> bool:
-        """Tell whether a save is under way."""
+        """Return whether a save is under way."""
         return self._writer.busy
 
     def _start(self, state: Mapping[str, Any], step: int, note: Any, begun: float) -> None:
@@ -249,7 +249,7 @@ class CheckpointFolder:
         """Return the newest checkpoint that is whole; each file is read and compared with its checksum.
 
         Corrupt ones are renamed to ``corrupt-...``; those, and newer ones without a manifest, are named in
-        ``passed_over`` and ``problems``. Raises ``StorageError`` when the folder cannot be read.
+        ``passed_over`` and ``problems``. Raises ``StorageError`` when the directory cannot be read.
         """
         passed: list[str] = []
         self._left = []
@@ -285,7 +285,7 @@ class CheckpointFolder:
         return self._files.aside() + self._left
 
     def take_over(self, other: "CheckpointFolder", found: VerifiedCheckpoint) -> SavedCheckpoint:
-        """Copy a checkpoint of another folder into this one, checked on its way. Raises ``StorageError``."""
+        """Copy a checkpoint of another directory into this one, checked on its way. Raises ``StorageError``."""
         begun = time.monotonic()
         source, target = other._files, self._files
         try:

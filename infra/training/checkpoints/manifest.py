@@ -13,7 +13,7 @@ from ebbflow.infra.training.process.agreeing import exchangeable
 
 VERSION = 1
 MANIFEST = "manifest.json"
-NAME = re.compile(r"step-(\d{12})-(\d{13})-[0-9a-f]{8}")  # optimiser steps, milliseconds since 1970, random
+NAME = re.compile(r"step-(\d{12})-(\d{13})-[0-9a-f]{8}")  # optimizer steps, milliseconds since 1970, random
 _FILE = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -34,7 +34,7 @@ class Payload:
 class Manifest:
     """The content of ``manifest.json``."""
 
-    step: int  # optimiser steps done
+    step: int  # optimizer steps done
     created: float  # seconds since the Unix epoch
     layout: Layout
     files: tuple[Payload, ...]

@@ -87,11 +87,11 @@ def write(place: StorageLocation, name: str, state: dict[str, Any], group: Any) 
                 ours = _deliver(place, name, Path(folder), dist.get_rank(group))
         except StorageError as exc:
             error = exc
-        everybody = agreeing.from_all((ours, error), group)
-    for _, failed in everybody:
+        gathered = agreeing.from_all((ours, error), group)
+    for _, failed in gathered:
         if failed is not None:
             raise failed
-    return tuple(file for part, _ in everybody for file in part)
+    return tuple(file for part, _ in gathered for file in part)
 
 
 def read_into(folder: str, state: dict[str, Any], group: Any) -> None:

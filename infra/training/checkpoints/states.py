@@ -112,7 +112,7 @@ class _Walk:
 def signature(tensors: Any) -> Signature:
     """Return names, shapes and dtypes of a model or of a nested state; names as ``model.state_dict()`` has them.
 
-    The ``module.`` that ``DistributedDataParallel`` puts before every name is left out.
+    The ``module.`` that ``DistributedDataParallel`` puts before every name is ignored.
     """
     if isinstance(tensors, torch.nn.Module):
         tensors = tensors.state_dict()

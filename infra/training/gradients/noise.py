@@ -121,7 +121,7 @@ class GradientMeter:
     def local(self, examples: float) -> LocalNorms:
         """Return this rank's share of the norms of a step over ``examples`` examples on all ranks together.
 
-        Waits for a GPU. Raises ``TrainingError`` before the first pass, and where the last one did not synchronise.
+        Waits for a GPU. Raises ``TrainingError`` before the first pass, and where the last one did not synchronize.
         """
         if self._scale is None:
             raise TrainingError("a step has at least one micro_pass")
@@ -145,7 +145,7 @@ class GradientMeter:
         conditioned = self._preconditioner is not None and self._preconditioner.on
         if conditioned and not self._conditioned:
             self._noise, self._conditioned = GradientNoise(self._noise.initial), True
-        # Adam's first steps are not pre-conditioned; where its moments were reset, averages that are go on without
+        # Adam's first steps are not pre-conditioned; where its moments were reset, averages that are continue without
         if samples >= 2 and conditioned == self._conditioned:
             count, pair = round(samples), self._samples.pair
             whole = pair or examples
@@ -178,7 +178,7 @@ class GradientMeter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from averages of another process; those for another M0 or of other norms start anew."""
+        """Resume from averages of another process; those for another M0 or of other norms start from scratch."""
         self.discard()
         initial, wanted = self._noise.initial, self._preconditioner is not None
         if state["initial"] != initial or (state["conditioned"] and not wanted):

@@ -2,13 +2,13 @@
 
 P = 1 / (sqrt(v) + eps), with v the bias-corrected second moment. The noise scale of a step is unbiased whatever P is,
 as long as P does not depend on that step's gradient and is the same for the gradients compared. So P is taken from
-the steps before, and made anew only as often as v can have changed.
+the steps before, and made from scratch only as often as v can have changed.
 
 Adam's moments when the batch changes.
 
-Pollux' own library sets them to zero and begins bias correction anew. Under ten changes of batch between M0 and 16 M0
-that ended at a higher loss after equal progress than the fixed batch did; with second moments at their new level it
-ended at a lower one (scikit-learn's digits, eight seeds).
+Pollux' own library sets them to zero and begins bias correction from scratch. Under ten changes of batch between M0
+and 16 M0 that ended at a higher loss after equal progress than the fixed batch did; with second moments at their new
+level it ended at a lower one (scikit-learn's digits, eight seeds).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from ebbflow.infra.training.gradients.squares import in_pieces, pieces
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 
 IDENTITY_STEPS = 5  # Adam's second moments mean little before
-WINDOW_SHARE = 16  # P is made anew when a sixteenth of the steps that v remembers is new
+WINDOW_SHARE = 16  # P is made from scratch when a sixteenth of the steps that v remembers is new
 MOST_STEPS_KEPT = 64
 
 
@@ -42,11 +42,11 @@ class AdamPreconditioner:
 
     @staticmethod
     def serves(optimizer: torch.optim.Optimizer) -> bool:
-        """Tell whether ``optimizer`` scales gradients as Adam does."""
+        """Return whether ``optimizer`` scales gradients as Adam does."""
         return isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW))
 
     def begin(self) -> bool:
-        """Look at the optimiser before an iteration; return whether gradients are pre-conditioned in it."""
+        """Inspect the optimizer before an iteration; return whether gradients are pre-conditioned in it."""
         step = self._step()
         self.on = step >= IDENTITY_STEPS
         if self.on and (step < self._made_at or step >= self._made_at + _kept(self._made_at)):
@@ -90,7 +90,7 @@ class AdamPreconditioner:
         return 0
 
     def _fill(self, wanted: Mapping[Tensor, Tensor]) -> None:
-        """Write the factors of some parameters; 0 for those that the optimiser has never moved."""
+        """Write the factors of some parameters; 0 for those that the optimizer has never moved."""
         with torch.no_grad():
             for group in self._optimizer.param_groups:
                 beta, eps = float(group["betas"][1]), float(group["eps"])
@@ -140,7 +140,7 @@ def rescale_moments(
     ``before`` and ``after`` are batches over the initial one; ``statistics`` are the gradient's at the initial one.
     The mean square of a batch's gradient is ``sqr + var / scale`` in their units, which for Adam are those of
     pre-conditioned gradients, so its ratio is that of the second moments. First moments do not depend on the batch.
-    Other optimisers are left alone; tells whether it was done.
+    Other optimizers are left alone; returns whether it was done.
     """
     if not AdamPreconditioner.serves(optimizer) or before == after:
         return False

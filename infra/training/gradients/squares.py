@@ -76,7 +76,7 @@ class SquareSums:
 
 
 def in_pieces(tensor: Tensor) -> bool:
-    """Tell whether work on ``tensor`` is better done piece by piece; a GPU takes all tensors of a list at once."""
+    """Return whether work on ``tensor`` is better done piece by piece; a GPU takes all tensors of a list at once."""
     return bool(tensor.device.type == "cpu")
 
 
@@ -128,11 +128,11 @@ class Samples(Protocol):
     pair: float | None  # examples of both steps, where the last norms are those of a pair of steps
 
     def begin(self, measured: bool) -> None:
-        """Begin a step; one that is not ``measured`` only tells whether its gradient is finite."""
+        """Begin a step; one that is not ``measured`` only returns whether its gradient is finite."""
         ...
 
     def after_pass(self, weight: float, last: bool) -> None:
-        """Look at the gradients right after a backward pass with this weight."""
+        """Inspect the gradients right after a backward pass with this weight."""
         ...
 
     def norms(self, examples: float, scale: float) -> LocalNorms:

@@ -66,9 +66,9 @@ class BatchTuner:
         sync: float,
         statistics: GradientStatistics,
     ) -> None:
-        """Take note of a step whose last pass took ``step`` seconds, ``sync`` of them for synchronisation.
+        """Take note of a step whose last pass took ``step`` seconds, ``sync`` of them for synchronization.
 
-        The first steps after a change had better be left out: they pay for caches, buffers and compilation. Raises
+        The first steps after a change should be ignored: they pay for caches, buffers and compilation. Raises
         ``OptionError`` for times outside 0 <= sync < step.
         """
         self._statistics = statistics
@@ -80,7 +80,7 @@ class BatchTuner:
         """Return the batch to train with from now on; another one than before at most every 30 s.
 
         On another number of GPUs or nodes the best known batch is taken at once. A restart does not begin the 30 s
-        anew. Raises ``OptionError`` where
+        from scratch. Raises ``OptionError`` where
         ``limits.largest`` leaves a GPU without work.
         """
         moved = self._placement is not None and self._placement != (nodes, gpus)
@@ -121,7 +121,7 @@ class BatchTuner:
         if early or self._steps < LEAST_STEPS:
             return None
         self._reported = now
-        if not self.adaptive:  # nobody looks at the batch
+        if not self.adaptive:  # the batch is not tuned
             self._model = self._agent.model
         return self.report()
 
@@ -158,13 +158,13 @@ class BatchTuner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what an earlier process knew; its batch is kept only on the same nodes and GPUs."""
-        self._profile.recall(
+        """Resume from what an earlier process knew; its batch is kept only on the same nodes and GPUs."""
+        self._profile.restore(
             Observation(int(n), int(k), int(m), *times) for n, k, m, *times in state["observations"]
         )
         self._statistics = GradientStatistics(*state["statistics"])
         if state["observations"]:
-            self._agent.recall(self._statistics)
+            self._agent.restore(self._statistics)
         self._steps = int(state["steps"])
         self._looked = self._clock() - float(state["since_look"])
         self._most_held = int(state["most_held"])

@@ -1,1 +1,1 @@
-"""Elastic training on nodes that come and go: one torchrun agent per node, launched anew for every world."""
+"""Elastic training on nodes that come and go: one torchrun agent per node, launched again for every world."""

@@ -41,7 +41,7 @@ _LONGEST = 32_000  # characters of them
 
 
 class Rendezvous(RendezvousHandler):  # type: ignore[misc]
-    """How agents meet: the launcher has decided who takes part and in which order, and knows who is there.
+    """How agents meet: the launcher has decided who participates and in which order, and knows who is there.
 
     torch's own way keeps pickles in a store, and runs what they say. Here nothing of the store is read: the
     processes' store is one that the launcher serves, at ``port`` of this node's loopback interface.
@@ -52,7 +52,7 @@ class Rendezvous(RendezvousHandler):  # type: ignore[misc]
 
     @property
     def use_agent_store(self) -> bool:
-        """Tell the processes that the store is there already."""
+        """Notify the processes that the store is there already."""
         return True
 
     def get_backend(self) -> str:
@@ -90,7 +90,7 @@ class Rendezvous(RendezvousHandler):  # type: ignore[misc]
         return False
 
     def set_closed(self) -> None:
-        """Nobody else could come."""
+        """Return that no other agent waits."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -116,7 +116,7 @@ class _Agent(LocalElasticAgent):  # type: ignore[misc]
         """Leave at once: the launcher itself waits for all agents, and knows which of them never come."""
 
 
-def _hush() -> None:
+def _mute_torch_logs() -> None:
     """Keep torch's launcher from logging failures: we report them, and its formatter imports a compiler to do so."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
@@ -152,7 +152,7 @@ class RankLogs(LogsSpecs):  # type: ignore[misc]
 
 
 def bind_collectives(environment: MutableMapping[str, str], address: str) -> None:
-    """Have gloo and NCCL, which authenticate nobody, use the interface of this node's address and no other.
+    """Make gloo and NCCL, which do not authenticate peers, use the interface of this node's address and no other.
 
     A variable that is set already is the user's own, and stays. Nothing happens where no interface has the address.
     """
@@ -168,7 +168,7 @@ def run(order: Order, entry: Entry, port: int) -> AgentEnd:
 
     ``port``: at which this node's loopback interface leads to the generation's store.
     """
-    _hush()
+    _mute_torch_logs()
     scratch = Path(entry.folder) / str(order.generation)
     os.environ.update(order.environment)
     os.environ[GENERATION] = str(order.generation)

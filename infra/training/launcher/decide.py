@@ -13,11 +13,11 @@ _LONGEST = 30.0  # seconds before the next attempt
 
 
 class Persist:
-    """Go on with what is left, replace what hung, stop at errors of the script.
+    """Continue with what is left, replace what hung, stop at errors of the script.
 
     Args:
         minimum: slots below which the run waits for ``resize`` to bring more.
-        replace: whether a node that hung is replaced by a new one of its size, or left out.
+        replace: whether a node that hung is replaced by a new one of its size, or ignored.
         names: returns all node names used so far.
     """
 
@@ -50,6 +50,6 @@ class Persist:
 
 
 def _own_fault(end: GenerationEnd) -> bool:
-    """Tell whether it was an error of the script's own, which would come again."""
+    """Return whether it was an error of the script's own, which would come again."""
     first = end.failures[0] if end.failures else None
     return first is None or not (first.signal or first.exit_code == PEER_LOST)

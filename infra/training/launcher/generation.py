@@ -60,7 +60,7 @@ class Generation:
         self._watch = HangWatch(self.hang, self.begun)
 
     def launch(self, order: Order, logs: Mapping[str, str]) -> None:
-        """Send the order to all nodes of the placement; ``logs`` is each node's folder for them.
+        """Send the order to all nodes of the placement; ``logs`` is each node's directory for them.
 
         Ranks follow the placement's order. Raises ``TrainingError``.
         """
@@ -88,7 +88,7 @@ class Generation:
             )
 
     def close(self) -> None:
-        """Let go of what only its processes needed, once they are gone."""
+        """Release what only its processes needed, once they are gone."""
         if self._channel is not None:
             self._channel.close()
         self._store = None
@@ -104,13 +104,13 @@ class Generation:
             self._cut(deadline + _SPARE)
 
     def look(self, lost: Mapping[str, Loss]) -> bool:
-        """Take in what happened, with the nodes ``lost`` since the last look, and tell whether all is over."""
+        """Take in what happened, with the nodes ``lost`` since the last look, and return whether all is over."""
         now = self.clock.now()
         for name, loss in lost.items():
             if name in self.placement and name not in self._ends:
                 self._lost[name] = loss
                 self._suspects += [name] if loss.hung else []
-                self._bereaved(f"node {name} was lost: {loss.how}", now)
+                self._end_after_loss(f"node {name} was lost: {loss.how}", now)
         for name in self._left:
             if name not in self.members:
                 self._lost[name] = Loss("ended by the launcher")
@@ -167,8 +167,8 @@ class Generation:
     def _cut(self, at: float) -> None:
         self._cutoff = at if self._cutoff is None else min(self._cutoff, at)
 
-    def _bereaved(self, reason: str, now: float) -> None:
-        """Somebody is gone: the others cannot go on, and get a while to save what they have."""
+    def _end_after_loss(self, reason: str, now: float) -> None:
+        """Somebody is gone: the others cannot continue, and get a while to save what they have."""
         if self.stop is None:
             self.stop = StopRequest(reason, now + self.rescue)
             self._request(self.stop)
@@ -202,7 +202,7 @@ class Generation:
                 self._ends[name] = end
                 self.note("agent-ended", node=name, state=end.state, at=end.time)
                 if end.state != "succeeded" and self._killed is None:
-                    self._bereaved(f"processes of node {name} failed", now)
+                    self._end_after_loss(f"processes of node {name} failed", now)
 
     def _look_for_hang(self, now: float, left: list[str]) -> None:
         if self._hung or self._killed is not None or self.stop is not None:
@@ -216,7 +216,7 @@ class Generation:
         self.note("hang", reason=verdict.reason, ranks=list(verdict.ranks), nodes=self._suspects)
         for rank in verdict.ranks:
             self._kill(rank)
-        self._bereaved(verdict.reason, now)
+        self._end_after_loss(verdict.reason, now)
 
     def _kill(self, rank: int) -> None:
         """Kill one process, so that those that wait for it notice and save."""
@@ -278,7 +278,7 @@ class Generation:
 
 
 def _saves(report: Report) -> bool:
-    """Tell whether a report says that the run is saved as of its step."""
+    """Return whether a report says that the run is saved as of its step."""
     if report.kind == "checkpoint":
         return "error" not in report.content
     return report.kind in ("stopped", "finished") and bool(report.content.get("saved"))

@@ -1,4 +1,4 @@
-"""When a generation stands still, or a node holds all others up.
+"""Hang and straggler detection: when a generation makes no progress, or a node holds all others up.
 
 Pure rules over what nodes show of their processes and what rank 0 reports.
 """

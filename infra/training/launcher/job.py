@@ -100,8 +100,8 @@ def load_torch() -> None:
 def serve_store() -> "TCPStore":
     """Serve a store for the processes of one generation, on this machine's loopback interface only.
 
-    torch's store authenticates nobody: another user of this machine may disturb a training by it. Nothing that is
-    kept there is ever run, and nothing of the launcher's is kept there. Raises ``TrainingError``.
+    torch's store does not authenticate its clients: another user of this machine may disturb a training by it.
+    Nothing that is kept there is ever run, and nothing of the launcher's is kept there. Raises ``TrainingError``.
     """
     from torch.distributed import TCPStore
 

@@ -1,6 +1,6 @@
-"""What a run writes down for people and for its own resumption: ``run.json`` and ``events.jsonl`` in its folder.
+"""What a run records for readers and for its own resumption: ``run.json`` and ``events.jsonl`` in its directory.
 
-What a launcher knows of its run and tells others: where it stands, what happened, and both in the run's folder.
+What a launcher knows of its run and tells others: where it stands, what happened, and both in the run's directory.
 """
 
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Journal:
-    """The two files. Locally each event is one synced line; on S3 the file is written anew with each event."""
+    """The two files. Locally each event is one synced line; on S3 the file is rewritten with each event."""
 
     def __init__(self, place: StorageLocation) -> None:
         self._place = place
@@ -36,7 +36,7 @@ class Journal:
 
     @property
     def local(self) -> Path | None:
-        """Return the folder as a path, if it is one."""
+        """Return the directory as a path, if it is one."""
         return Path(self._place.root) if self._place.local else None
 
     def write_run(
@@ -145,7 +145,7 @@ class Record:
         self.idle = 0  # generations in a row that have won no step
 
     def take_up(self, journal: Journal, generation: int) -> None:
-        """Go on with the record of an earlier launcher, whose last generation was ``generation``."""
+        """Continue with the record of an earlier launcher, whose last generation was ``generation``."""
         self._events = journal.events()
         last = max([generation, *(event.generation for event in self._events)])
         begun = max((at for at, event in enumerate(self._events) if _restarts(event)), default=-1) + 1
@@ -176,7 +176,7 @@ class Record:
             return [event for event in self._events if event.number > after]
 
     def note(self, kind: str, /, **content: Any) -> None:
-        """Add an event. A folder that cannot be written to costs the entry there, not the training."""
+        """Add an event. A directory that cannot be written to costs the entry there, not the training."""
         with self._lock:
             number = self._events[-1].number + 1 if self._events else 1
             event = TrainingEvent(number, self._clock.now(), kind, self._status.generation, content)
@@ -193,7 +193,7 @@ class Record:
             self._status = replace(self._status, **changes)
 
     def write(self, job: TrainingJob, pool: str, state: str = "running") -> None:
-        """Write ``run.json`` anew. Raises ``StorageError``."""
+        """Write ``run.json`` from scratch. Raises ``StorageError``."""
         if self.journal is not None:
             status = self.status
             self.journal.write_run(job, status.placement, state, status.generation, pool)

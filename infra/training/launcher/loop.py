@@ -18,7 +18,7 @@ from ebbflow.infra.training.launcher.generation import Generation
 from ebbflow.infra.training.launcher.job import Options, checked_placement
 from ebbflow.infra.training.launcher.journal import Record
 from ebbflow.infra.training.launcher.members import Members
-from ebbflow.infra.training.launcher.moves import Control, Moves
+from ebbflow.infra.training.launcher.moves import Control, Resizer
 from ebbflow.infra.training.process import channel as names
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import EbbflowError
@@ -27,7 +27,7 @@ from ebbflow.planners.model.trainings import RunSettings
 if TYPE_CHECKING:
     from ebbflow.infra.training.channel.exchange import Exchange
 
-_HOPELESS = 20  # generations in a row without a step won, whoever decides
+_HOPELESS = 20  # generations in a row without a step won, whatever is decided
 _POLL = 0.05  # seconds between polls
 _NOTED = ("checkpoint", "metrics", "skipped", "spilled", "damaged")
 
@@ -57,8 +57,8 @@ class Loop:
         self._on_report, self._clock = on_report, clock
         self._settings = job.settings or RunSettings()
         self._environment: dict[str, str] = {}
-        self._moves = Moves(control, members, record, options, clock)
-        # number of the last event that whoever decides knows of; those of earlier launchers are no news
+        self._moves = Resizer(control, members, record, options, clock)
+        # number of the last event that the decider knows of; those of earlier launchers are no news
         self._told = max((event.number for event in record.events()), default=0)
         self.generation: Generation | None = None
         self.over = threading.Event()
@@ -70,7 +70,7 @@ class Loop:
             halt = self._run(placement)
         except EbbflowError as exc:
             halt = Halt("failed", str(exc))
-        except Exception as exc:  # whoever waits must hear of it
+        except Exception as exc:  # raised in the thread that waits
             halt = Halt("failed", f"the launcher itself failed: {type(exc).__name__}: {exc}")
             raise
         finally:
@@ -268,7 +268,7 @@ class Loop:
         return {name for name in self._members.names if self._members[name].notice is not None}
 
     def _follow(self, end: GenerationEnd) -> Continue | Halt:
-        """Return what comes next: what was asked for, or what is decided."""
+        """Return what comes next: what was requested, or what is decided."""
         control = self._control
         if control.closed:
             return Halt("stopped", "closed")

@@ -35,7 +35,7 @@ class Member:
     started: float
     beat: Heartbeat | None = None
     beaten: float = 0.0  # when the launcher saw the latest sign of life
-    paused: float | None = None  # since when it is known to stand still
+    paused: float | None = None  # since when it is known to be paused
 
     @property
     def ready(self) -> bool:
@@ -132,7 +132,7 @@ class Members:
                 how = self._pool.lost(name)
             except ClusterError as exc:
                 how = str(exc)
-            loss = Loss(how) if how else self._stands_still(member, now)
+            loss = Loss(how) if how else self._heartbeat_loss(member, now)
             if loss is not None:
                 gone[name] = loss
                 self._note("node-lost", node=name, how=loss.how)  # its processes take their time to end
@@ -153,7 +153,7 @@ class Members:
     def log(self, name: str) -> str:
         return self._pool.log(name)
 
-    def _stands_still(self, member: Member, now: float) -> Loss | None:
+    def _heartbeat_loss(self, member: Member, now: float) -> Loss | None:
         """Tell how a node that does not move any more shows that; ``None`` for one that moves."""
         if not self._pool.paused(member.name):
             member.paused = None

@@ -41,7 +41,7 @@ class Control:
             self._changed.set()
 
     def ending(self, number: int) -> str:
-        """Return why this generation is to end; empty: nobody asked."""
+        """Return why this generation is to end; empty: not requested."""
         of, reason = self._ending
         return reason if of == number else ""
 
@@ -69,7 +69,7 @@ class Control:
 
     @property
     def deadline(self) -> float | None:
-        """Return when to stop, seconds since the Unix epoch; ``None``: nobody asked."""
+        """Return when to stop, seconds since the Unix epoch; ``None``: not requested."""
         return self._stop
 
     def drop(self, placement: Mapping[str, int]) -> None:
@@ -84,7 +84,7 @@ class Control:
         self._changed.clear()
 
 
-class Moves:
+class Resizer:
     """Serves one run's wishes, one generation after another."""
 
     def __init__(

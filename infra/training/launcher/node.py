@@ -43,8 +43,8 @@ from ebbflow.infra.training.launcher import tunnel
 from ebbflow.infra.training.launcher.worker import RANKS
 from ebbflow.infra.training.process import channel
 
-NOTICE = "notice"  # file, in the node's folder, with the time at which the node will be gone
-READY = "ready"  # file, in the node's folder, once all is imported
+NOTICE = "notice"  # file, in the node's directory, with the time at which the node will be gone
+READY = "ready"  # file, in the node's directory, once all is imported
 _POLL = 0.03  # seconds between polls for orders and at the agent
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -105,7 +105,7 @@ class Node:
             self._line.show(
                 Heartbeat(self._beats, self._generation if self._agent else 0, ranks, self._notice)
             )
-            if self._agent and self._deserted(ranks, now):
+            if self._agent and self._has_dead_ranks(ranks, now):
                 # Had one ended with an error, the agent would have seen that and ended as well.
                 self._close(
                     AgentEnd("succeeded", error="its processes ended without a report", time=time.time())
@@ -162,8 +162,8 @@ class Node:
                 end = agent_end_from(self._end_file(self._generation).read_text())
             self._close(end)
 
-    def _deserted(self, ranks: tuple[RankState, ...], now: float) -> bool:
-        """Tell whether the agent waits for processes that are gone: ``os._exit`` does not tell it."""
+    def _has_dead_ranks(self, ranks: tuple[RankState, ...], now: float) -> bool:
+        """Return whether the agent waits for processes that are gone: ``os._exit`` does not tell it."""
         if not ranks or any(rank.state not in "XZ" for rank in ranks):
             self._empty_since = None
             return False
@@ -182,7 +182,7 @@ class Node:
     # --- processes ----------------------------------------------------------------------------------------
 
     def _find_ranks(self) -> bool:
-        """Take note of processes that have begun since the last look, and tell whether there are any."""
+        """Take note of processes that have begun since the last look, and return whether there are any."""
         if len(self._ranks) >= self._slots:
             return False
         folder = Path(self._entry.folder) / str(self._generation) / RANKS

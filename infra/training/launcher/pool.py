@@ -9,7 +9,7 @@ Admit = Callable[[str], None]
 """What a pool tells a node's public key, once it knows it: the node is listened to from then on."""
 
 
-def nobody(_public: str) -> None:
+def admit_none(_public: str) -> None:
     """Admit no key: for nodes that no launcher listens to."""
 
 
@@ -19,7 +19,7 @@ class NodePool(Protocol):
     host: str  # address at which nodes reach the launcher
     uid: str  # by which these nodes, and no others ever, can be recognised
 
-    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = admit_none) -> None:
         """Start ``infra.training.launcher.node`` there and return at once; it reports to the launcher.
 
         The pool fills in the entry's ``address`` and ``folder``, sees to it that the node has a key pair of its own
@@ -33,7 +33,7 @@ class NodePool(Protocol):
         ...
 
     def paused(self, name: str) -> bool:
-        """Tell whether a node is known to stand still; a pool that cannot know says no."""
+        """Return whether a node is known to be paused; a pool that cannot know says no."""
         ...
 
     def end(self, name: str) -> None:
@@ -41,7 +41,7 @@ class NodePool(Protocol):
         ...
 
     def quiet(self, name: str) -> bool:
-        """Tell whether no process is left of a node that was ended or lost: only then is its GPU free."""
+        """Return whether no process is left of a node that was ended or lost: only then is its GPU free."""
         ...
 
     def log(self, name: str) -> str:
@@ -49,7 +49,7 @@ class NodePool(Protocol):
         ...
 
     def gone(self, uid: str) -> bool:
-        """Tell whether nothing is left of the nodes of an earlier pool, known by its ``uid``."""
+        """Return whether nothing is left of the nodes of an earlier pool, known by its ``uid``."""
         ...
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class TorchTrainer:
 
     Args:
         pool: where nodes come from; closed with the trainer.
-        logs: folder for the processes' logs; by default ``logs`` in the run's folder, which must then be local.
+        logs: directory for the processes' logs; by default ``logs`` in the run's directory, which must then be local.
         decide: what follows when a generation has ended; by default ``launcher.decide.Persist``.
         minimum: slots below which the default waits for more.
         patience: seconds that the run may wait for nodes before it fails.
@@ -43,12 +43,12 @@ class TorchTrainer:
         form: seconds in which started processes must meet, and started nodes report.
         hang: bounds beyond which something is taken to hang.
         stragglers: whether a node that holds the others up is replaced.
-        replace: whether a node that hung, or holds up, is replaced by a new one or left out.
+        replace: whether a node that hung, or holds up, is replaced by a new one or ignored.
         preload: modules that nodes import once, before processes start from them.
         start: ``"fork"``: processes start from their warm node; ``"spawn"``: from nothing, seconds later, for scripts
             that cannot bear a fork.
         port: at which nodes reach the launcher, on the pool's host; 0: any.
-        on_report: called in the launcher's thread with all that processes say.
+        on_report: called in the launcher's thread with all that processes report.
 
     Raises ``OptionError``, or ``TrainingError`` when the port cannot be had.
     """
@@ -147,7 +147,7 @@ class TorchTrainer:
         placement: Mapping[str, int] | None = None,
         settings: RunSettings | None = None,
     ) -> None:
-        """Go on with a run whose launcher is gone, from its newest checkpoint; by default on its last placement.
+        """Continue with a run whose launcher is gone, from its newest checkpoint; by default on its last placement.
 
         ``settings`` replace the run's last ones, but for what a process' memory was found to hold.
 
@@ -180,7 +180,7 @@ class TorchTrainer:
         self._control.resize(wanted, by=deadline)
 
     def end_generation(self, number: int, reason: str) -> None:
-        """Have this generation save and leave; ``decide`` says what follows."""
+        """Request that this generation saves and leaves; ``decide`` states what follows."""
         self._control.end_generation(number, reason)
 
     def stop(self, deadline: float | None = None) -> None:
@@ -249,6 +249,6 @@ class TorchTrainer:
 
 
 def _here(pool: str) -> str:
-    """Return which processes of a pool are on this machine, for people; empty: none."""
+    """Return which processes of a pool are on this machine, for the reader; empty: none."""
     found = ", ".join(map(str, sorted(processes.members(f"{pool}/"))))
     return f" ({found})" if found else ""

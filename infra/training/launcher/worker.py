@@ -15,7 +15,7 @@ from pathlib import Path
 from ebbflow.infra.storage import private
 from ebbflow.infra.training.channel.wire import SCRIPT
 
-RANKS = "ranks"  # folder, in the node's own, with a file for each process
+RANKS = "ranks"  # directory, in the node's own, with a file for each process
 _PART = 5.0  # seconds that closing a process group may take
 
 
@@ -80,7 +80,7 @@ def _execute(script: str, arguments: list[str]) -> None:
 
 
 def _announce(folder: Path) -> None:
-    """Tell the node which process has which rank."""
+    """Notify the node which process has which rank."""
     private.make_folder(folder)
     rank = os.environ["RANK"]
     beside = folder / f".{rank}"
@@ -91,7 +91,7 @@ def _announce(folder: Path) -> None:
 def _part() -> None:
     """Close what the script has left open to other ranks.
 
-    This process goes on until its node's others are done as well; a rank elsewhere must not wait for it meanwhile.
+    This process continues until its node's others are done as well; a rank elsewhere must not wait for it meanwhile.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():

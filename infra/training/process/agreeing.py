@@ -1,7 +1,7 @@
 """Values that the processes of one world exchange, as JSON in byte tensors.
 
-``torch.distributed`` has collectives for objects, which send pickles: whoever reaches a connection of gloo, which
-authenticates nobody, would have them run what he likes. Here nothing but plain values, the classes that are
+``torch.distributed`` has collectives for objects, which send pickles: a peer that reaches a connection of gloo, which
+does not authenticate it, would make them run any code. Here nothing but plain values, the classes that are
 registered in this process and errors of the Ebbflow family come out of what others send.
 """
 
@@ -55,9 +55,9 @@ def from_all(value: Any, group: Any = None) -> list[Any]:
     padded[: len(data)] = _tensor(data).to(device)
     found = [torch.empty_like(padded) for _ in range(members)]
     dist.all_gather(found, padded, group=group)
-    everybody = [_decoded(one[: int(size.item())]) for one, size in zip(found, sizes, strict=True)]
-    everybody[dist.get_rank(group)] = value
-    return everybody
+    gathered = [_decoded(one[: int(size.item())]) for one, size in zip(found, sizes, strict=True)]
+    gathered[dist.get_rank(group)] = value
+    return gathered
 
 
 def _device(group: Any) -> torch.device:

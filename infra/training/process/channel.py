@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ebbflow.infra.errors import LauncherLostError, MessageError
 from ebbflow.infra.training.channel import keys, messages
-from ebbflow.infra.training.channel.messages import Answer, Ask, Report, ReportKind, StopRequest
+from ebbflow.infra.training.channel.messages import Answer, Question, Report, ReportKind, StopRequest
 
 if TYPE_CHECKING:
     from ebbflow.infra.training.channel.client import MessageClient
@@ -61,7 +61,7 @@ class Channel:
         return cls(client, int(environment[GENERATION]))
 
     def post(self, report: Report) -> None:
-        """Say something; the launcher has it when this returns. Raises ``LauncherLostError`` when it is gone."""
+        """Send a message; the launcher has it when this returns. Raises ``LauncherLostError`` when it is gone."""
         self._ask("post", report=report)
 
     def stop_request(self) -> StopRequest | None:
@@ -69,14 +69,14 @@ class Channel:
         return self._ask("stop").stop
 
     def claim(self, name: str) -> bool:
-        """Tell whether this process is the first of its generation to ask for ``name``.
+        """Return whether this process is the first of its generation to ask for ``name``.
 
         Raises ``LauncherLostError``.
         """
         return self._ask("claim", name=name).count == 1
 
     def meet(self) -> int:
-        """Say that this node's agent is there, and return how many are. Raises ``LauncherLostError``."""
+        """Report that this node's agent is there, and return how many are. Raises ``LauncherLostError``."""
         return self._ask("meet").count
 
     def close(self) -> None:
@@ -85,10 +85,10 @@ class Channel:
             self._client.close()
 
     def _ask(self, do: Literal["post", "stop", "claim", "meet"], **fields: Any) -> Answer:
-        """Ask until there is an answer: again, under the same number, when the connection was made anew."""
+        """Ask until there is an answer: again, under the same number, when the connection was made again."""
         with self._lock:
             self._number += 1
-            frame = messages.encode(Ask(self._session, self._number, self._generation, do, **fields))
+            frame = messages.encode(Question(self._session, self._number, self._generation, do, **fields))
             end, sent = time.monotonic() + self._timeout, 0
             while True:
                 client = self._client

@@ -37,10 +37,10 @@ class Generation:
         settings: RunSettings | None,
         restart: bool,
     ) -> Self:
-        """Join the others of this generation; a launcher's folder and settings go first. See ``ElasticRun.start``.
+        """Join the others of this generation; a launcher's directory and settings go first. See ``ElasticRun.start``.
 
         Raises ``TrainingError`` when they or the launcher cannot be reached, and ``RunLockedError`` where another
-        process runs in the same folder.
+        process runs in the same directory.
         """
         environment = os.environ
         settings = (
@@ -72,16 +72,16 @@ class Generation:
 
     @property
     def trial(self) -> bool:
-        """Tell whether this is a preflight, which saves nothing."""
+        """Return whether this is a preflight, which saves nothing."""
         return self.settings.preflight_steps > 0
 
     @property
     def is_main(self) -> bool:
-        """Tell whether this process speaks and writes for all."""
+        """Return whether this process speaks and writes for all."""
         return self.world.rank == 0
 
     def close(self, timeout: float) -> None:
-        """Say what is left to say, within ``timeout`` seconds, stop listening and free the run."""
+        """Report what is left to say, within ``timeout`` seconds, stop listening and free the run."""
         self.link.close(timeout)
         if self.lock is not None:
             self.lock.release()

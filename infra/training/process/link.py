@@ -52,7 +52,7 @@ class Link:
         self._thread.start()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Say what is left to say, within ``timeout`` seconds, and stop listening. May be called twice."""
+        """Report what is left to say, within ``timeout`` seconds, and stop listening. May be called twice."""
         self._ended = True
         self._wake.set()
         if self._thread is not None:
@@ -63,14 +63,14 @@ class Link:
             self._previous = None
 
     def post(self, kind: ReportKind, step: int, content: dict[str, Any]) -> None:
-        """Say something soon."""
+        """Send a message soon."""
         if self._channel is not None and not self.lost:
             self._said.put(Report(kind, self._rank, self._clock.now(), step, content))
             if kind != "step":
                 self._wake.set()
 
     def say_now(self, kind: ReportKind, step: int, content: dict[str, Any]) -> None:
-        """Say something at once; only in the listening thread."""
+        """Send a message at once; only in the listening thread."""
         self.post(kind, step, content)
         with suppress(RuntimeError, OSError):
             self._exchange()
@@ -88,7 +88,7 @@ class Link:
         return self.stop or StopRequest("another process was requested to stop")
 
     def claim(self, name: str) -> bool:
-        """Tell whether this is the first process to ask for ``name``; without a launcher nobody else is known of."""
+        """Return whether this is the first process to ask for ``name``; ``True`` without a launcher."""
         if self._channel is None or self.lost:
             return True
         try:

@@ -96,7 +96,7 @@ class World:
 
 
 def peer_lost(error: BaseException | None) -> bool:
-    """Tell whether an error, or what caused it, says that another process is gone or silent."""
+    """Return whether an error, or what caused it, says that another process is gone or silent."""
     while error is not None:
         if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
             return True

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ebbflow.infra.training.process.agreeing import exchangeable
 from ebbflow.planners.errors import OptionError
 
-SHARD_BYTES = 16 << 10  # of a block, about, where nobody says how many rows it has
+SHARD_BYTES = 16 << 10  # of a block, about, where its number of rows is not given
 
 
 @exchangeable

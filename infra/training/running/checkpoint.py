@@ -13,7 +13,8 @@ Learning", ICML 2019; Qiao's thesis, CMU-CS-21-135, chapter 5).
 It pays where state is sharded, and where everything may be lost at once; while one replica of data-parallel training
 lives nothing needs to be recovered. With a process group every process saves the blocks it owns, the choice is made
 over the blocks of all, and ``step`` is collective. Tensors that are sharded along dimension 0 (``DTensor``, as of
-``fully_shard``) are owned by whoever has the shard; a world of another size reads them with ``read_running``.
+``fully_shard``) are owned by the process that has the shard; a world of another size reads them with
+``read_running``.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ from ebbflow.infra.training.running.blocks import BlockCache, BlockSpec, copies
 from ebbflow.infra.training.running.folder import RunningFolder, Table, small_bytes
 from ebbflow.infra.training.running.live_state import LiveState
 from ebbflow.infra.training.running.owners import OwnedBlocks, Owners, Partition
-from ebbflow.infra.training.running.restoring import Recovery, Restoring
+from ebbflow.infra.training.running.restoring import Recovery, Restorer
 from ebbflow.infra.training.running.segments import Record
 from ebbflow.infra.training.running.store import BlockStore
 from ebbflow.planners.errors import OptionError
@@ -67,11 +68,11 @@ class _Pending:
 class RunningCheckpoint:
     """Keeps the running checkpoint of a training; one copy of the parameters is held beside them for distances.
 
-    One write is under way at a time. A save that comes due meanwhile is left out and counted in ``skipped``: training
+    One write is under way at a time. A save that comes due meanwhile is skipped and counted in ``skipped``: training
     never waits for storage. A write that fails is counted in ``failures``; its blocks count as changed again.
 
     Args:
-        place: a folder of this training alone.
+        place: a directory of this training alone.
         model: a module or tensors by name.
         optimizer: what it keeps of a parameter goes with the parameter's block.
         period: C, iterations in which the volume of everything is written once.
@@ -116,7 +117,7 @@ class RunningCheckpoint:
         )
         self._asynchronous, self._seed, self._timeout = asynchronous, seed, timeout
         self._cache = BlockCache(self.blocks, self._blocks.local)
-        self._restoring = Restoring(self._folder, self._blocks, self._live, self._cache)
+        self._restoring = Restorer(self._folder, self._blocks, self._live, self._cache)
         self._moved: NDArray[np.float64] | None = None  # distances after the last save
         self._start: str | None = None
         self._store: BlockStore | None = None
@@ -170,7 +171,7 @@ class RunningCheckpoint:
         self._owners.together(complete)
 
     def due(self, iteration: int) -> bool:
-        """Tell whether ``step`` saves something after this iteration."""
+        """Return whether ``step`` saves something after this iteration."""
         return self._plan.due(iteration)
 
     def step(self, iteration: int, state: Any = None) -> list[int]:
@@ -205,7 +206,7 @@ class RunningCheckpoint:
         """Save now, in ``seconds`` at most, as many of this process' blocks as fit; return those made durable.
 
         For a notice that this process' node goes away: the blocks that moved most, as many as half of the time left
-        pays for at the bandwidth that the last writes reached. No other process takes part. Not in the publication.
+        pays for at the bandwidth that the last writes reached. No other process participates. Not in the publication.
         """
         begun = time.monotonic()
         with contextlib.suppress(StorageError):
@@ -240,7 +241,7 @@ class RunningCheckpoint:
 
     @property
     def busy(self) -> bool:
-        """Tell whether a write is under way."""
+        """Return whether a write is under way."""
         return self._writer.busy
 
     def wait(self, timeout: float | None = None) -> None:
@@ -272,7 +273,7 @@ class RunningCheckpoint:
         """Read back everything, after the loss of all processes; collective only in that each process calls it.
 
         ``error`` is the distance from the optimum at the loss, see ``recover``; ``Recovery.state`` is that of the
-        newest save, and ``Recovery.iteration`` where training goes on.
+        newest save, and ``Recovery.iteration`` where training continues.
         """
         begun = time.monotonic()
         start = self._restoring.start(self._start)
@@ -284,7 +285,7 @@ class RunningCheckpoint:
         return found.bounded(contraction, error)
 
     def regroup(self, group: Any, placement: Sequence[int]) -> None:
-        """Go on with other processes, after a loss: ``placement`` says who owns each block from now on.
+        """Continue with other processes, after a loss: ``placement`` says who owns each block from now on.
 
         ``planners.training.saving.partial.assign_lost_blocks`` says who should adopt which. Each process calls
         ``recover`` for what it adopts.

@@ -128,7 +128,7 @@ class RunningFolder:
             raise DamagedError(f"{self.place.uri_of(start)}/{_TABLE} is damaged: {exc}") from exc
 
     def newest(self, start: str, blocks: Iterable[int]) -> dict[int, Record]:
-        """Return the newest durable record of each block, whoever wrote it. Raises ``StorageError``.
+        """Return the newest durable record of each block, whichever process wrote it. Raises ``StorageError``.
 
         Owners that live on may move records while they are read; such a read is tried once more.
         """

@@ -1,7 +1,7 @@
 """A model and its optimizer seen as blocks: what belongs to some rows, and the small rest that must stay consistent.
 
 What an optimizer keeps in the shape of a parameter (Adam's moments) lives, is lost and comes back with the
-parameter's block. Step counts, parameter groups and buffers (batch normalisation) are small and saved every time.
+parameter's block. Step counts, parameter groups and buffers (batch normalization) are small and saved every time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

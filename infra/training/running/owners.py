@@ -37,16 +37,16 @@ class Owners:
         self.rank: int = dist.get_rank(group) if group is not None else 0
         size = dist.get_world_size(group) if group is not None else 1
         self.owner = self.rank if owner is None else owner
-        self.all = self.everybody(self.owner)
+        self.all = self.all_gather(self.owner)
         if len(set(self.all)) != size:
             raise OptionError(f"owners must differ between processes; got {self.all}")
 
     @property
     def first(self) -> bool:
-        """Tell whether this process does what is done once for all."""
+        """Return whether this process does what is done once for all."""
         return self.group is None or dist.get_rank(self.group) == 0
 
-    def everybody(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Return what each process of the group gives, by rank."""
         if self.group is None:
             return [value]
@@ -59,11 +59,11 @@ class Owners:
             result = work()
         except StorageError as exc:
             error = exc
-        everybody = self.everybody((result, error))
-        for _, failed in everybody:
+        gathered = self.all_gather((result, error))
+        for _, failed in gathered:
             if failed is not None:
                 raise failed
-        return [value for value, _ in everybody]
+        return [value for value, _ in gathered]
 
 
 class OwnedBlocks:
@@ -84,12 +84,12 @@ class OwnedBlocks:
         self.placement = place_blocks(len(cut), owners.all, seed)
         self.local = range(len(cut))  # those of tensors that this process has
         if live.sharded:
-            everybody = owners.everybody((cut, self.tensors))
-            before = sum(len(blocks) for blocks, _ in everybody[: owners.rank])
+            gathered = owners.all_gather((cut, self.tensors))
+            before = sum(len(blocks) for blocks, _ in gathered[: owners.rank])
             self.local = range(before, before + len(cut))
-            cut = tuple(block for blocks, _ in everybody for block in blocks)
-            self.tensors = {name: kind for _, signed in everybody for name, kind in signed.items()}
-            counts = [len(blocks) for blocks, _ in everybody]
+            cut = tuple(block for blocks, _ in gathered for block in blocks)
+            self.tensors = {name: kind for _, signed in gathered for name, kind in signed.items()}
+            counts = [len(blocks) for blocks, _ in gathered]
             self.placement = tuple(
                 o for o, count in zip(owners.all, counts, strict=True) for _ in range(count)
             )

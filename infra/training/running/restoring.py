@@ -43,7 +43,7 @@ class Recovery:
         return replace(self, rework=rework_after_recovery(contraction, error, self.perturbation))
 
 
-class Restoring:
+class Restorer:
     """Puts what is in storage into the live tensors, and into the cache beside them."""
 
     def __init__(

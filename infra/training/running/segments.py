@@ -1,4 +1,4 @@
-"""Records of blocks in append-only segment files; each says what it is and has checksums of its own.
+"""Records of blocks in append-only segment files; each states what it is and has checksums of its own.
 
 A record is ``EBRC``, the header's length and CRC-32, the header (JSON) and the payload: the block's parts one after
 the other, as bytes.

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Literal, Self, get_args
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.training.failures.text import LoggedError, errors, normalised, tail
+from ebbflow.planners.training.failures.text import LoggedError, errors, normalized, tail
 
 
 class FailureClass(StrEnum):
@@ -113,10 +113,10 @@ class Rule:
     patterns: tuple[re.Pattern[str], ...] = ()  # anywhere in an error
     tracebacks: tuple[re.Pattern[str], ...] = ()  # in a traceback's exception only
     within: tuple[re.Pattern[str], ...] = ()  # and one of its frames is one of these; empty: any
-    advice: str = ""  # what to do, for people
+    advice: str = ""  # what to do, for the reader
 
     def says(self, error: LoggedError) -> bool:
-        """Tell whether the rule knows ``error``."""
+        """Return whether the rule knows ``error``."""
         if self.within and not any(p.search(frame) for p in self.within for frame in error.frames):
             return False
         if any(pattern.search(error.text) for pattern in self.patterns):
@@ -135,7 +135,7 @@ class Failure:
     rank: int | None = None
     node: str = ""
     nodes: tuple[str, ...] = ()  # implicated: where it happened
-    advice: str = ""  # what to do, for people
+    advice: str = ""  # what to do, for the reader
 
     def __str__(self) -> str:
         where = f" on rank {self.rank}" if self.rank is not None else ""
@@ -230,7 +230,7 @@ def _failure(rule: Rule, error: LoggedError, end: RankEnd) -> Failure:
     if error.traceback:
         top = " ".join((error.line.partition(":")[0], error.own, error.frame))
     else:
-        top = f"{error.frame} {normalised(error.line)}"
+        top = f"{error.frame} {normalized(error.line)}"
     nodes = (end.node,) if end.node else ()
     mark = _signature(rule.reason, top)
     return Failure(rule.reason, rule.failure_class, mark, error.line, end.rank, end.node, nodes, rule.advice)
@@ -238,7 +238,7 @@ def _failure(rule: Rule, error: LoggedError, end: RankEnd) -> Failure:
 
 def _unknown(line: str, end: RankEnd | None) -> Failure:
     reason = FailureReason.NO_SIGNATURE
-    mark = _signature(reason, normalised(line) if end is None else f"{end.signal or end.exit_code}")
+    mark = _signature(reason, normalized(line) if end is None else f"{end.signal or end.exit_code}")
     rank, node = (None, "") if end is None else (end.rank, end.node)
     return Failure(reason, FailureClass.UNKNOWN, mark, line, rank, node, (node,) if node else ())
 

@@ -58,7 +58,7 @@ class PreflightDecision(NamedTuple):
 
 
 def should_gate(job: GateQuestion) -> PreflightDecision:
-    """Tell whether a trial is worth its GPU time.
+    """Return whether a trial is worth its GPU time.
 
     It is if early failures × attempts × GPUs × time to failure > ranks × limit + cost of the wait, in GPU-s.
     Raises ``OptionError`` for a share outside [0, 1] and for negative figures.

@@ -24,9 +24,9 @@ _ONCE = (FailureClass.ENGINE, FailureClass.UNKNOWN)
 class Shape:
     """What a run asks of its nodes, as far as a retry may change it."""
 
-    local_batch: int | None = None  # most examples of one GPU in one pass; None: nobody said
-    accumulation: int = 0  # passes before the one that synchronises
-    memory: float = 1.0  # host memory, times what was asked for at first
+    local_batch: int | None = None  # most examples of one GPU in one pass; None: unknown
+    accumulation: int = 0  # passes before the one that synchronizes
+    memory: float = 1.0  # host memory, times what was requested at first
     dedicated: bool = False  # no other job on its nodes
 
 
@@ -55,7 +55,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Go on from the last checkpoint as soon as there is capacity; not counted."""
+    """Resume from the last checkpoint as soon as there is capacity; not counted."""
 
     reason: str
 
@@ -203,7 +203,7 @@ class RetryPolicy:
         delay = min(self.first_delay * 2.0 ** max(streak - 1, 0), self.most_delay)
         delay *= 1 + self.jitter * float(rng.uniform(-1.0, 1.0))
         if failure.failure_class is FailureClass.COMMUNICATION and counted[-1].suspects and streak <= 1:
-            delay = 0.0  # who is to blame is left out: there is nothing to wait for
+            delay = 0.0  # the suspects are excluded: there is nothing to wait for
         excluded = self._excluded(counted)
         where = f", not on {', '.join(sorted(excluded))}" if excluded else ""
         when = f"in {delay:.0f} s" if delay else "at once"

@@ -33,7 +33,7 @@ class LoggedError:
 
 
 def tail(text: str, lines: int = KEPT_LINES) -> list[str]:
-    """Return the last ``lines`` lines, without colours and without the rank that torch puts before them."""
+    """Return the last ``lines`` lines, without colors and without the rank that torch puts before them."""
     found = text.replace("\r", "\n").splitlines()[-lines:]
     return [_RANK.sub("", _ANSI.sub("", line)).rstrip() for line in found]
 
@@ -54,7 +54,7 @@ def errors(lines: Sequence[str]) -> Iterator[LoggedError]:
 
 
 def _traceback(lines: Sequence[str], at: int) -> tuple[LoggedError | None, int]:
-    """Read on after a header; return the error, ``None`` where the log ends within it, and where to go on."""
+    """Read on after a header; return the error, ``None`` where the log ends within it, and where to continue."""
     frames: list[str] = []
     own = ""
     while at < len(lines) and (not lines[at] or lines[at][0].isspace()):
@@ -76,7 +76,7 @@ def _traceback(lines: Sequence[str], at: int) -> tuple[LoggedError | None, int]:
 
 
 def _native_end(lines: Sequence[str], at: int) -> int:
-    """Return where a line ends: with what a C++ exception says, for one that nobody caught."""
+    """Return where a line ends: with what a C++ exception says, for one that was not caught."""
     end = at + 1
     if lines[at].startswith("terminate called after throwing"):
         while end < min(len(lines), at + _MESSAGE_LINES) and lines[end][:1].isspace():
@@ -112,10 +112,10 @@ _VARIABLE = (
 )
 
 
-def normalised(text: str) -> str:
+def normalized(text: str) -> str:
     """Return ``text`` without what differs from run to run: addresses, paths, shapes, numbers.
 
-    >>> normalised("can't open /tmp/a1/x.bin at 0x7f2e after 12.5 s")
+    >>> normalized("can't open /tmp/a1/x.bin at 0x7f2e after 12.5 s")
     "can't open / at # after # s"
     """
     for pattern, instead in _VARIABLE:

@@ -2,7 +2,7 @@
 
 The order of a pass is a permutation that follows from the run's seed and the number of the pass alone. A step takes
 the next samples of it, and only then are these divided among processes. So the place in the data is two numbers,
-and a run that restarts on another number of processes goes on with the very next sample.
+and a run that restarts on another number of processes continues with the very next sample.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Share(NamedTuple):
 
     start: int
     stop: int
-    weight: float  # of the mean gradient over the range, in the mean over processes; 0: only to take part
+    weight: float  # of the mean gradient over the range, in the mean over processes; 0: only to participate
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def shares(
 
     The samples are divided as evenly as they can be over ``world`` processes and ``passes`` accumulation passes, but
     no piece is smaller than ``smallest`` unless the whole step is. All rows are equally long. Where there are fewer
-    pieces than places, a process takes part with weight 0, over samples that count elsewhere.
+    pieces than places, a process participates with weight 0, over samples that count elsewhere.
 
     Weights are such that the mean over processes of the sum over passes of weight · (mean gradient of the range) is
     the mean gradient over all ``count`` samples, exactly.

@@ -144,7 +144,7 @@ class CheckpointSchedule:
         return self.interval / self.period
 
     def due(self, iteration: int) -> bool:
-        """Tell whether to save after ``iteration``, counted from 1; 0 is the start, which is always saved."""
+        """Return whether to save after ``iteration``, counted from 1; 0 is the start, which is always saved."""
         return iteration > 0 and iteration % self.interval == 0
 
     def mean_age(self, strategy: Literal["round", "random"]) -> float:
@@ -184,7 +184,7 @@ class PartialCheckpoints:
         self.saved = np.zeros(len(self.sizes), np.int64)
 
     def due(self, iteration: int) -> bool:
-        """Tell whether to save after ``iteration``."""
+        """Return whether to save after ``iteration``."""
         return self.schedule.due(iteration)
 
     def choose(

@@ -135,7 +135,7 @@ def estimate_contraction(trajectories: Iterable[Sequence[float]], *, floor: floa
     Args:
         trajectories: errors ‖w^(k) − w*‖ of runs. After a perturbation a new trajectory begins, with the error that
             the perturbed state had, because equation 5.5 must hold from there too.
-        floor: errors up to here are rounding, and are left out.
+        floor: errors up to here are rounding, and are ignored.
 
     Raises:
         OptionError: no step to look at, or one that did not come closer.
@@ -157,7 +157,7 @@ def estimate_contraction(trajectories: Iterable[Sequence[float]], *, floor: floa
 def error_from_step(contraction: float, step: float) -> float:
     """Return the largest distance from the optimum that fits a step of norm ``step``: step/(1 − c).
 
-    From ‖w^(k+1) − w*‖ ≤ c·‖w^(k) − w*‖ by the triangle inequality; for runs whose optimum nobody knows.
+    From ‖w^(k+1) − w*‖ ≤ c·‖w^(k) − w*‖ by the triangle inequality; for runs whose optimum is unknown.
     """
     _check_contraction(contraction)
     _check_positive("step", step)

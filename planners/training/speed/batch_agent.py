@@ -40,7 +40,7 @@ class GoodputAgent:
 
     @property
     def adaptive(self) -> bool:
-        """Tell whether the batch follows what is learnt."""
+        """Return whether the batch follows what is learnt."""
         return self.fixed_total is None
 
     @property
@@ -55,7 +55,7 @@ class GoodputAgent:
             self._model = GoodputModel(_fitted(self.observations), self._statistics, self.limits)
         return self._model
 
-    def recall(self, statistics: GradientStatistics) -> None:
+    def restore(self, statistics: GradientStatistics) -> None:
         """Take over the gradient's statistics of an earlier process; the profile is its measurements.
 
         Raises ``OptionError`` for an empty profile.
@@ -71,7 +71,7 @@ class GoodputAgent:
     ) -> None:
         """Take note of a configuration that runs, and of the gradient's latest statistics.
 
-        ``step`` is the seconds of a pass with synchronisation, ``sync`` those of it that synchronisation took.
+        ``step`` is the seconds of a pass with synchronization, ``sync`` those of it that synchronization took.
         """
         statistics = GradientStatistics(sqr, var)
         new = self._profile.add(Observation(nodes, gpus, local, step, sync))

@@ -1,7 +1,7 @@
 """Which batches a job may use on so many GPUs, and how a total is split among them.
 
 Pollux, OSDI 2021, section 4.1 (equation 3.10 of the thesis). A total of ``M`` examples on ``K`` GPUs is ``s``
-accumulation passes and one with synchronisation, each over ``m`` examples a GPU: ``M = K * m * (s + 1)``.
+accumulation passes and one with synchronization, each over ``m`` examples a GPU: ``M = K * m * (s + 1)``.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class BatchSplit(NamedTuple):
     """A total batch on several GPUs."""
 
     batch: int  # examples a GPU in one pass
-    accumulation: int  # passes before the one that synchronises
+    accumulation: int  # passes before the one that synchronizes
 
     def total(self, gpus: int) -> int:
         """Return the examples of one iteration on ``gpus`` GPUs."""

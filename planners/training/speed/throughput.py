@@ -36,11 +36,11 @@ class ThroughputParameters(NamedTuple):
 
     alpha_grad: float  # s, of a pass whatever its size
     beta_grad: float  # s per example of a GPU
-    alpha_node: float  # s, to synchronise two GPUs of several nodes
+    alpha_node: float  # s, to synchronize two GPUs of several nodes
     beta_node: float  # s per further GPU
-    alpha_local: float  # s, to synchronise two GPUs of one node
+    alpha_local: float  # s, to synchronize two GPUs of one node
     beta_local: float  # s per further GPU
-    gamma: float  # 1: gradients and synchronisation one after the other; 10: almost at the same time
+    gamma: float  # 1: gradients and synchronization one after the other; 10: almost at the same time
 
 
 class Observation(NamedTuple):
@@ -49,17 +49,17 @@ class Observation(NamedTuple):
     nodes: int
     gpus: int
     batch: int  # examples a GPU in one pass
-    step: float  # s of a pass with synchronisation
-    sync: float  # s of it spent in synchronisation
+    step: float  # s of a pass with synchronization
+    sync: float  # s of it spent in synchronization
 
 
 def gradient_time(parameters: ThroughputParameters, batch: ArrayLike) -> Array:
-    """Return seconds of a pass over ``batch`` examples on each GPU, without synchronisation."""
+    """Return seconds of a pass over ``batch`` examples on each GPU, without synchronization."""
     return np.asarray(parameters.alpha_grad + parameters.beta_grad * np.asarray(batch, float))
 
 
 def sync_time(parameters: ThroughputParameters, nodes: ArrayLike, gpus: ArrayLike) -> Array:
-    """Return seconds of synchronisation among ``gpus`` GPUs of ``nodes`` nodes."""
+    """Return seconds of synchronization among ``gpus`` GPUs of ``nodes`` nodes."""
     nodes, gpus = np.asarray(nodes), np.asarray(gpus)
     further = np.maximum(gpus - 2, FLOOR)
     several = parameters.alpha_node + parameters.beta_node * further
@@ -69,7 +69,7 @@ def sync_time(parameters: ThroughputParameters, nodes: ArrayLike, gpus: ArrayLik
 
 
 def step_time(parameters: ThroughputParameters, nodes: ArrayLike, gpus: ArrayLike, batch: ArrayLike) -> Array:
-    """Return seconds of a pass that ends with synchronisation."""
+    """Return seconds of a pass that ends with synchronization."""
     grad, sync = gradient_time(parameters, batch), sync_time(parameters, nodes, gpus)
     # the larger of the two is taken out, so that no power overflows or vanishes
     most = np.maximum(grad, sync)
@@ -84,12 +84,12 @@ def iteration_time(
     batch: ArrayLike,
     accumulation: ArrayLike = 0,
 ) -> Array:
-    """Return seconds of an iteration: ``accumulation`` passes, then one with synchronisation.
+    """Return seconds of an iteration: ``accumulation`` passes, then one with synchronization.
 
     Arguments broadcast. ``batch`` counts examples of one GPU in one pass.
     """
-    silent = np.asarray(accumulation) * gradient_time(parameters, batch)
-    return np.asarray(silent + step_time(parameters, nodes, gpus, batch))
+    accumulated = np.asarray(accumulation) * gradient_time(parameters, batch)
+    return np.asarray(accumulated + step_time(parameters, nodes, gpus, batch))
 
 
 def throughput(
@@ -124,7 +124,7 @@ def fit(observations: Sequence[Observation]) -> ThroughputParameters:
     x = np.array([START[i] for i in loss.free])
     bounds = [(1.0, MOST_GAMMA) if i == 6 else (FLOOR, None) for i in loss.free]
     found = minimize(loss, x, jac=True, bounds=bounds, method="L-BFGS-B")
-    if not found.success or loss.stuck(found.x):
+    if not found.success or loss.is_stuck(found.x):
         smooth = minimize(loss.squared, x, jac=True, bounds=bounds, method="L-BFGS-B", options=PATIENT)
         if loss(smooth.x)[0] < FAR_BETTER * loss(found.x)[0]:
             found = smooth
@@ -180,8 +180,8 @@ class _Loss:
         """Return the same over weighted mean squares instead of their roots: smooth where errors vanish."""
         return self._value(x, rooted=False)
 
-    def stuck(self, x: Array) -> bool:
-        """Tell whether one of the two errors vanishes and the other does not.
+    def is_stuck(self, x: Array) -> bool:
+        """Return whether one of the two errors vanishes and the other does not.
 
         A root has a kink at 0 that a search can get caught in.
         """
@@ -247,7 +247,7 @@ class Profile(Protocol):
         ...
 
     def add(self, measured: Observation) -> bool:
-        """Take note of a measurement; tell whether that may have changed ``observations``."""
+        """Take note of a measurement; return whether that may have changed ``observations``."""
         ...
 
 
@@ -272,7 +272,7 @@ class FirstMeasurements:
 class MedianMeasurements:
     """The median of the latest measurements of each configuration.
 
-    Real steps are slowed down now and then: the first by caches and compilation, others by neighbours and pauses. The
+    Real steps are slowed down now and then: the first by caches and compilation, others by neighbors and pauses. The
     latest count, since what a node or a network gives changes.
     """
 
@@ -282,7 +282,7 @@ class MedianMeasurements:
         self._window = window
         self._seen: dict[
             Key, deque[tuple[float, float]]
-        ] = {}  # (pass without synchronisation, synchronisation)
+        ] = {}  # (pass without synchronization, synchronization)
 
     @property
     def observations(self) -> tuple[Observation, ...]:
@@ -300,7 +300,7 @@ class MedianMeasurements:
         times.append((measured.step - measured.sync, measured.sync))
         return True
 
-    def recall(self, observations: Iterable[Observation]) -> None:
+    def restore(self, observations: Iterable[Observation]) -> None:
         """Begin with the medians of an earlier process; each weighs like one measurement, and ages like one."""
         for observation in observations:
             self.add(observation)

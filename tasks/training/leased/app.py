@@ -43,7 +43,7 @@ Deliver = Callable[[TrainingReport, TrainingRequest], object]
 Timed = TypeVar("Timed", PointReport, MetricReport, CapacityPoint, EventReport)
 
 
-def together(reports: Sequence[TrainingReport]) -> TrainingReport:
+def merge_reports(reports: Sequence[TrainingReport]) -> TrainingReport:
     """Return one report of a training's stretches, in order: sums, and all that happened, as of the first's start.
 
     GPUs were not rented between two stretches. How it ended is what the last says.
@@ -123,8 +123,8 @@ def run_training_app(
     """Run ``request`` as the app of ``spec`` to its end and return what happened, over all its stretches.
 
     It enters the ledger, waits for leases, trains on them, follows them as they change (saving and leaving before a
-    lease's deadline), waits saved where it has lost too many, and goes on when there are enough again. An app that
-    has run before under this id goes on from its newest checkpoint, once nothing of its earlier self is left.
+    lease's deadline), waits saved where it has lost too many, and continues when there are enough again. An app that
+    has run before under this id resumes from its newest checkpoint, once nothing of its earlier self is left.
 
     Args:
         request: what to run; its id and GPUs are those of ``spec``, its nodes those of the leases.
@@ -152,22 +152,24 @@ def run_training_app(
         with AppAgent(ledger, spec, clock, rules=rules, pace=pace) as agent:
             agent.moved("finished", "it was finished already")
         return done
-    told = _AppEvents(listener or NullTrainingListener(), clock)
+    app_events = _AppEvents(listener or NullTrainingListener(), clock)
     agent = AppAgent(
         ledger,
         spec,
         clock,
         rules=rules,
         pace=pace,
-        tell=lambda text: told.say("ledger", text),
+        tell=lambda text: app_events.notify("ledger", text),
         lock=RunLock(request.place.under("app"), spec.id, clock=clock),
         settle=lambda: await_end_of_earlier([request], pool, clock),
     )
-    with agent, LeaseEnforcer(agent, clock) as warden:
+    with agent, LeaseEnforcer(agent, clock) as enforcer:
         figures = TrainingMetrics()
-        heard = AppReporter(agent, figures)
-        site = LeasedSite(pool, agent, warden, heard, clock, make=make, options=options)
-        app = _App(request, agent, figures, site, told, clock, stop or threading.Event(), save, seed, deliver)
+        on_report = AppReporter(agent, figures)
+        site = LeasedSite(pool, agent, enforcer, on_report, clock, make=make, options=options)
+        app = _App(
+            request, agent, figures, site, app_events, clock, stop or threading.Event(), save, seed, deliver
+        )
         report = app.run()
         agent.moved(_PHASES[report.state], report.reason)
         agent.figures(**figures.fields(holding=False))
@@ -178,13 +180,13 @@ _PHASES: Mapping[str, AppPhase] = {"finished": "finished", "stopped": "stopped",
 
 
 class AppReporter:
-    """Passes what processes say to the app's reports."""
+    """Passes what processes report to the app's reports."""
 
     def __init__(self, agent: AppAgent, figures: TrainingMetrics) -> None:
         self._agent, self._figures = agent, figures
 
     def __call__(self, report: Report) -> None:
-        self._figures.hear(report)
+        self._figures.record_report(report)
         if report.kind == "checkpoint" and "uri" in report.content:
             self._agent.saved(str(report.content["uri"]), report.step)
         self._agent.figures(**self._figures.fields())
@@ -197,7 +199,7 @@ class _AppEvents:
         self.listener, self._clock = listener, clock
         self.begun = clock.now()
 
-    def say(self, kind: str, text: str) -> None:
+    def notify(self, kind: str, text: str) -> None:
         self.listener.event(EventReport(self._clock.now() - self.begun, kind, text))
 
 
@@ -210,7 +212,7 @@ class _App(NullTrainingListener):
         agent: AppAgent,
         figures: TrainingMetrics,
         site: LeasedSite,
-        told: _AppEvents,
+        app_events: _AppEvents,
         clock: Clock,
         stop: threading.Event,
         save: float | None,
@@ -218,19 +220,25 @@ class _App(NullTrainingListener):
         deliver: Deliver,
     ) -> None:
         self._request, self._agent, self._figures, self._site = request, agent, figures, site
-        self._told, self._clock, self._stop, self._save, self._seed = told, clock, stop, save, seed
+        self._app_events, self._clock, self._stop, self._save, self._seed = (
+            app_events,
+            clock,
+            stop,
+            save,
+            seed,
+        )
         self._deliver = deliver
         self._nodes = LeasedNodes(agent.book, request.most_gpus, request.min_gpus, clock)
         self._yielded = ""  # why the present stretch was ended
         self._lost = False  # a node, in the present stretch
-        self._fruitless = 0
+        self._failed_attempts = 0
         self._reports: list[TrainingReport] = []
 
     def run(self) -> TrainingReport:
         """Train to the end."""
         why = "no lease yet"
         while self._await_leases(why):
-            report = self._stretch()
+            report = self._run_attempt()
             if report is None:  # what it was about to run on went before it began
                 continue
             self._reports.append(report)
@@ -238,20 +246,20 @@ class _App(NullTrainingListener):
             if not (self._yielded and report.state == "stopped") or self._stop.is_set():
                 break
             why = self._yielded
-            self._check_fruitless(report)
+            self._check_failed_attempts(report)
         else:
             why = f"stopped while waiting for GPUs: {why}"
             self._reports.append(without_training(self._request, "stopped", why, self._clock.now()))
-        report = together(self._reports)
+        report = merge_reports(self._reports)
         if len(self._reports) > 1:
-            record(report, self._request)  # in place of the last stretch's
+            record(report, self._request)  # instead of the last stretch's
             self._deliver(report, self._request)
         return report
 
     # --- waiting --------------------------------------------------------------------------------------------
 
     def _await_leases(self, why: str) -> bool:
-        """Wait until there are leases to run on; tell whether there are. False: somebody wants the app to end."""
+        """Wait until there are leases to run on; return whether there are. False: somebody wants the app to end."""
         since = self._clock.now()
         wanted = plural(self._nodes.least, "GPU")
         at = datetime.fromtimestamp(since, UTC).strftime("%H:%M:%S UTC")
@@ -263,14 +271,14 @@ class _App(NullTrainingListener):
             if first:
                 first = False
                 self._agent.moved("waiting", reason)
-                self._told.say("waiting", reason)
+                self._app_events.notify("waiting", reason)
             self._agent.figures(message=reason, **self._figures.fields(holding=False))
             self._agent.wait(_POLL)
         return False
 
     # --- training -------------------------------------------------------------------------------------------
 
-    def _stretch(self) -> TrainingReport | None:
+    def _run_attempt(self) -> TrainingReport | None:
         """Train on the leases that there are until the training ends, or too few are left."""
         request = self._priced()
         self._nodes.restart()
@@ -281,7 +289,7 @@ class _App(NullTrainingListener):
         try:
             return run_training(
                 request,
-                CompositeTrainingListener(self, self._told.listener),
+                CompositeTrainingListener(self, self._app_events.listener),
                 resume=request.launched,
                 known=True,
                 site=self._site,
@@ -302,10 +310,10 @@ class _App(NullTrainingListener):
         restart = self._request.restart and all(report.saved_step is None for report in self._reports)
         return replace(self._request, price=price, restart=restart)
 
-    def _check_fruitless(self, report: TrainingReport) -> None:
+    def _check_failed_attempts(self, report: TrainingReport) -> None:
         won = any(g.last_step > g.first_step >= 0 for g in report.generations)
-        self._fruitless = self._fruitless + 1 if self._lost and not won else 0
-        if self._fruitless >= _FRUITLESS:
+        self._failed_attempts = self._failed_attempts + 1 if self._lost and not won else 0
+        if self._failed_attempts >= _FRUITLESS:
             raise TrainingError(
                 f"nodes were lost {_FRUITLESS} times in a row before a step completed: {report.reason}"
             )

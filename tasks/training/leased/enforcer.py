@@ -1,4 +1,4 @@
-"""Ends by force what an app runs on a GPU that it must let go of, a moment before the deadline."""
+"""Ends by force what an app runs on a GPU that it must release, a moment before the deadline."""
 
 import logging
 import threading
@@ -24,7 +24,7 @@ class LeaseEnforcer:
     """
 
     def __init__(self, agent: AppAgent, clock: Clock) -> None:
-        self._agent, self._book, self._clock = agent, agent.book, clock
+        self._agent, self._lease_table, self._clock = agent, agent.book, clock
         self._pools: list[FencedPool] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -40,8 +40,8 @@ class LeaseEnforcer:
     def look(self) -> None:
         """Look once."""
         now = self._clock.now()
-        late = {n: by for n, by in self._book.due().items() if now >= by - SPARE}
-        overdue = self._book.users(late) if late else {}
+        late = {n: by for n, by in self._lease_table.due().items() if now >= by - SPARE}
+        overdue = self._lease_table.users(late) if late else {}
         for pool in self._open():
             for user, node in overdue.items():
                 if pool.node_of(user) == node:
@@ -49,7 +49,7 @@ class LeaseEnforcer:
             try:
                 pool.settle()
             except InfraError as error:
-                log.warning("%s: cannot determine whether nodes have ended: %s", self._book.app, error)
+                log.warning("%s: cannot determine whether nodes have ended: %s", self._lease_table.app, error)
 
     def _open(self) -> list[FencedPool]:
         with self._lock:
@@ -59,11 +59,11 @@ class LeaseEnforcer:
         return found
 
     def _end(self, pool: FencedPool, node: str) -> None:
-        log.warning("%s: its processes on %s are killed, the lease has ended", self._book.app, node)
+        log.warning("%s: its processes on %s are killed, the lease has ended", self._lease_table.app, node)
         try:
             pool.end(node)
         except ClusterError as error:  # tried again at the next look; the loop evicts it, too
-            log.warning("%s: %s", self._book.app, error)
+            log.warning("%s: %s", self._lease_table.app, error)
             return
         self.ended.append((self._clock.now(), node))
 
@@ -72,7 +72,7 @@ class LeaseEnforcer:
             try:
                 self.look()
             except Exception:
-                log.exception("the lease enforcer of %s failed in a poll", self._book.app)
+                log.exception("the lease enforcer of %s failed in a poll", self._lease_table.app)
 
     def __enter__(self) -> Self:
         self._thread.start()

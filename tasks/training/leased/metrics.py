@@ -54,8 +54,8 @@ class TrainingMetrics:
         self._one = 0.0  # examples/s on one GPU, by the model
         self._saved_at: float | None = None
 
-    def hear(self, report: Report) -> None:
-        """Take in what a process says."""
+    def record_report(self, report: Report) -> None:
+        """Take in what a process reports."""
         said = report.content
         with self._lock:
             self._step = max(self._step, report.step)
@@ -94,7 +94,7 @@ class TrainingMetrics:
             self._left, self._total = float(said["examples_left"]), float(said["examples_total"])
             self._pace = str(said["pace"])
             if self._done and self._total - self._left < self._done[-1][1]:
-                self._forget()  # it goes on from a checkpoint
+                self._forget()  # it resumes from a checkpoint
             self._keep(at, self._total - self._left)
         told = said.get(self._pace, 0.0)
         if isinstance(told, int | float) and isfinite(told) and told > 0:
@@ -103,7 +103,7 @@ class TrainingMetrics:
             self._hear_job(said["job"])
 
     def _forget(self) -> None:
-        """Begin to measure anew."""
+        """Begin to measure from scratch."""
         if (measured := self._measured()) is not None and self._told > 0:
             self._busy = min(measured / self._told, 1.0)
         self._done.clear()
@@ -159,7 +159,7 @@ class TrainingMetrics:
 
 
 def _finite(value: Any) -> bool:
-    """Tell whether all numbers in plain values are finite: others cannot be kept as JSON."""
+    """Return whether all numbers in plain values are finite: others cannot be kept as JSON."""
     if isinstance(value, Mapping):
         return all(_finite(one) for one in value.values())
     if isinstance(value, list | tuple):

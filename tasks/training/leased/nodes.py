@@ -8,7 +8,7 @@ from math import floor
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LeaseError
 from ebbflow.infra.training.channel.wire import Entry
-from ebbflow.infra.training.launcher.pool import Admit, NodePool, nobody
+from ebbflow.infra.training.launcher.pool import Admit, NodePool, admit_none
 from ebbflow.planners.model.ledger import Lease
 from ebbflow.tasks.apps.lease_table import LeaseTable
 from ebbflow.tasks.training.capacity import Nodes, Placement
@@ -40,14 +40,14 @@ class NodeBackoff:
     """
 
     def __init__(self, book: LeaseTable, clock: Clock) -> None:
-        self._book, self._clock = book, clock
+        self._lease_table, self._clock = book, clock
         self._lock = threading.Lock()
         self._losses: dict[str, _Loss] = {}
 
     def lost(self, names: Iterable[str]) -> None:
         """Take note that nodes are lost; each time they are left alone for longer."""
         now = self._clock.now()
-        leases = self._book.leases
+        leases = self._lease_table.leases
         with self._lock:
             for name in names:
                 mine = frozenset(lease.number for lease in leases if lease.node == name)
@@ -97,7 +97,7 @@ class LeasedNodes(Nodes):
         avoided: NodeBackoff | None = None,
     ) -> None:
         super().__init__({}, most, least)
-        self._book, self._among = book, among
+        self._lease_table, self._among = book, among
         self._avoided = avoided or NodeBackoff(book, clock)
         self._blamed: frozenset[str] = frozenset()
 
@@ -114,8 +114,8 @@ class LeasedNodes(Nodes):
     def there(self) -> Placement:
         """Return the nodes that are there."""
         among = self._among()
-        fine = {lease.node for lease in self._avoided.without(self._book.allowed(among))}
-        found = {name: slots for name, slots in self._book.placement(among).items() if name in fine}
+        fine = {lease.node for lease in self._avoided.without(self._lease_table.allowed(among))}
+        found = {name: slots for name, slots in self._lease_table.placement(among).items() if name in fine}
         others = {name: slots for name, slots in found.items() if name not in self._blamed}
         return others if sum(others.values()) >= self.least else found
 
@@ -123,24 +123,24 @@ class LeasedNodes(Nodes):
         """Take note that nodes are lost, or about to be."""
         self._avoided.lost(names)
 
-    def instead_of(self, names: Iterable[str]) -> None:
+    def replace_nodes(self, names: Iterable[str]) -> None:
         """Leave nodes out as long as the others are enough: what they are replaced by, the capacity loop decides."""
         self._blamed |= frozenset(names)
 
     def adopt(self, nodes: Mapping[str, int]) -> None:
-        """Do nothing: leases say which nodes there are."""
+        """Do nothing: leases determine which nodes there are."""
 
     def become(self, nodes: Mapping[str, int]) -> None:
-        """Do nothing: leases say which nodes there are."""
+        """Do nothing: leases determine which nodes there are."""
 
     def add(self, count: int) -> list[str]:
-        """Do nothing: leases say which nodes there are."""
+        """Do nothing: leases determine which nodes there are."""
         return []
 
     def newest(self, count: int) -> list[str]:
         """Return the nodes of the newest leases."""
         newest: dict[str, int] = {}
-        for lease in self._book.allowed(self._among()):
+        for lease in self._lease_table.allowed(self._among()):
             newest[lease.node] = lease.number
         there = self.there()
         return sorted(there, key=lambda name: newest.get(name, 0))[max(len(there) - count, 0) :]
@@ -157,8 +157,8 @@ class LeasedNodes(Nodes):
         return chosen if sum(chosen.values()) >= self.least else None
 
     def deadline(self, placement: Mapping[str, int]) -> float | None:
-        """Return by when the first GPU that is in use and called back must be free; ``None``: none is."""
-        return min(self._book.due(self._among()).values(), default=None)
+        """Return by when the first GPU that is in use and revoked must be free; ``None``: none is."""
+        return min(self._lease_table.due(self._among()).values(), default=None)
 
     def trial(self, ranks: int, spread: int) -> Placement:
         """See ``Nodes``."""
@@ -177,8 +177,8 @@ class FencedPool:
         book: the app's leases.
         left: called with the user of a node when the last of its processes is gone.
         among: see ``LeasedNodes``.
-        told: tells whether the ledger knows the pool by its uid. Nothing starts before: whoever ends by force what is
-            left of an app finds it by that.
+        told: returns whether the ledger knows the pool by its uid. Nothing starts before: the process that kills
+            what is left of an app finds it by that.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class FencedPool:
         among: Numbers = _all,
         told: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._pool, self._book, self._left, self._clock = pool, book, left, clock
+        self._pool, self._lease_table, self._left, self._clock = pool, book, left, clock
         self._among, self._told = among, told
         self._users: dict[str, str] = {}  # by node
         self._ending: dict[str, float] = {}  # nodes that were told to end -> when
@@ -205,7 +205,7 @@ class FencedPool:
     def uid(self) -> str:
         return self._pool.uid
 
-    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = admit_none) -> None:
         """Start a node; see ``NodePool``. Raises ``LeaseError`` where there are no leases for it."""
         self._await_quiet([name])
         self._await_told(name)
@@ -215,7 +215,7 @@ class FencedPool:
                     f"nothing is started on {name}: its previous processes have not ended for {_ENDING:.0f} s"
                 )
             user = f"{self.uid}/{entry.key}"
-            leases = self._book.enter(user, name, slots, self._among())
+            leases = self._lease_table.enter(user, name, slots, self._among())
             self._users[name] = user
             try:
                 entry = replace(entry, devices=tuple(sorted(lease.slot for lease in leases)))

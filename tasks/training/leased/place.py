@@ -1,4 +1,4 @@
-"""The cluster that an app takes part in: where its ledger is, and the nodes that it runs on."""
+"""The cluster that an app participates in: where its ledger is, and the nodes that it runs on."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ class ClusterPlace:
 
     ledger: str | None = field(
         default=None, repr=False
-    )  # default: $EBBFLOW_LEDGER, or ledger.db in our folder
+    )  # default: $EBBFLOW_LEDGER, or ledger.db in our directory
     name: str = "local"  # in that ledger
     fleet: str = "local"  # that trainings run on: local[:NAME], or aws[:FILE]
     pools: tuple[str, ...] = ()  # of an AWS fleet; empty: all with GPUs

@@ -38,8 +38,8 @@ class LeasedSite:
     Args:
         pool: makes the pool of nodes.
         agent: of the app.
-        warden: ends what stays on a GPU for too long.
-        heard: called with all that processes say, in the launcher's thread.
+        enforcer: ends what stays on a GPU for too long.
+        on_report: called with all that processes report, in the launcher's thread.
         clock: the app's.
         among: see ``LeasedNodes``.
         make: makes the launcher: ``TorchTrainer`` unless given.
@@ -50,15 +50,15 @@ class LeasedSite:
         self,
         pool: MakePool,
         agent: AppAgent,
-        warden: LeaseEnforcer,
-        heard: Callable[[Report], None],
+        enforcer: LeaseEnforcer,
+        on_report: Callable[[Report], None],
         clock: Clock,
         *,
         among: Numbers = lambda: None,
         make: MakeTrainer | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._pool, self._agent, self._warden, self._heard = pool, agent, warden, heard
+        self._pool, self._agent, self._enforcer, self._heard = pool, agent, enforcer, on_report
         self._clock, self._among = clock, among
         self._make, self._options = make, dict(options or {})
         self._request: TrainingRequest | None = None
@@ -68,17 +68,19 @@ class LeasedSite:
         """See ``Site``."""
         return _ClusterNodes()
 
-    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
+    def trainer(
+        self, request: TrainingRequest, decide: Decide, record_report: Callable[[Report], None]
+    ) -> Trainer:
         """See ``Site``."""
 
         def both(report: Report) -> None:
             self._heard(report)
-            hear(report)
+            record_report(report)
 
         self._request = request
         agent = self._agent
         fenced = FencedPool(self._pool(), agent.book, agent.left, self._clock, self._among, agent.told)
-        self._warden.watch(fenced)
+        self._enforcer.watch(fenced)
         agent.poke()  # nothing starts before the ledger has heard of it
         options: dict[str, Any] = {
             "logs": request_logs(request),

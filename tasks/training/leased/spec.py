@@ -25,7 +25,7 @@ def training_spec(request: TrainingRequest, *, deployment: str = "", **fields: A
 
 
 def held_to(request: TrainingRequest, spec: AppSpec) -> TrainingRequest:
-    """Return the training's request with the app's id and GPUs; where it runs, its leases say.
+    """Return the training's request with the app's id and GPUs; where it runs, its leases determine.
 
     Raises ``OptionError`` for a request with scripted faults: nodes belong to the cluster.
     """

@@ -10,7 +10,7 @@ from ebbflow.infra.elastic.application import Application, Driver, Executor, Key
 from ebbflow.infra.elastic.apps.iterative import IterativeDriver
 from ebbflow.infra.elastic.master.master import Master
 from ebbflow.infra.elastic.settings import Settings
-from ebbflow.infra.elastic.wire.messages import MASTER, Join, Lost, Scale
+from ebbflow.infra.elastic.wire.messages import MASTER, Join, NodeLoss, Scale
 from ebbflow.infra.elastic.wire.transport import Envelope, InProcessNetwork
 from ebbflow.infra.elastic.worker.server import Server
 from ebbflow.infra.elastic.worker.worker import Worker
@@ -148,16 +148,16 @@ class InProcessJob:
         worker.send(MASTER, Join(name))
         return name
 
-    def tell(self, message: Any) -> None:
+    def broadcast(self, message: Any) -> None:
         self.master.receive(Envelope(MASTER, 0, message))
 
     def leave(self, *names: str) -> None:
-        self.tell(Scale(names))
+        self.broadcast(Scale(names))
 
     def kill(self, name: str) -> None:
         self.network.kill(f"{name}/worker")
         self.network.kill(f"{name}/server")
-        self.tell(Lost(name, "killed"))
+        self.broadcast(NodeLoss(name, "killed"))
 
     @property
     def holds_at_end(self) -> list[tuple[int, int]]:

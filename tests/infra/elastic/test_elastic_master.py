@@ -139,7 +139,7 @@ class MarkedDriver(Driver):
         self._job = job
         task = completion.task
         known = self._at_dispatch[task.executor, task.args]
-        assert all(seen >= told for seen, told in zip(completion.result, known, strict=True))
+        assert all(seen >= observed for seen, observed in zip(completion.result, known, strict=True))
         if self._app.staleness is not None:
             assert min(completion.result) >= task.args - self._app.staleness
         self.checked += 1

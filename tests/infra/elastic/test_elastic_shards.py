@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.elastic.application import Application, Driver, Executor, Key, Value
 from ebbflow.infra.elastic.registry import register
-from ebbflow.infra.elastic.wire.actor import Directed
+from ebbflow.infra.elastic.wire.actor import RoutingActor
 from ebbflow.infra.elastic.wire.messages import (
     MASTER,
-    Applied,
-    Arrived,
     AwaitFarewells,
     Depart,
-    Drained,
+    DrainAck,
     Exit,
     Install,
+    MoveAck,
     MoveShard,
     Place,
     Read,
     Ready,
     ShardRecord,
     Update,
+    UpdateAck,
     Values,
     Welcome,
 )
@@ -54,7 +54,7 @@ class Sums(Application):
         return dict.fromkeys(KEYS, 0)
 
 
-class Client(Directed):
+class Client(RoutingActor):
     """Sends increments one flush at a time and remembers what it was answered."""
 
     def __init__(self, address: str, network: InProcessNetwork) -> None:
@@ -63,7 +63,7 @@ class Client(Directed):
         self.unanswered: set[int] = set()
         self.seen: list[tuple[Key, int]] = []
         self.asked = 0
-        self._handlers = {Applied: self._applied, Values: self._values, Depart: self._departing}
+        self._handlers = {UpdateAck: self._applied, Values: self._values, Depart: self._departing}
 
     def flush(self, increments: dict[str, int]) -> bool:
         if self.unanswered:
@@ -82,7 +82,7 @@ class Client(Directed):
         self.asked += 1
         self.send(self.directory[shard].server, Read(shard, [key], 0, self.address))
 
-    def _applied(self, _: str, message: Applied) -> None:
+    def _applied(self, _: str, message: UpdateAck) -> None:
         assert message.number == self.flushes
         self.unanswered.remove(message.shard)
         self.learn(message.shard, message.place)
@@ -98,7 +98,7 @@ class Client(Directed):
         self.send(message.server, Farewell())
 
 
-class Commander(Directed):
+class Commander(RoutingActor):
     """Moves shards as it is told, without waiting for one move before the next."""
 
     def __init__(self, network: InProcessNetwork) -> None:
@@ -107,11 +107,11 @@ class Commander(Directed):
         self.drained: list[str] = []
         self._handlers = {
             Ready: lambda *_: None,
-            Arrived: self._arrived,
-            Drained: lambda sender, _: self.drained.append(sender),
+            MoveAck: self._arrived,
+            DrainAck: lambda sender, _: self.drained.append(sender),
         }
 
-    def _arrived(self, _: str, message: Arrived) -> None:
+    def _arrived(self, _: str, message: MoveAck) -> None:
         self.arrived += 1
 
     def move(self, shard: int, target: str) -> bool:
@@ -215,7 +215,7 @@ def test_a_repeated_flush_counts_once() -> None:
     for _ in range(3):
         server._handlers[Update]("w", Update(shard, 1, {("k0", 0): 5}, "w"))
     assert server.shards[shard].final() == {"k0": 5}
-    assert [message for to, message in sent if to == "w"] == [Applied(shard, 1, place[shard])] * 3
+    assert [message for to, message in sent if to == "w"] == [UpdateAck(shard, 1, place[shard])] * 3
 
 
 def test_isolated_reads_hide_what_they_cannot_depend_on() -> None:

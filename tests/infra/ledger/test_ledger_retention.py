@@ -110,7 +110,9 @@ def test_old_events_go_and_the_state_stays(place: Place) -> None:
     run_on(again, 2, first=100)
     assert ledger.state() == again.state()
     assert again.verify() == []
-    assert again.prune(before) == retention.Pruned(0, 0, done.up_to)  # a second time there is nothing to do
+    assert again.prune(before) == retention.PruneResult(
+        0, 0, done.up_to
+    )  # a second time there is nothing to do
     assert snapshot_numbers(ledger) == [done.up_to]
 
 

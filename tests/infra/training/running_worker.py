@@ -37,9 +37,9 @@ def survivors_of(rank: int, place: str, meeting: str) -> None:
         past.append(now["w"].clone())
         saved = made.step(iteration)
         made.wait()
-        everybody: list[list[int]] = [[], [], []]
-        dist.all_gather_object(everybody, saved)
-        chosen.append([block for part in everybody for block in part])
+        gathered: list[list[int]] = [[], [], []]
+        dist.all_gather_object(gathered, saved)
+        chosen.append([block for part in gathered for block in part])
         if chosen[-1]:
             assert abs(len(chosen[-1]) - 30 / 4) <= 1, "a quarter of all blocks, over all processes"
             far = (past[iteration] - torch.stack([past[at][b] for b, at in enumerate(known(made))])).norm(

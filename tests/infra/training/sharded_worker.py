@@ -68,9 +68,9 @@ def running(place: str, size: int, rank: int) -> None:
         past.append(shards(model, optimizer))
         saved = made.step(iteration)
         made.wait()
-        everybody: list[list[int]] = [[] for _ in range(size)]
-        dist.all_gather_object(everybody, saved)
-        assert (sum(map(len, everybody)) > 0) == (iteration % 2 == 0)
+        gathered: list[list[int]] = [[] for _ in range(size)]
+        dist.all_gather_object(gathered, saved)
+        assert (sum(map(len, gathered)) > 0) == (iteration % 2 == 0)
         assert all(made.placement[block] == rank for block in saved)
     own = [block for block, owner in enumerate(made.placement) if owner == rank]
     with pytest.raises(OptionError, match="shards that this process does not have"):

@@ -21,7 +21,7 @@ from ebbflow.infra.protocols import (
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.journal import Journal
-from ebbflow.infra.training.launcher.pool import Admit, nobody
+from ebbflow.infra.training.launcher.pool import Admit, admit_none
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.model.trainings import RunSettings
 
@@ -84,7 +84,7 @@ class ToyPool:
         self.machines, self.uid = machines, uid
         self.nodes: dict[str, _Node] = {}
 
-    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = admit_none) -> None:
         with self.machines.lock:
             self.look()
             if name in self.machines.dead:

@@ -55,10 +55,12 @@ with ElasticRun.start() as run:
 class Quick(LocalSite):
     """This machine, with nodes that import no more than the script needs."""
 
-    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
+    def trainer(
+        self, request: TrainingRequest, decide: Decide, record_report: Callable[[Report], None]
+    ) -> Trainer:
         preload = ("ebbflow.infra.training.run",)
         return TorchTrainer(
-            self._pool, logs=request_logs(request), decide=decide, preload=preload, on_report=hear
+            self._pool, logs=request_logs(request), decide=decide, preload=preload, on_report=record_report
         )
 
 

@@ -19,7 +19,7 @@ from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.failures import built_in, failure_table
 from ebbflow.tasks.training.faults import FAULTS, schedule_of
-from ebbflow.tasks.training.listening import spoken
+from ebbflow.tasks.training.listening import event_text
 from ebbflow.tasks.training.report import EventReport, PointReport
 
 
@@ -98,7 +98,7 @@ def test_nodes_up_to_the_most_and_never_below_the_least() -> None:
     assert nodes.placement() is None
     assert nodes.add(1) == ["node-3"]
     assert nodes.placement() == {"node-2": 2, "node-3": 3}
-    nodes.instead_of(["node-2", "unknown"])
+    nodes.replace_nodes(["node-2", "unknown"])
     assert nodes.there() == {"node-3": 4, "node-4": 2}
     assert nodes.newest(1) == ["node-4"]
     nodes.adopt({"node-1": 4, "node-9": 1})  # node-1 is gone for good
@@ -197,7 +197,7 @@ def test_lines_where_there_is_no_terminal() -> None:
 
 def test_what_the_launcher_says_in_words() -> None:
     def words(kind: str, **content: object) -> str:
-        return spoken(TrainingEvent(1, 0.0, kind, 3, content))
+        return event_text(TrainingEvent(1, 0.0, kind, 3, content))
 
     assert words("generation", placement={"a": 2, "b": 1}) == "generation 3: 3 GPUs on 2 nodes"
     assert words("started", restored=None, world=1) == "training begins on 1 GPU"

@@ -96,7 +96,7 @@ def test_a_report_tells_what_is_saved_spilled_and_lost(script: str) -> None:
             if kind == "resumed":
                 book.event(TrainingEvent(number, 0.0, kind, 1, content))
             else:
-                book.hear(Report(kind, 0, 0.0, at, content))  # type: ignore[arg-type]
+                book.record_report(Report(kind, 0, 0.0, at, content))  # type: ignore[arg-type]
         return book.report(TrainingStatus(state, 1, {}, step, "why"))
 
     begun = ("started", 0, {"restored": None})

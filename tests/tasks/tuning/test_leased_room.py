@@ -32,60 +32,60 @@ def room_of(tmp_path: Path) -> Any:
     return lambda book, clock: LeasedTrialResources(request, book, clock)
 
 
-def sizes(room: LeasedTrialResources) -> dict[str, int]:
-    return {node.id: node.gpus for node in room.nodes()}
+def sizes(resources: LeasedTrialResources) -> dict[str, int]:
+    return {node.id: node.gpus for node in resources.nodes()}
 
 
 def test_a_lease_is_dealt_once(room_of: Any) -> None:
     book, clock = book_of(lease(1), lease(2, slot=1), lease(3, "b"))
-    room, one, two = room_of(book, clock), trial("one"), trial("two")
-    assert sizes(room) == {"a": 2, "b": 1}
-    room.give(one, (("a", 1),))
-    room.give(two, (("a", 1), ("b", 1)))
-    assert (room.dealt("one"), room.dealt("two")) == ({1}, {2, 3})
-    assert room.held(two) == (("a", 1), ("b", 1))
-    assert sizes(room) == {"a": 2, "b": 1}, "those that trials have are counted"
+    resources, one, two = room_of(book, clock), trial("one"), trial("two")
+    assert sizes(resources) == {"a": 2, "b": 1}
+    resources.give(one, (("a", 1),))
+    resources.give(two, (("a", 1), ("b", 1)))
+    assert (resources.assigned("one"), resources.assigned("two")) == ({1}, {2, 3})
+    assert resources.held(two) == (("a", 1), ("b", 1))
+    assert sizes(resources) == {"a": 2, "b": 1}, "those that trials have are counted"
     assert one.nodes is not None
     assert one.nodes.there() == {"a": 1}
-    room.take_back(one)
-    assert room.held(one) == ()
-    room.give(two, (("a", 2), ("b", 1)))
-    assert room.dealt("two") == {1, 2, 3}
+    resources.take_back(one)
+    assert resources.held(one) == ()
+    resources.give(two, (("a", 2), ("b", 1)))
+    assert resources.assigned("two") == {1, 2, 3}
 
 
 def test_what_a_trial_still_uses_is_dealt_to_nobody_else(room_of: Any) -> None:
     book, clock = book_of(lease(1), lease(2, slot=1))
-    room, one, two = room_of(book, clock), trial("one"), trial("two")
-    room.give(one, (("a", 2),))
-    book.enter("u", "a", 2, room.dealt("one"))
-    room.give(one, (("a", 1),))
-    assert room.dealt("one") == {1}
-    assert sizes(room) == {"a": 1}, "the other is on its way"
-    room.give(two, (("a", 1),))
-    assert room.dealt("two") == frozenset()
+    resources, one, two = room_of(book, clock), trial("one"), trial("two")
+    resources.give(one, (("a", 2),))
+    book.enter("u", "a", 2, resources.assigned("one"))
+    resources.give(one, (("a", 1),))
+    assert resources.assigned("one") == {1}
+    assert sizes(resources) == {"a": 1}, "the other is on its way"
+    resources.give(two, (("a", 1),))
+    assert resources.assigned("two") == frozenset()
     book.leave("u")
-    assert sizes(room) == {"a": 2}
-    room.give(two, (("a", 1),))
-    assert room.dealt("two") == {2}
+    assert sizes(resources) == {"a": 2}
+    resources.give(two, (("a", 1),))
+    assert resources.assigned("two") == {2}
 
 
 def test_a_lease_called_back_stays_a_trials_until_it_has_left(room_of: Any) -> None:
     book, clock = book_of(lease(1), lease(2, "b"))
-    room, one = room_of(book, clock), trial("one")
-    room.give(one, (("a", 1), ("b", 1)))
-    book.enter("u", "a", 1, room.dealt("one"))
-    assert room.deadline(one) is None
+    resources, one = room_of(book, clock), trial("one")
+    resources.give(one, (("a", 1), ("b", 1)))
+    book.enter("u", "a", 1, resources.assigned("one"))
+    assert resources.deadline(one) is None
     called = lease(1)
     book.learn([type(called)(**{**_fields(called), "recalled": 1020.0}), lease(2, "b")], 1e9)
-    assert room.held(one) == (("b", 1),)
-    assert room.deadline(one) == 1017.0
-    room.give(one, (("b", 1),))
-    assert room.dealt("one") == {1, 2}, "its deadline is still the trial's"
+    assert resources.held(one) == (("b", 1),)
+    assert resources.deadline(one) == 1017.0
+    resources.give(one, (("b", 1),))
+    assert resources.assigned("one") == {1, 2}, "its deadline is still the trial's"
     clock.time = 1019.5
-    assert room.deadline(one) == 1020.5, "a moment to save in, however late"
+    assert resources.deadline(one) == 1020.5, "a moment to save in, however late"
     book.leave("u")
-    room.give(one, (("b", 1),))
-    assert room.dealt("one") == {2}
+    resources.give(one, (("b", 1),))
+    assert resources.assigned("one") == {2}
 
 
 def _fields(one: Any) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def test_a_lost_node_is_left_alone_for_longer_each_time_unless_it_has_new_leases
 def test_blamed_nodes_are_left_out_while_the_others_are_enough() -> None:
     book, clock = book_of(lease(1), lease(2, "b"))
     nodes = LeasedNodes(book, 4, 1, clock)
-    nodes.instead_of(["a"])
+    nodes.replace_nodes(["a"])
     assert nodes.there() == {"b": 1}
     nodes.remove(["b"])
     assert nodes.there() == {"a": 1}, "rather than none"

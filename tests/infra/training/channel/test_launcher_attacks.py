@@ -21,7 +21,7 @@ from ebbflow.infra.errors import LauncherLostError
 from ebbflow.infra.protocols import TrainingJob
 from ebbflow.infra.training.channel import keys, messages
 from ebbflow.infra.training.channel.keys import KeyPair
-from ebbflow.infra.training.channel.messages import MAX_FRAME, Ask
+from ebbflow.infra.training.channel.messages import MAX_FRAME, Question
 from ebbflow.infra.training.channel.pipes import StreamMessage
 from ebbflow.infra.training.channel.wire import (
     AgentEnd,
@@ -93,7 +93,7 @@ def refused(speakers: Speakers) -> list[str]:
 def test_without_this_runs_key_nothing_can_be_said_or_heard(speakers: Speakers) -> None:
     launcher = speakers.open(1, {"a": range(1), "b": range(1, 2)})
     address, server = speakers.exchange.address, speakers.exchange.public
-    said = messages.encode(Ask("s", 1, 1, "post", Report("finished", 0, 1.0, 1, {"saved": True})))
+    said = messages.encode(Question("s", 1, 1, "post", Report("finished", 0, 1.0, 1, {"saved": True})))
     beat = messages.encode(NodeHeartbeat(Heartbeat(1, 1), 0))
     for peer in (
         Peer(address),
@@ -171,14 +171,14 @@ def test_a_node_speaks_for_itself_alone(speakers: Speakers) -> None:
 def test_what_breaks_the_form_is_refused_and_counted(speakers: Speakers) -> None:
     launcher = speakers.open(1, {"a": range(2)})
     order = NodeOrder(1, Order("launch", 1, script="/bin/true"))
-    good = json.loads(messages.encode(Ask("s", 1, 1, "claim", name="x")))
+    good = json.loads(messages.encode(Question("s", 1, 1, "claim", name="x")))
     bad = [
         b"",
         b"\x80\x04\x95pickle",
         b"[]",
         b"{}",
         b"[" * 100_000,
-        b'{"kind": "Ask", "body": null}',
+        b'{"kind": "Question", "body": null}',
         messages.encode(order),  # only the launcher gives orders
         json.dumps({**good, "more": 1}).encode(),
         *(

@@ -12,8 +12,8 @@ from ebbflow.infra.training.channel.wire import Entry, Heartbeat, Order
 from ebbflow.infra.training.launcher.job import Options
 from ebbflow.infra.training.launcher.journal import Record
 from ebbflow.infra.training.launcher.members import Members
-from ebbflow.infra.training.launcher.moves import Control, Moves
-from ebbflow.infra.training.launcher.pool import Admit, nobody
+from ebbflow.infra.training.launcher.moves import Control, Resizer
+from ebbflow.infra.training.launcher.pool import Admit, admit_none
 from ebbflow.infra.training.local_nodes import LocalNodes
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
@@ -28,7 +28,7 @@ class Pool:
         self.room = room
         self.there: list[str] = []
 
-    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = admit_none) -> None:
         if len(self.there) >= self.room:
             raise ClusterError(f"no room for {name}")
         self.there.append(name)
@@ -87,7 +87,7 @@ class World:
         self.members = Members(
             self.pool, Exchange(), "r", clock, self.record.note, grace=1.0, preload=(), silence=9.0, stopped=1.0
         )  # fmt: skip
-        self.moves = Moves(self.control, self.members, self.record, Options(**options), clock)
+        self.moves = Resizer(self.control, self.members, self.record, Options(**options), clock)
         self.generation = Generation({"node-1": 1, "node-2": 1, "node-3": 1})
         self.members.start(self.generation.placement)
 

@@ -10,7 +10,7 @@ import pytest
 from ebbflow.infra.protocols import TrainingJob
 from ebbflow.infra.training.channel.wire import Entry, is_loopback
 from ebbflow.infra.training.launcher import agent
-from ebbflow.infra.training.launcher.pool import Admit, nobody
+from ebbflow.infra.training.launcher.pool import Admit, admit_none
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.local_nodes import LocalNodes
 
@@ -58,7 +58,7 @@ world.leave()
 class Elsewhere(LocalNodes):
     """Nodes of this machine that go the way of those on other machines."""
 
-    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = admit_none) -> None:
         super().start(name, slots, replace(entry, tunnel=True), admit)
 
 

@@ -261,12 +261,12 @@ def test_a_run_is_not_finished_before_its_end_is_saved() -> None:
 
     def ended(**content: Any) -> tuple[str, str]:
         report = Report("finished", 0, 0.0, 12, content)
-        nobody: Any = {}
+        admit_none: Any = {}
         generation = Generation(
             1,
             {},
-            nobody,
-            nobody,
+            admit_none,
+            admit_none,
             SystemClock(),
             lambda kind, **said: None,
             RULE,

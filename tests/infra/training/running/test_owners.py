@@ -13,13 +13,13 @@ from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import RunningFolder
 from ebbflow.infra.training.running.live_state import LiveState
 from ebbflow.infra.training.running.owners import OwnedBlocks, Owners
-from ebbflow.infra.training.running.restoring import Recovery, Restoring
+from ebbflow.infra.training.running.restoring import Recovery, Restorer
 from ebbflow.planners.errors import OptionError
 
 
 def test_a_process_alone_is_the_first_and_owns_everything() -> None:
     owners = Owners(None, 3)
-    assert (owners.owner, owners.first, owners.everybody("x"), owners.together(lambda: 1)) == (
+    assert (owners.owner, owners.first, owners.all_gather("x"), owners.together(lambda: 1)) == (
         3,
         True,
         ["x"],
@@ -52,7 +52,7 @@ def test_blocks_come_back_from_where_they_were_saved_last(tmp_path: Path) -> Non
     blocks = OwnedBlocks(Owners(None, None), live, "shard", 2, 0)
     cache = BlockCache(blocks.specs, blocks.local)
     cache.fill(live.tensors, 0)
-    restoring = Restoring(folder, blocks, live, cache)
+    restoring = Restorer(folder, blocks, live, cache)
     moved = np.array([0.0, 3.0, 4.0, 7.0])
     found = restoring.lost(restoring.start(None), [1, 2], moved, 0.0)
     assert (found.blocks, found.bytes, found.oldest, found.perturbation) == (2, 32, 0, 5.0)
@@ -76,7 +76,7 @@ def test_a_bound_needs_all_that_it_is_made_of() -> None:
 def test_where_nothing_was_begun_nothing_comes_back(tmp_path: Path) -> None:
     live = LiveState({"w": torch.zeros(2, 2)}, None)
     blocks = OwnedBlocks(Owners(None, None), live, "layer", None, 0)
-    restoring = Restoring(
+    restoring = Restorer(
         RunningFolder(StorageLocation(tmp_path)), blocks, live, BlockCache(blocks.specs, blocks.local)
     )
     with pytest.raises(StorageError, match=f"no running checkpoint in {StorageLocation(tmp_path).uri}"):

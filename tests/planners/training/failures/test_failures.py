@@ -20,7 +20,7 @@ from ebbflow.planners.training.failures.failures import (
     RankEnd,
     classify,
 )
-from ebbflow.planners.training.failures.text import errors, normalised, tail
+from ebbflow.planners.training.failures.text import errors, normalized, tail
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "training" / "failures"
 TABLE = FailureTable.parse(tomllib.loads((Path(failures.__file__).parent / "failures.toml").read_text()))
@@ -196,7 +196,7 @@ def test_any_text_has_an_answer(text: str, code: int) -> None:
 
 @given(st.text(max_size=200))
 def test_normalising_twice_changes_nothing(text: str) -> None:
-    assert normalised(normalised(text)) == normalised(text)
+    assert normalized(normalized(text)) == normalized(text)
 
 
 @given(st.permutations([RankEnd(n, 1, HEAD + f"{kind}Error: x", at=n * 1.5) for n, kind in enumerate("AB")]))

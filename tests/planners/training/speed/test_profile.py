@@ -27,7 +27,7 @@ def test_medians_are_recalled_and_age():
     old = MedianMeasurements(window=2)
     old.add(Observation(1, 2, 8, 0.5, 0.1))
     new = MedianMeasurements(window=2)
-    new.recall(old.observations)
+    new.restore(old.observations)
     assert new.observations == (pytest.approx((1, 2, 8, 0.5, 0.1)),)
     for _ in range(2):
         new.add(Observation(1, 2, 8, 1.0, 0.2))
