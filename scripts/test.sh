@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test.sh PYTEST...: the whole suite, in three parts side by side. Tests that start processes of their own mostly wait:
-# those with a JVM and those without go one after the other, each in a part. The rest fill the time they leave, at low
-# priority and with one thread each; three of them at a time, as they too wait. What the first part says is shown as it comes, the others' at the end.
+# those with a JVM and those without go one after the other, each in a part. The rest, which wait too, go three at a
+# time, at low priority and with one thread each. What the first part says is shown as it comes, the others' at the end.
 set -uo pipefail
 unset PYTHONDONTWRITEBYTECODE # some hundred processes would each compile the package anew
 folder=$(mktemp -d)
