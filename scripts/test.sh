@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # test.sh PYTEST...: the whole suite, in three parts side by side. Tests that start processes of their own mostly wait:
-# those with a JVM and those without go one after the other, each in a part. The rest fill the time they leave, at low
-# priority and with one thread each. What the first part says is shown as it comes, the others' at the end.
+# those with a JVM and those without go one after the other, each in a part. The rest, which wait too, go three at a
+# time, at low priority and with one thread each. What the first part says is shown as it comes, the others' at the end.
 set -uo pipefail
 unset PYTHONDONTWRITEBYTECODE # some hundred processes would each compile the package anew
 folder=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null; cat "$folder"/*; rm -rf "$folder"; exit 130' INT TERM
-OMP_NUM_THREADS=1 nice -n 19 "$@" -n 2 --dist loadscope -m "not slow and not alone" >"$folder/rest" 2>&1 &
+OMP_NUM_THREADS=1 nice -n 19 "$@" -n 3 --dist loadscope -m "not slow and not alone" >"$folder/rest" 2>&1 &
 rest=$!
 "$@" -m "alone and spark and not slow" >"$folder/spark" 2>&1 &
 spark=$!

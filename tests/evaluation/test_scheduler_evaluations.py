@@ -39,6 +39,7 @@ def found(out: Path, system: str) -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text())["result"] for path in (out / system).glob("*.json")}
 
 
+@pytest.mark.slow  # the quick run of a whole evaluation
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_quick_run_makes_the_page_with_its_command_and_pictures(quick: Path, system: str) -> None:
     page = (quick / "docs" / f"{system}-evaluation.md").read_text()
@@ -51,6 +52,7 @@ def test_a_quick_run_makes_the_page_with_its_command_and_pictures(quick: Path, s
     assert "nan" not in page.lower().split("## pictures")[0].replace("finance", "")
 
 
+@pytest.mark.slow  # the quick run of a whole evaluation
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_second_run_takes_everything_from_the_first(quick: Path, system: str) -> None:
     (one,) = evaluations(system)
@@ -80,6 +82,7 @@ def _jobs_twice_as_long(value: Any) -> Any:
         ("pollux", "load-2.0-pollux-1", "load 2.0, Pollux: average, s |"),
     ],
 )
+@pytest.mark.slow  # the quick run of a whole evaluation
 def test_figures_follow_the_runs(quick: Path, system: str, experiment: str, row: str) -> None:
     (one,) = evaluations(system)
     results = found(quick, system)
@@ -93,6 +96,7 @@ def test_figures_follow_the_runs(quick: Path, system: str, experiment: str, row:
     assert ours(after) == pytest.approx(2 * ours(before), rel=0.02, abs=0.011)
 
 
+@pytest.mark.slow  # the quick run of a whole evaluation
 def test_an_order_that_breaks_is_said_to_break(quick: Path) -> None:
     (one,) = evaluations("pollux")
     results = found(quick, "pollux")

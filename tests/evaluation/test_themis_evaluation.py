@@ -100,6 +100,7 @@ def test_intervals_are_those_of_student() -> None:
     assert worst([{"rho": [1.0, 3.0]}]) == [3.0]
 
 
+@pytest.mark.slow  # the quick run of a whole evaluation
 def test_the_quick_evaluation_writes_page_and_pictures_and_is_kept(tmp_path) -> None:
     (document,) = evaluate(evaluations("themis"), tmp_path / "kept", tmp_path / "docs", quick=True)
     text = document.read_text(encoding="utf-8")

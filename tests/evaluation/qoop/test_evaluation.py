@@ -113,6 +113,7 @@ def test_profiles_stay_within_their_class(tmp_path: Path) -> None:
     assert all(level % 30 == 0 for level in low.levels)
 
 
+@pytest.mark.slow  # the quick run of a whole evaluation
 def test_the_document_is_made_of_the_parts_that_are_there(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="part"):
         run_part("all", SMALL, tmp_path)

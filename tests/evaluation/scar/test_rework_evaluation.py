@@ -27,6 +27,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow  # the quick run of a whole evaluation
 def test_a_quick_run_makes_the_page_and_its_pictures(quick: Path) -> None:
     page = (quick / "docs" / "scar-evaluation.md").read_text()
     assert "python -m tests.evaluation scar --document docs --quick" in page
@@ -39,6 +40,7 @@ def test_a_quick_run_makes_the_page_and_its_pictures(quick: Path) -> None:
         ElementTree.fromstring((quick / "docs" / name).read_text())
 
 
+@pytest.mark.slow  # the quick run of a whole evaluation
 def test_a_second_run_takes_everything_from_the_first(quick: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (quick / "scar").glob("*.json")}
     run_experiments("scar", experiments(True), quick)
@@ -46,6 +48,7 @@ def test_a_second_run_takes_everything_from_the_first(quick: Path) -> None:
     assert len(before) == len(experiments(True))
 
 
+@pytest.mark.slow  # the quick run of a whole evaluation
 def test_the_table_tells_what_the_trials_say(quick: Path) -> None:
     found = json.loads((quick / "scar" / "mlr-8-partial.json").read_text())["result"]["rework"]
     mean = np.mean(found["full 1x 0.5"])

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 CORES = 4
 WAIT = 400.0  # seconds; what does not happen within them does not happen
 TOLERANCE = 0.15
+POLL = 0.2  # seconds between two looks at the master
 
 # A flow of its own: it starts its engine, then waits for its query on standard input.
 FLOW = """
@@ -114,7 +115,7 @@ class Sampler:
 
     def run(self) -> None:
         with httpx.Client(trust_env=False, timeout=5.0) as client:
-            while not self.ended.wait(0.2):
+            while not self.ended.wait(POLL):
                 try:
                     apps = client.get(f"{self.ui}/json/").json()["activeapps"]
                 except httpx.HTTPError:
@@ -245,7 +246,8 @@ def test_three_queries_hold_their_shares_and_take_over_what_the_first_leaves(
         record_property(name, value)
     for application, weight in weights.items():
         assert parts[application] == pytest.approx(weight / sum(weights.values()), rel=TOLERANCE), measured
-    assert measured["used"] > 1 - TOLERANCE, measured
+    unseen = 2 * POLL / (end - begin)  # a change may be seen so much late at both ends
+    assert measured["used"] > 1 - TOLERANCE - unseen, measured
 
     # the first was told, planned on it, and says so
     triggers = [d["trigger"] for d in reports[holder]["decisions"]]
