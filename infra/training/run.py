@@ -300,12 +300,15 @@ class ElasticRun:
                 self._link.post("step", last.step, content)
 
     def report(self, **metrics: float) -> None:
-        """Report how good the model is; what the first process reports counts."""
+        """Report how good the model is; what the first process reports counts. Without a launcher it prints it."""
         self.metrics = {name: float(value) for name, value in metrics.items()}
         if self.is_main:
             progress = self._ready()[0].progress
             content = {"metrics": self.metrics, "epoch": progress.epoch, "progress": progress.gained}
             self._link.post("metrics", progress.step, content)
+            if not self._link.launched:
+                said = ", ".join(f"{name} {value:.3g}" for name, value in self.metrics.items())
+                print(f"epoch {progress.epoch}, step {progress.step}: {said}", flush=True)
 
     # --- what is known ------------------------------------------------------------------------------------------
 

@@ -44,6 +44,11 @@ class Link:
         self.stop: StopRequest | None = None
         self.lost = False  # whether the launcher could not be reached any more
 
+    @property
+    def launched(self) -> bool:
+        """Tell whether a launcher hears what this process says."""
+        return self._channel is not None
+
     def open(self) -> None:
         """Begin to listen; in the main thread SIGTERM becomes a request to stop."""
         if threading.current_thread() is threading.main_thread():

@@ -396,6 +396,13 @@ def test_only_what_a_lost_peer_says_counts_as_one() -> None:
     assert peer_lost(caused)
 
 
+def test_without_a_launcher_what_is_reported_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with ElasticRun.start() as run:
+        train(run, 2)
+        run.report(loss=0.12345, accuracy=1)
+    assert capsys.readouterr().out == "epoch 2, step 10: loss 0.123, accuracy 1\n"
+
+
 def test_statistics_say_what_a_run_does() -> None:
     with ElasticRun.start() as run:
         model, _ = run.prepare(
