@@ -201,6 +201,30 @@ def test_a_pipeline_on_a_cluster_that_is_there_is_killed_and_gone_on_with(
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("home")
+def test_a_training_outlives_its_worker(prefect: Home, tmp_path: Path) -> None:
+    """The worker alone is killed: nobody reads what the run prints, and the run says itself how it ended."""
+    since = len(prefect.log())
+    run = prefect.run(
+        "train/train",
+        script=str(prefect.folder / "digits.py"),
+        arguments=["--epochs", "20"],
+        nodes="local:1x1",
+        preflight="never",
+        run_id="outlives",
+        runs_dir=str(tmp_path),
+    )
+    eventually(lambda: "epoch 1, step" in prefect.log(since), LONG)
+    prefect.kill_worker()
+    try:
+        assert prefect.ended(run) == "COMPLETED"
+    finally:
+        prefect.start_worker()
+    report = json.loads((tmp_path / "outlives" / "report.json").read_text())
+    assert (report["state"], report["steps"], len(report["generations"])) == ("finished", 320, 1)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("home")
 def test_a_training_goes_on_while_the_server_is_away(prefect: Home, tmp_path: Path) -> None:
     since = len(prefect.log())
     run = prefect.run(
