@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 import yaml
-from flowcases import eventually
+from flowcases import eventually, run_cli
 from prefect_home import HEAVY, LONG, Home, processes, seconds_until
 
 from ebbflow.infra.ledger import Ledger
@@ -66,6 +66,20 @@ class TestCancelling:
             eventually(lambda: [one for one in prefect.task_runs(run) if one["name"] != FEEDBACK], LONG)
             assert cancelled(prefect, run) < soon()
             assert _phase(ledger, "heavy") == "stopped"
+
+    def test_an_app_that_the_command_cancels(self, prefect: Home, tmp_path: Path) -> None:
+        file = str(tmp_path / "ledger.db")
+        where = {"ledger": file, "cluster": "lab"}
+        with Ledger.open(file, cluster="lab") as ledger:
+            given = {"sql": HEAVY, "tables": str(prefect.folder / "tables"), "engine": "duckdb"}
+            run = prefect.run("run-query/query", store=str(tmp_path / "store"), app="told", **given, **where)
+            eventually(lambda: _phase(ledger, "told") == "running", LONG)
+            words = ["apps", "cancel", "told", "--yes", "--ledger", file, "--cluster", "lab"]
+            done = run_cli(*words, PREFECT_API_URL=prefect.url)
+            assert done.returncode == 0, done.stderr
+            assert f"flow run {run} is Cancelling" in done.stderr
+            assert prefect.ended(run) == "CANCELLED"
+            assert _phase(ledger, "told") == "stopped"
 
     def test_a_training_is_saved(self, prefect: Home, tmp_path: Path) -> None:
         since = len(prefect.log())
