@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from ebbflow.flows.runs.answers import print_json
 from ebbflow.flows.runs.options import RUN_WORK, AsJson, Quiet
+from ebbflow.flows.runs.output_pipes import outlive_readers
 
 console = Console()
 
@@ -128,6 +129,7 @@ def elastic(
         restart=restart,
         partial_recovery=partial_recovery,
     )
+    outlive_readers()
     messages = Console(stderr=True, quiet=quiet)
     with tempfile.TemporaryDirectory(prefix="ebbflow-") as place:
         found = run_elastic(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -194,8 +195,9 @@ def cancel(
 
         ebbflow apps cancel digits --yes --timeout 5m
 
-    An app of a pipeline shares its process with the others of the run, which end with it. A lost app has no
-    process: it is marked as stopped, and no one restarts it.
+    An app of a pipeline shares its process with the others of the run, which end with it. A run of a Prefect
+    deployment is set to Cancelling through Prefect's API, if that answers. A lost app has no process: it is marked as
+    stopped, and no one restarts it.
     """
     from ebbflow.planners.model.ledger import OVER, AppMoved
     from ebbflow.tasks.apps.cancelling import cancel_id, cancel_request
@@ -211,21 +213,47 @@ def cancel(
                 [AppMoved(id, "stopped", "cancelled by the operator")],
                 when=lambda state: id in state.apps and state.apps[id].phase == "lost",
             )
-        else:
-            found.report(cancel_id(id), cancel_request(found.clock.now()))
-        end = found.clock.now() + timeout
-        while (record := _record(found, id)).phase not in OVER and found.clock.now() < end:
+        start, asks_at = found.clock.now(), 0.0  # when its process is asked by the ledger
+        if record.phase == "lost":
+            asks_at = inf
+        elif told := _told_by_prefect(record.spec.flow_run, start, quiet=json):
+            asks_at = start + told
+        end = start + timeout
+        while (record := _record(found, id)).phase not in OVER and (now := found.clock.now()) < end:
+            if now >= asks_at:
+                found.report(cancel_id(id), cancel_request(now))
+                asks_at = inf
             found.clock.sleep(_LOOK)
     if record.phase not in OVER:
-        fail(
-            f"{id} has not ended within {timeout:g} s; its process ends when it polls the ledger. "
-            f"Check it: ebbflow apps show {id}"
+        how = (
+            "its process ends when it polls the ledger"
+            if asks_at == inf
+            else "Prefect's runner ends its process"
         )
+        fail(f"{id} has not ended within {timeout:g} s; {how}. Check it: ebbflow apps show {id}")
     if json:
         print_json({"app": id, "phase": record.phase, "reason": record.reason})
     else:
         said = f": {record.reason}" if record.reason else ""
         errors.print(f"{escape(id)} is {record.phase}{escape(said)}", highlight=False)
+
+
+def _told_by_prefect(flow_run: str, now: float, *, quiet: bool) -> float:
+    """Have Prefect cancel a flow run; return for how many seconds that is waited for, 0 where nobody there acts."""
+    if not flow_run:
+        return 0.0
+    from ebbflow.flows.apps.flow_run import RUNNER, cancelled_by_prefect
+    from ebbflow.infra.errors import InfraError
+
+    messages = Console(stderr=True, quiet=quiet)
+    try:
+        run = cancelled_by_prefect(flow_run, now)
+    except InfraError as error:
+        messages.print(f"[yellow]note:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        return 0.0
+    if run:
+        messages.print(f"flow run {run} is Cancelling", highlight=False, soft_wrap=True)
+    return RUNNER if run else 0.0
 
 
 def _record(ledger: "Ledger", id_: str) -> "AppRecord":

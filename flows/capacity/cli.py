@@ -12,6 +12,7 @@ from rich.markup import escape
 from ebbflow.flows.runs.answers import confirm, fail, print_json
 from ebbflow.flows.runs.exit_status import status_of
 from ebbflow.flows.runs.options import AsJson, Runner, Yes, duration_option, wants_prefect
+from ebbflow.flows.runs.output_pipes import outlive_readers
 from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:
@@ -230,6 +231,7 @@ def _until(stop: threading.Event, work: "Callable[[], LoopEnd]") -> "LoopEnd":
 
 
 def _lead(request: "CapacityRequest", stop: threading.Event, quiet: bool, prefect: bool) -> "LoopEnd":
+    outlive_readers()
     listener = None if quiet else ConsoleLoopListener(errors)
     if prefect:
         from ebbflow.flows.capacity.flow import run_attached

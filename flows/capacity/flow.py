@@ -20,6 +20,7 @@ from ebbflow.flows.runs.attached import Attached, Attachment
 from ebbflow.flows.runs.block_refs import found
 from ebbflow.flows.runs.cancelling import attended
 from ebbflow.flows.runs.deployed import allowed, deployment_id
+from ebbflow.flows.runs.output_pipes import outlive_readers
 from ebbflow.infra.errors import InfraError
 from ebbflow.tasks.capacity.listeners import LoopEvent, LoopListener
 from ebbflow.tasks.capacity.loop import LoopEnd
@@ -118,6 +119,7 @@ def capacity_loop(
         LedgerUnavailableError: the ledger was away for too long.
         EbbflowError: bad input.
     """
+    outlive_readers()
     attached = _ATTACHED.get()
     if attached is not None:
         return _lead(attached.given[0], attached)

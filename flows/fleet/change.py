@@ -1,14 +1,15 @@
 """``ebbflow fleet grow | shrink | drain``: what costs money, or ends nodes."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from ebbflow.flows.fleet.answer import Answer, applied_json
 from ebbflow.flows.fleet.options import GRACE, Grace, with_cluster
 from ebbflow.flows.runs.answers import confirm, fail
-from ebbflow.flows.runs.options import DryRun, Yes
+from ebbflow.flows.runs.options import AsJson, DryRun, Yes
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.drawing.wording import plural
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from ebbflow.planners.model.fleet import Target
     from ebbflow.tasks.fleet.request import FleetRequest
     from ebbflow.tasks.fleet.steps import Observation, OpenedFleet
-
-console = Console()
 
 Pool = Annotated[str, typer.Argument(help="Name of the node pool in Terraform.", metavar="POOL")]
 
@@ -39,6 +38,7 @@ def grow(
     ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
+    json: AsJson = False,
 ) -> None:
     """Ask for N more nodes.
 
@@ -56,12 +56,11 @@ def grow(
     from ebbflow.tasks.fleet.request import unlimited
     from ebbflow.tasks.fleet.steps import opened, wish
 
-    with opened(request) as fleet:
+    with opened(request) as fleet, Answer(json=json, dry_run=dry_run) as answer:
         _of_group(fleet, pool)
         if unlimited(fleet.rules.limits):
-            console.print(
-                "no quota is set: --config FILE or $EBBFLOW_CONFIG names the configuration file (docs/fleet.md)",
-                highlight=False,
+            answer.note(
+                "no quota is set: --config FILE or $EBBFLOW_CONFIG names the configuration file (docs/fleet.md)"
             )
 
         def wanted(seen: "Observation") -> "Target":
@@ -80,9 +79,9 @@ def grow(
             # spot nodes are not what was asked for
             return target.nodes <= state.planned or (on_demand and target.on_demand <= state.on_demand)
 
-        _change(fleet, wanted, f"Grow {pool}?", dry_run, yes, refused=refused)
+        _change(fleet, answer, wanted, f"Grow {pool}?", dry_run, yes, refused=refused)
         if not dry_run:
-            console.print("requested; ebbflow fleet status --watch 10 shows them launch", highlight=False)
+            answer.say("requested; ebbflow fleet status --watch 10 shows them launch")
 
 
 @with_cluster
@@ -101,6 +100,7 @@ def shrink(
     termination_grace: Grace = GRACE,
     dry_run: DryRun = False,
     yes: Yes = False,
+    json: AsJson = False,
 ) -> None:
     """Drain N nodes, or those named, and end them. They are not replaced.
 
@@ -121,7 +121,7 @@ def shrink(
     ids = _ids(nodes)
     if (count is None) == (not ids):
         raise OptionError("name a number of nodes or --nodes ID, one of both: ebbflow fleet shrink POOL 1")
-    with opened(request) as fleet:
+    with opened(request) as fleet, Answer(json=json, dry_run=dry_run) as answer:
         _of_group(fleet, pool)
 
         def wanted(seen: "Observation") -> "Target":
@@ -143,6 +143,7 @@ def shrink(
 
         found = _change(
             fleet,
+            answer,
             wanted,
             f"Shrink {pool}?",
             dry_run,
@@ -150,7 +151,7 @@ def shrink(
             refused=lambda s, t: t.nodes >= s.pool(pool).planned and not t.drain,
         )
         if found is not None:
-            _leave(fleet, *found, termination_grace, end=True)
+            _leave(fleet, answer, *found, termination_grace, end=True)
 
 
 @with_cluster
@@ -165,6 +166,7 @@ def drain(
     ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
+    json: AsJson = False,
 ) -> None:
     """Let nodes finish what runs on them and take nothing new.
 
@@ -180,7 +182,7 @@ def drain(
     from ebbflow.tasks.fleet.steps import opened, wish
 
     ids = _ids(nodes)
-    with opened(request) as fleet:
+    with opened(request) as fleet, Answer(json=json, dry_run=dry_run) as answer:
 
         def wanted(seen: "Observation") -> "Target":
             pools = sorted({seen.pool_of(name).name for name in ids})
@@ -197,13 +199,14 @@ def drain(
             )
 
         question = f"Drain {'and terminate ' if end else ''}{', '.join(ids)}?"
-        found = _change(fleet, wanted, question, dry_run, yes, refused=lambda s, t: not t.drain)
+        found = _change(fleet, answer, wanted, question, dry_run, yes, refused=lambda s, t: not t.drain)
         if found is not None:
-            _leave(fleet, *found, termination_grace, end=end)
+            _leave(fleet, answer, *found, termination_grace, end=end)
 
 
 def _change(
     fleet: "OpenedFleet",
+    answer: Answer,
     wanted: "Callable[[Observation], Target]",
     question: str,
     dry_run: bool,
@@ -222,26 +225,30 @@ def _change(
 
     seen, verdict = judged()
     shown = make(fleet.control, seen, wanted(seen), fleet.rules, fleet.stays.look())
-    console.print(plan_view([shown], seen.problems))
+    answer.show(plan_view([shown], seen.problems))
+    answer.tell(plan=shown.to_json(), problems=list(seen.problems), applied=None)
     if verdict.target is None or refused(seen, verdict.target):
         fail(f"nothing was done: {'; '.join(verdict_lines(verdict))}")
     if dry_run:
-        console.print("dry run: nothing was done")
+        answer.say("dry run: nothing was done")
         return None
-    confirm(question, yes)
+    confirm(question, answer.sure(yes))
     seen, again = judged()  # a notice may have come while somebody thought
     if not same_choice(verdict, again) or again.target is None:
         fail("nothing was done: the fleet has changed meanwhile; check ebbflow fleet status and retry")
     applied = act(fleet.control, again)
+    answer.tell(applied=applied_json(applied), done=bool(applied.asked))
     if applied.asked or applied.refused:
         for line in applied_lines(applied):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            answer.say(line)
     if applied.epoch != again.target.epoch:
         fail("nothing was done: the fleet has changed meanwhile; check ebbflow fleet status and retry")
     return seen, again.target
 
 
-def _leave(fleet: "OpenedFleet", seen: "Observation", target: "Target", wait: float, *, end: bool) -> None:
+def _leave(
+    fleet: "OpenedFleet", answer: Answer, seen: "Observation", target: "Target", wait: float, *, end: bool
+) -> None:
     """Drain the nodes of ``target`` with progress, and end them."""
     from ebbflow.flows.fleet.terminal import applied_lines
     from ebbflow.tasks.fleet.draining import drain as let_finish
@@ -250,9 +257,7 @@ def _leave(fleet: "OpenedFleet", seen: "Observation", target: "Target", wait: fl
     if not nodes:
         return
 
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
+    say = answer.say
     names = ",".join(node.id for node in nodes)
     try:
         drained = let_finish(fleet.runner(min(wait, 60.0)), nodes, wait, fleet.clock, say)
@@ -262,6 +267,7 @@ def _leave(fleet: "OpenedFleet", seen: "Observation", target: "Target", wait: fl
             f"--nodes {names}"
         )
         raise
+    answer.tell(drained=asdict(drained), terminated=None, done=len(drained.untold) < len(nodes))
     if not end:
         say(
             f"not terminated; they incur costs until terminated: ebbflow fleet shrink {target.pool} --nodes {names}"
@@ -272,6 +278,7 @@ def _leave(fleet: "OpenedFleet", seen: "Observation", target: "Target", wait: fl
     if drained.busy:
         say(f"{plural(len(drained.busy), 'node')} not known to be idle: the lifecycle hook waits once more")
     ended = fleet.control.terminate([node.id for node in nodes])
+    answer.tell(terminated=applied_json(ended), done=bool(ended.asked))
     for line in applied_lines(ended):
         say(line)
     if ended.refused:

@@ -1,13 +1,14 @@
 """``ebbflow fleet gang | end``: nodes that are wanted all at once for one run, and their return."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from ebbflow.flows.fleet.answer import Answer, applied_json
 from ebbflow.flows.fleet.options import GRACE, Grace, with_cluster
 from ebbflow.flows.runs.answers import confirm, fail
-from ebbflow.flows.runs.options import DryRun, Yes, duration_option
+from ebbflow.flows.runs.options import AsJson, DryRun, Yes, duration_option
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.drawing.wording import plural
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from ebbflow.planners.fleet.guard_gang import GangVerdict
     from ebbflow.tasks.fleet.request import FleetRequest
     from ebbflow.tasks.fleet.steps import Observation
-
-console = Console()
 
 Name = Annotated[str, typer.Argument(help="Name of the gang: letters, digits and dashes.", metavar="NAME")]
 
@@ -51,6 +50,7 @@ def gang(
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
+    json: AsJson = False,
 ) -> None:
     """Start N nodes at once for one run, or none: of one type, in one zone.
 
@@ -75,17 +75,17 @@ def gang(
     from ebbflow.tasks.fleet.steps import observe, opened
 
     wanted = GangRequest(name, pool, size, market, max_price=max_price)
-    with opened(request) as fleet:
+    with opened(request) as fleet, Answer(json=json, dry_run=dry_run) as answer:
         if pool not in fleet.settings.pools:
             known = ", ".join(sorted(fleet.settings.pools)) or "none"
             raise OptionError(f"--pool must be one of the cluster's ({known}); got {pool!r}")
         limits = fleet.rules.limits
         if unlimited(limits):
-            _say(
+            answer.note(
                 "no quota is set: --config FILE or $EBBFLOW_CONFIG names the configuration file (docs/fleet.md)"
             )
         if limits.dollars_per_run < float("inf") and expected_duration is None:
-            _say(
+            answer.note(
                 f"--expected-duration is not given: the quota of ${limits.dollars_per_run:g} per run is not checked"
             )
         run = RunMoney(0.0, expected_duration or None)
@@ -96,16 +96,26 @@ def gang(
 
         seen, verdict = judged()
         if verdict.target is not None and fleet.gangs.held(wanted):
-            _say(f"{name} is running already: {', '.join(start_gang(fleet.gangs, verdict).nodes)}")
+            held = start_gang(fleet.gangs, verdict).nodes
+            answer.tell(gang=name, nodes=list(held), started=False)
+            answer.say(f"{name} is running already: {', '.join(held)}")
             return
         would = start_gang(fleet.gangs, verdict, dry_run=True)
-        console.print(gang_view(wanted, seen, verdict, would.applied))
+        answer.show(gang_view(wanted, seen, verdict, would.applied))
+        answer.tell(
+            gang=name,
+            guard={"passes": verdict.target is not None, "reasons": list(verdict.reasons)},
+            would=applied_json(would.applied),
+            problems=list(seen.problems),
+            nodes=[],
+            started=False,
+        )
         if verdict.target is None:
             fail(f"nothing was done: {'; '.join(verdict.reasons)}")
         if dry_run:
-            _say("dry run: nothing was done")
+            answer.say("dry run: nothing was done")
             return
-        confirm(f"Start {plural(size, f'{market} node')} of {pool}?", yes)
+        confirm(f"Start {plural(size, f'{market} node')} of {pool}?", answer.sure(yes))
         seen, again = judged()  # a notice may have come, or others have grown, while somebody thought
         if again.target is None:
             fail(f"nothing was done: {'; '.join(again.reasons)}")
@@ -120,8 +130,9 @@ def gang(
             )
         if started.applied.refused:
             fail(f"nothing was done: {'; '.join(applied_lines(started.applied))}; retry")
-        _say(f"started: {', '.join(started.nodes)}")
-        _say(f"they incur costs until terminated: ebbflow fleet end {name}")
+        answer.tell(nodes=list(started.nodes), started=True, done=True)
+        answer.say(f"started: {', '.join(started.nodes)}")
+        answer.say(f"they incur costs until terminated: ebbflow fleet end {name}")
 
 
 @with_cluster
@@ -131,6 +142,7 @@ def end(
     termination_grace: Grace = GRACE,
     dry_run: DryRun = False,
     yes: Yes = False,
+    json: AsJson = False,
 ) -> None:
     """Return a gang: its nodes finish what runs on them, and are ended.
 
@@ -147,33 +159,34 @@ def end(
     from ebbflow.tasks.fleet.gangs import end_gang, gang_of
     from ebbflow.tasks.fleet.steps import observe, opened
 
-    with opened(request) as fleet:
+    with opened(request) as fleet, Answer(json=json, dry_run=dry_run) as answer:
         seen = observe(fleet.control, fleet.prices)
         state = gang_of(seen, name)
-        for line in applied_lines(end_gang(fleet.gangs, name, seen.fleet.epoch, dry_run=True)):
-            _say(line)
+        would = end_gang(fleet.gangs, name, seen.fleet.epoch, dry_run=True)
+        answer.tell(gang=name, would=applied_json(would), drained=None, terminated=None)
+        for line in applied_lines(would):
+            answer.say(line)
         if dry_run:
-            _say("dry run: nothing was done")
+            answer.say("dry run: nothing was done")
             return
-        confirm(f"Terminate {name}, {plural(max(state.planned, len(state.nodes)), 'node')}?", yes)
+        confirm(
+            f"Terminate {name}, {plural(max(state.planned, len(state.nodes)), 'node')}?", answer.sure(yes)
+        )
         if state.nodes and termination_grace > 0:
             try:
-                drain(
+                drained = drain(
                     fleet.runner(min(termination_grace, 60.0)),
                     state.nodes,
                     termination_grace,
                     fleet.clock,
-                    _say,
+                    answer.say,
                 )
             except KeyboardInterrupt:
-                _say(
+                answer.say(
                     f"interrupted; the gang is not terminated and incurs costs. To continue: ebbflow"
                     f" fleet end {name}"
                 )
                 raise
-        end_gang(fleet.gangs, name, seen.fleet.epoch)
-        _say(f"{name} is terminated")
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+            answer.tell(drained=asdict(drained), done=True)
+        answer.tell(terminated=applied_json(end_gang(fleet.gangs, name, seen.fleet.epoch)), done=True)
+        answer.say(f"{name} is terminated")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from ebbflow.flows.fleet.answer import Answer
 from ebbflow.flows.fleet.options import with_cluster
 from ebbflow.flows.runs.answers import fail, print_json
 from ebbflow.flows.runs.options import AsJson, DryRun
@@ -55,7 +56,7 @@ def show(
 
 @app.command()
 @with_cluster
-def redrive(request: "FleetRequest", dry_run: DryRun = False) -> None:
+def redrive(request: "FleetRequest", dry_run: DryRun = False, json: AsJson = False) -> None:
     """Try notices again that could not be handled; what can be read today is taken in and deleted.
 
     [b]Examples[/b]
@@ -68,22 +69,24 @@ def redrive(request: "FleetRequest", dry_run: DryRun = False) -> None:
     """
     from ebbflow.tasks.fleet.steps import opened, take_notices
 
-    with opened(request) as fleet:
+    with opened(request) as fleet, Answer(json=json, dry_run=dry_run) as answer:
         letters = fleet.dead_letters()
         if dry_run:
             good = [letter for letter in letters.show(1000) if not letter.problem]
-            console.print(f"dry run: {plural(len(good), 'notice')} would be redriven")
+            answer.tell(would_redrive=len(good))
+            answer.say(f"dry run: {plural(len(good), 'notice')} would be redriven")
             return
         with take_notices(fleet) as feed:
             taken, left = letters.redrive(feed.take)
-        console.print(f"{taken} redriven, {left} left")
+        answer.tell(redriven=taken, left=left, done=taken > 0)
+        answer.say(f"{taken} redriven, {left} left")
         if left:
             fail("what is left cannot be read: ebbflow fleet notices show tells why")
 
 
 @app.command()
 @with_cluster
-def read(request: "FleetRequest") -> None:
+def read(request: "FleetRequest", json: AsJson = False) -> None:
     """Take in the notices that wait, where no capacity loop does.
 
     [b]Example[/b]
@@ -94,9 +97,10 @@ def read(request: "FleetRequest") -> None:
     """
     from ebbflow.tasks.fleet.steps import opened, take_notices
 
-    with opened(request) as fleet, take_notices(fleet) as feed:
+    with opened(request) as fleet, Answer(json=json) as answer, take_notices(fleet) as feed:
         total = 0
         while came := feed.poll():
             total += came
-        told = plural(len(feed.notices()), "node")
-        console.print(f"{plural(total, 'message')} read; {told} nodes marked interruption pending")
+        nodes = len(feed.notices())
+        answer.tell(messages=total, interruption_pending=nodes, done=total > 0)
+        answer.say(f"{plural(total, 'message')} read; {plural(nodes, 'node')} marked interruption pending")

@@ -24,6 +24,7 @@ from ebbflow.flows.runs.attached import Attached, run_name
 from ebbflow.flows.runs.block_refs import found
 from ebbflow.flows.runs.cancelling import SAVE, attended
 from ebbflow.flows.runs.deployed import allowed
+from ebbflow.flows.runs.output_pipes import outlive_readers
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger.address import VARIABLE
@@ -106,6 +107,7 @@ def run_pipeline(
         PipelineRunError: a step has failed.
         EbbflowError: bad input.
     """
+    outlive_readers()
     attachment = _ATTACHED.get()
     also: Watcher = NullWatcher()
     clock: Clock = SystemClock()

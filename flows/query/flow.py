@@ -21,6 +21,7 @@ from ebbflow.flows.runs.attached import Attached, run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, store_of
 from ebbflow.flows.runs.cancelling import attended
 from ebbflow.flows.runs.deployed import allowed, app_fields
+from ebbflow.flows.runs.output_pipes import outlive_readers
 from ebbflow.flows.runs.request_options import fields_of
 from ebbflow.flows.runs.stopping import StopQuery
 from ebbflow.planners.query.plan.qep import Stage
@@ -156,6 +157,7 @@ def run_query(
         EbbflowError: a usage error or a fault that no retry recovers from; finished stages are kept.
     """
     given = dict(locals())  # the parameters
+    outlive_readers()
     attachment = _ATTACHED.get()
     of_a_cluster(ledger, cluster=cluster, app=app, team=team)
     with found(ledger, cluster) as place:

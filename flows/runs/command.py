@@ -9,13 +9,17 @@ from types import FrameType
 
 from rich.console import Console
 
+from ebbflow.flows.runs.output_pipes import outlive_readers
+
 
 @contextmanager
 def interruptible(console: Console, consequence: str) -> Iterator[None]:
     """Let SIGTERM and a closed terminal end the block as Ctrl-C does, so that everything is cleaned up.
 
-    An interrupt prints ``consequence`` once that is done. For the main thread only.
+    An interrupt prints ``consequence`` once that is done. For the main thread only. Output that nobody reads any more
+    ends nothing: it is discarded.
     """
+    outlive_readers()
 
     def handler(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

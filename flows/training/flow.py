@@ -17,6 +17,7 @@ from ebbflow.flows.runs.attached import Attached, run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, runs_of
 from ebbflow.flows.runs.cancelling import SAVE
 from ebbflow.flows.runs.deployed import app_fields
+from ebbflow.flows.runs.output_pipes import outlive_readers
 from ebbflow.flows.runs.request_options import fields_of
 from ebbflow.flows.runs.stopping import StopTraining
 from ebbflow.flows.runs.work import AppWork
@@ -152,6 +153,7 @@ def train(
         EbbflowError: bad input.
     """
     given = dict(locals())  # the parameters
+    outlive_readers()
     files = check_report_paths(report)
     attachment = _ATTACHED.get()
     of_a_cluster(ledger, cluster=cluster, fleet=fleet, team=team, deadline=deadline, budget=budget)

@@ -15,6 +15,7 @@ from ebbflow.flows.runs.attached import run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, runs_of
 from ebbflow.flows.runs.cancelling import SAVE
 from ebbflow.flows.runs.deployed import app_fields
+from ebbflow.flows.runs.output_pipes import outlive_readers
 from ebbflow.flows.runs.request_options import fields_of
 from ebbflow.flows.runs.work import AppWork
 from ebbflow.infra.errors import TrainingError
@@ -100,6 +101,7 @@ def tune(
         EbbflowError: bad input.
     """
     given = dict(locals())  # the parameters
+    outlive_readers()
     files = check_report_paths(report)
     of_a_cluster(ledger, cluster=cluster, fleet=fleet, team=team, deadline=deadline, budget=budget)
     with found(ledger, cluster, fleet) as told:

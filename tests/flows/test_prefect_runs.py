@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 import yaml
-from flowcases import eventually
+from flowcases import eventually, run_cli
 from prefect_home import HEAVY, LONG, Home, processes, seconds_until
 
 from ebbflow.infra.ledger import Ledger
@@ -66,6 +66,20 @@ class TestCancelling:
             eventually(lambda: [one for one in prefect.task_runs(run) if one["name"] != FEEDBACK], LONG)
             assert cancelled(prefect, run) < soon()
             assert _phase(ledger, "heavy") == "stopped"
+
+    def test_an_app_that_the_command_cancels(self, prefect: Home, tmp_path: Path) -> None:
+        file = str(tmp_path / "ledger.db")
+        where = {"ledger": file, "cluster": "lab"}
+        with Ledger.open(file, cluster="lab") as ledger:
+            given = {"sql": HEAVY, "tables": str(prefect.folder / "tables"), "engine": "duckdb"}
+            run = prefect.run("run-query/query", store=str(tmp_path / "store"), app="told", **given, **where)
+            eventually(lambda: _phase(ledger, "told") == "running", LONG)
+            words = ["apps", "cancel", "told", "--yes", "--ledger", file, "--cluster", "lab"]
+            done = run_cli(*words, PREFECT_API_URL=prefect.url)
+            assert done.returncode == 0, done.stderr
+            assert f"flow run {run} is Cancelling" in done.stderr
+            assert prefect.ended(run) == "CANCELLED"
+            assert _phase(ledger, "told") == "stopped"
 
     def test_a_training_is_saved(self, prefect: Home, tmp_path: Path) -> None:
         since = len(prefect.log())
@@ -197,6 +211,30 @@ def test_a_pipeline_on_a_cluster_that_is_there_is_killed_and_gone_on_with(
             _end_loop(prefect, ledger, loop)
     finally:
         fleet.down()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("home")
+def test_a_training_outlives_its_worker(prefect: Home, tmp_path: Path) -> None:
+    """The worker alone is killed: nobody reads what the run prints, and the run says itself how it ended."""
+    since = len(prefect.log())
+    run = prefect.run(
+        "train/train",
+        script=str(prefect.folder / "digits.py"),
+        arguments=["--epochs", "20"],
+        nodes="local:1x1",
+        preflight="never",
+        run_id="outlives",
+        runs_dir=str(tmp_path),
+    )
+    eventually(lambda: "epoch 1, step" in prefect.log(since), LONG)
+    prefect.kill_worker()
+    try:
+        assert prefect.ended(run) == "COMPLETED"
+    finally:
+        prefect.start_worker()
+    report = json.loads((tmp_path / "outlives" / "report.json").read_text())
+    assert (report["state"], report["steps"], len(report["generations"])) == ("finished", 320, 1)
 
 
 @pytest.mark.timeout(900)

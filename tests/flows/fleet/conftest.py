@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ebbflow.flows import cli
-from ebbflow.flows.fleet import change as fleet_change
 from ebbflow.flows.fleet import cli as fleet_cli
-from ebbflow.flows.fleet import gangs as fleet_gangs
 from ebbflow.flows.fleet import notices as fleet_notices
 from tests.flows.fleet.cases import Done, Fleet, changes, made
 
@@ -90,7 +88,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
     monkeypatch.setenv("COLUMNS", "160")
     # a console keeps the width that it was made with
-    for command in (fleet_cli, fleet_change, fleet_gangs, fleet_notices):
+    for command in (fleet_cli, fleet_notices):
         monkeypatch.setattr(command.console, "width", 160)
 
     def clients(*arguments: object, **more: object) -> Clients:
