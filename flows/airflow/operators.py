@@ -61,7 +61,8 @@ class EbbflowQueryOperator(_AttendedOperator):
     Args:
         sql: the query, or the path of a file that holds it; templated, files too.
         tables: folder of Parquet files or of folders of them, local or ``s3://``.
-        engine: ``spark``, or ``duckdb`` (in the worker's process, no JVM).
+        engine: ``spark``, ``duckdb`` (in the worker's process, no JVM), or ``auto``: ``duckdb`` where no master is
+            named and the worker's machine can hold what the query reads, else ``spark``.
         master: Spark master.
         store: where checkpoints live, local or ``s3://``; every worker must reach it for a retry to resume.
         output: write the rows to this Parquet file.
@@ -96,7 +97,7 @@ class EbbflowQueryOperator(_AttendedOperator):
         *,
         sql: str,
         tables: str | None = None,
-        engine: str = "spark",
+        engine: str = "auto",
         master: str | None = None,
         store: str | None = None,
         output: str | None = None,

@@ -259,7 +259,7 @@ def plan(
         raise OptionError(f"--tables are those of --query; got {tables!r} without it")
     asked = None
     if query is not None:
-        asked = QueryRequest.of(query, tables=tables)
+        asked = QueryRequest.of(query, tables=tables, engine="spark")
         if asked.tables_place:
             discover(asked.tables_place)  # before AWS is asked
     with opened(request) as fleet:

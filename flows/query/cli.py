@@ -48,9 +48,13 @@ _QUERY_HELP = """Run a query that re-plans itself while capacity changes.
 
 [b]Try it in seconds, without a JVM[/b]
 
-    ebbflow query "SELECT count(*) FROM t" --tables data/ --engine duckdb
+    ebbflow query "SELECT count(*) FROM t" --tables data/
 
-[b]On Spark in this process, for another program[/b]
+[b]On Spark in this process[/b]
+
+    ebbflow query report.sql --tables data/ --engine spark
+
+[b]For another program[/b]
 
     ebbflow query report.sql --tables data/ --format csv > result.csv
 

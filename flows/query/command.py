@@ -18,7 +18,7 @@ from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.planners.query.costs.cost import DEFAULTS
 from ebbflow.planners.query.costs.cost import calibrate as fit
 from ebbflow.planners.query.plan.qep import Stage
-from ebbflow.tasks.query.opening import arrived_capacity, opened_engine
+from ebbflow.tasks.query.opening import arrived_capacity, choose_engine, opened_engine
 from ebbflow.tasks.query.planning import remember
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome
@@ -36,6 +36,8 @@ def run_on_terminal(
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     with StageBars(console) as bars:
         listener = TerminalListener(bars, also)
+        if not prefect:
+            request = choose_engine(request)
         if request.engine == "spark" or prefect:
             bars.note(_starting(request, prefect))
         if not prefect:
@@ -49,7 +51,8 @@ def run_on_terminal(
 
 def _starting(request: QueryRequest, prefect: bool) -> str:
     """Say what is under way before the first stage, which may take half a minute."""
-    engine = f"Spark on {request.master}" if request.engine == "spark" else "DuckDB"
+    names = {"spark": f"Spark on {request.master}", "duckdb": "DuckDB", "auto": "the query"}
+    engine = names[request.engine]
     server = os.environ.get("PREFECT_API_URL") or "a temporary server"
     return f"starting {engine}" + (f" in a Prefect flow run on {server}" if prefect else "")
 

@@ -85,7 +85,7 @@ def run_query(
     *,
     name: str = "",
     catalog: bool = False,
-    engine: str = "spark",
+    engine: str = "auto",
     stages: str = "spark",
     master: str | None = None,
     planner: str = "qoop",
@@ -119,10 +119,11 @@ def run_query(
         tables: directory of Parquet files or of directories of them, local or ``s3://``.
         name: display name of the query.
         catalog: use the tables of the Spark session's catalog instead of ``tables``.
-        engine: ``spark`` or ``duckdb`` (embedded, no JVM).
+        engine: ``spark``, ``duckdb`` (embedded, no JVM) or ``auto``: ``duckdb`` where no Spark master is named and
+            this machine can hold what the query reads, else ``spark``.
         stages: how Spark runs a stage: ``spark`` (its SQL), ``native`` (DuckDB in its tasks, where answers are proven
             equal) or ``auto``, by cost.
-        master: Spark master: ``local[2]`` (the default), ``spark://host:7077``, ...
+        master: Spark master: ``local[2]`` (the default where Spark runs), ``spark://host:7077``, ...
         planner: ``qoop`` re-plans at each change of capacity; ``clarinet`` and ``volcano`` plan once; ``single`` runs
             the query as one statement.
         materialize: which intermediate results become checkpoints: ``cost`` (where it pays), ``every-join`` or
@@ -162,7 +163,7 @@ def run_query(
     of_a_cluster(ledger, cluster=cluster, app=app, team=team)
     with found(ledger, cluster) as place:
         chosen = {
-            "master": master or place.master or "local[2]",
+            "master": master or place.master,
             "store": store_of(store, place.storage),
             "allow_functions": allowed("allow_functions", allow_functions),
         }

@@ -145,6 +145,8 @@ def _headline(report: QueryReport) -> Text:
     line.append(f", {against(report.seconds, report.expected_seconds)}\n")
     where = f"{report.engine} on {report.master}" if report.master else report.engine
     line.append(f"planner {report.policy}, {where}\n", style="bright_black")
+    if report.engine_reason:
+        line.append(f"engine: {printable(report.engine_reason)}\n", style="bright_black")
     if report.verified is None:
         line.append(printable(report.verification) or "not verified", style="bright_black")
     else:

@@ -1,11 +1,14 @@
 """What a job's statement is on DuckDB: views of its relations, and columns of types that Spark knows."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ebbflow.infra.errors import StageFailedError
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.duckdbtypes import quoted, to_duckdb, to_spark
 from ebbflow.infra.storage.filesystems import filesystem
+from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 
 _PATTERN = frozenset("*?[]{}\\")  # in a path, read_parquet takes these for a pattern
 
@@ -25,6 +28,24 @@ def register_view(cursor: Any, relation: Relation) -> None:
         source = quoted(f"__files_of_{relation.name}")
         cursor.register(f"__files_of_{relation.name}", _dataset(relation))
     cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS SELECT {columns} FROM {source}")
+
+
+def refusal(sql: str, relations: Sequence[Relation], everything: bool = False) -> str:
+    """Return why DuckDB cannot run a statement over tables such as ``relations``; empty if it can.
+
+    No file of theirs is opened. ``everything``: the user has allowed functions that read files.
+    """
+    import duckdb
+
+    with duckdb.connect(config=configuration()) as connection:
+        lock(connection, AllowedAccess(everything=everything))
+        try:
+            for relation in relations:
+                register_view(connection, replace(relation, files=(), external=False))
+            connection.sql(sql)  # binds, does not run
+        except duckdb.Error as error:
+            return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return ""
 
 
 def _dataset(relation: Relation) -> Any:

@@ -23,6 +23,11 @@ def machine_memory() -> float:
     return total / 2**30
 
 
+def usable_memory() -> float:
+    """Return the GiB of this machine's memory that an engine in this process may take."""
+    return _USABLE * machine_memory()
+
+
 class LocalCapacity:
     """A ``CapacitySource`` of one on-demand node that never changes.
 
@@ -33,7 +38,7 @@ class LocalCapacity:
         self, cores: int | None = None, memory: float | None = None, clock: Clock | None = None
     ) -> None:
         cores = len(os.sched_getaffinity(0)) if cores is None else cores
-        memory = _USABLE * machine_memory() if memory is None else memory
+        memory = usable_memory() if memory is None else memory
         if cores < 1:
             raise OptionError(f"cores must be >= 1; got {cores}")
         if not memory > 0:

@@ -11,6 +11,7 @@ from ebbflow.planners.errors import OptionError
 
 _OWN_FAILURES = 64  # bound on task failures and stage attempts; see ``settings``
 _MOST_EXECUTORS = 8  # a worker: the unit in which queries share it is its cores over this at the finest
+_BROADCAST = 0.05  # of an executor's usable memory; see ``broadcast_limit``
 _LEAST_MEMORY = 2.0  # GiB of a worker for each executor: what the JVM itself takes of less hurts
 
 
@@ -142,6 +143,9 @@ def settings(
         chosen["spark.driver.host"] = "127.0.0.1"
         chosen["spark.driver.bindAddress"] = "127.0.0.1"
     chosen |= dict(conf or {})
+    heap = chosen.get("spark.driver.memory" if is_local(master) else "spark.executor.memory", "1g")
+    if limit := broadcast_limit(heap):
+        chosen.setdefault("spark.sql.autoBroadcastJoinThreshold", str(limit))
     chosen |= {
         "spark.master": master,
         "spark.app.name": app_name,
@@ -154,6 +158,23 @@ def settings(
     if catalog:
         chosen["spark.sql.catalogImplementation"] = "hive"
     return chosen
+
+
+def broadcast_limit(heap: str) -> int:
+    """Return the bytes up to which Spark may broadcast a table where no hint says so; 0 for a heap of unknown size.
+
+    Spark compares them with a table's files or, adaptively, with what a stage has written; held as a hash table it is
+    several times that, beside those of other tasks. So it is a twentieth of what an executor's tasks share, and
+    from Spark's own 10 MiB to 64 MiB, beyond which a slow link takes longer for it than for a shuffle.
+
+    >>> [broadcast_limit(heap) >> 20 for heap in ("500m", "1400m", "8g")]
+    [10, 31, 64]
+    """
+    try:
+        usable = ExecutorShape(1, heap).usable_memory
+    except OptionError:  # Spark knows notations that we do not
+        return 0
+    return int(min(max(_BROADCAST * usable * 2**30, 10 << 20), 64 << 20))
 
 
 def _local_heap() -> str:

@@ -1,17 +1,30 @@
 """Engines for queries: started with a source of their capacity, entered among those that share their cluster."""
 
+import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from sqlglot import exp
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.protocols import CapacitySource, SqlEngine
+from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.packages import require
+from ebbflow.infra.protocols import CapacitySource, Relation, SqlEngine
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
-from ebbflow.infra.query.local import LocalCapacity
+from ebbflow.infra.query.duckdb_statements import refusal
+from ebbflow.infra.query.local import LocalCapacity, usable_memory
 from ebbflow.infra.query.shares import FileShareRegistry
+from ebbflow.infra.storage.files import in_parallel
+from ebbflow.infra.tables import parquet
 from ebbflow.planners import hazard as recovery
 from ebbflow.planners.model import Capacity, Share
+from ebbflow.planners.query.costs.query_engines import EngineChoice, Fit
+from ebbflow.planners.query.sql.dialect import duckdb_sql
+from ebbflow.planners.query.sql.functions import reaches_out
+from ebbflow.tasks.query.planning import tables_of
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.sharing import SharedCapacity
 
@@ -37,10 +50,75 @@ class OpenedEngine:
     allied: Callable[[frozenset[str]], None] = lambda applications: None
 
 
+def choose_engine(
+    request: QueryRequest, clock: Clock | None = None, opened: OpenedEngine | None = None
+) -> QueryRequest:
+    """Return ``request`` with the engine that ``auto`` is for it, and why; another one as it is.
+
+    ``opened`` is an engine that the caller keeps. Raises what planning raises for a query that is wrong.
+    """
+    if request.engine != "auto":
+        return request
+    choice = _choice(request, clock or SystemClock(), opened)
+    return replace(request, engine=choice.engine, engine_reason=choice.reason)
+
+
+def _choice(request: QueryRequest, clock: Clock, opened: OpenedEngine | None) -> EngineChoice:
+    if opened is not None:
+        return EngineChoice(opened.engine.name, "it runs already")
+    for said, name in (
+        (request.master, "a master"),
+        (request.catalog, "Spark's catalogue"),
+        (request.executor_memory, "the memory of executors"),
+        (request.conf, "a setting of Spark's"),
+        (request.stages != "spark", "a way of running Spark's stages"),
+    ):
+        if said:
+            return EngineChoice("spark", f"{name} is named")
+    parsed, relations = tables_of(request, clock)
+    tree = parsed.expression
+    columns = {column.name.lower() for column in tree.find_all(exp.Column)}
+    everything = tree.find(exp.Star) is not None
+    read = sum(_unpacked(one, None if everything else columns) for one in relations)
+    fit = Fit(
+        read,
+        usable_memory(),
+        shutil.disk_usage(tempfile.gettempdir()).free / 2**30,
+        refusal(duckdb_sql(tree), relations, reaches_out(frozenset(request.allow_functions))),
+        _without_spark(),
+    )
+    return fit.choose()
+
+
+def _unpacked(relation: Relation, columns: set[str] | None) -> float:
+    """Return the bytes of a table's columns, unpacked but encoded; of all of them without ``columns``."""
+    total = 0.0
+    for metadata in in_parallel(lambda file: parquet.footer(relation.scheme, file), relation.files):
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            for index in range(group.num_columns):
+                column = group.column(index)
+                if columns is None or column.path_in_schema.split(".")[0].lower() in columns:
+                    total += column.total_uncompressed_size
+    return total
+
+
+def _without_spark() -> str:
+    from ebbflow.infra.spark.java import find_java
+
+    try:
+        require("pyspark", "Spark", "spark")
+        find_java()
+    except EngineUnavailableError as error:
+        return str(error)
+    return ""
+
+
 @contextmanager
 def opened_engine(request: QueryRequest, clock: Clock | None = None) -> Iterator[OpenedEngine]:
     """Start the engine and its capacity source; both are closed at the end."""
     clock = clock or SystemClock()
+    request = choose_engine(request, clock)
     opened = _open_duckdb(clock) if request.engine == "duckdb" else _open_spark(request, clock)
     with ExitStack() as leaving:  # the engine last, whatever fails before
         leaving.callback(opened.engine.close)

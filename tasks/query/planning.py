@@ -85,6 +85,31 @@ def gather(
     engine: SqlEngine | None = None,
 ) -> Gathered:
     """Find the tables, and read their statistics (cached by version) and the history. Raises as ``prepare``."""
+    parsed, relations, now, named = _read(request, clock, engine)
+    cache = store.cache("statistics")
+    catalogue = Catalogue(
+        {
+            name: _table(relation, run_id, meaning(request), cache if name in named else None, clock)
+            for name, relation in relations.items()
+        }
+    )
+    everything = reaches_out(frozenset(request.allow_functions))
+    return Gathered(parsed, now, relations, catalogue, read_history(store, request), everything)
+
+
+def tables_of(request: QueryRequest, clock: Clock) -> tuple[ParsedQuery, tuple[Relation, ...]]:
+    """Return the query and the tables of ``request.tables`` that it names.
+
+    Raises ``TableError``, ``PlanningError``.
+    """
+    parsed, relations, _, named = _read(request, clock, None)
+    return parsed, tuple(relation for name, relation in relations.items() if name in named)
+
+
+def _read(
+    request: QueryRequest, clock: Clock, engine: SqlEngine | None
+) -> tuple[ParsedQuery, dict[str, Relation], datetime, set[str]]:
+    """Return the query, all tables, what its clock functions are frozen to, and the names of its tables."""
     # a syntax error is told before any file is opened
     named = {
         name.lower() for name in table_names(parse(request.sql, request.dialect, request.allow_functions))
@@ -96,15 +121,7 @@ def gather(
     parsed = parse_query(
         request.sql, plain, now=now, dialect=request.dialect, allowed=request.allow_functions
     )
-    cache = store.cache("statistics")
-    catalogue = Catalogue(
-        {
-            name: _table(relation, run_id, meaning(request), cache if name in named else None, clock)
-            for name, relation in relations.items()
-        }
-    )
-    everything = reaches_out(frozenset(request.allow_functions))
-    return Gathered(parsed, now, relations, catalogue, read_history(store, request), everything)
+    return parsed, relations, now, named
 
 
 def planner_of(

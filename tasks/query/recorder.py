@@ -145,6 +145,7 @@ class RunRecorder(Listener):
             policy=request.planner,
             engine=request.engine,
             master=request.master if request.engine == "spark" else "",
+            engine_reason=request.engine_reason,
             title=request.name,
             started=self.started,
             seconds=seconds,

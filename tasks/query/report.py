@@ -253,6 +253,7 @@ class QueryReport:
     columns: tuple[tuple[str, str], ...] = ()  # (name, type)
     result_path: str = ""
     master: str = ""  # Spark master, empty for DuckDB
+    engine_reason: str = ""  # why the engine is this one, where nobody named it
     title: str = ""  # what people call the query
     stages: tuple[StageReport, ...] = ()
     decisions: tuple[DecisionReport, ...] = ()

@@ -16,9 +16,10 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import options
 from ebbflow.planners.model.options import option
 
-Engine = Literal["spark", "duckdb"]
+Engine = Literal["auto", "spark", "duckdb"]
 StageEngine = Literal["spark", "native", "auto"]
 PlannerName = Literal["qoop", "clarinet", "volcano", "single"]
+LOCAL = "local[2]"  # the master where none is named: Spark in this process
 
 
 def default_store() -> str:
@@ -40,7 +41,10 @@ class QueryRequest:
         False, "Tables of the Spark session's catalog instead of a directory of tables", flags="--catalog"
     )
     engine: Engine = option(
-        "spark", "Engine that runs the stages: spark, or duckdb (embedded, needs no Java)"
+        "auto",
+        "Engine that runs the stages: spark, duckdb (embedded, needs no Java), or auto: duckdb where no Spark master "
+        "is named and this machine can hold what the query reads, else spark",
+        metavar="NAME",
     )
     stages: StageEngine = option(
         "spark",
@@ -49,8 +53,9 @@ class QueryRequest:
         metavar="NAME",
     )
     master: str = option(
-        "local[2]",
+        "",
         "Spark master: local[2], spark://host:7077, ...; local-fleet[:NAME] for that of ebbflow local up",
+        unless=f"{LOCAL}, where Spark runs",
     )
     planner: PlannerName = option(
         "qoop",
@@ -115,6 +120,7 @@ class QueryRequest:
         1.0, "Fraction of the cluster that this query may count on", above=0, max=1, command=False
     )
     name: str = ""
+    engine_reason: str = ""  # why auto has become this engine
     store_budget: float = option(
         20.0, "Size limit of checkpoints kept for later runs", unit="GiB", min=0, command=False
     )
@@ -140,10 +146,12 @@ class QueryRequest:
             )
         if self.catalog and self.engine == "duckdb":
             raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalog")
-        if self.stages != "spark" and self.engine != "spark":
+        if self.stages != "spark" and self.engine == "duckdb":
             raise OptionError(f"stages={self.stages} (--stages) needs engine spark; got {self.engine}")
         if not self.store.strip():
             raise OptionError("store must name a directory, local or s3://; got an empty text")
+        if self.engine == "spark" and not self.master:
+            object.__setattr__(self, "master", LOCAL)
         self.store_place, self.tables_place, self.output_place  # noqa: B018  raises for a wrong one
         validate_options(self.hysteresis, 0.0, 0.0)
         object.__setattr__(self, "report", options.check_report_paths(self.report))

@@ -34,7 +34,13 @@ from ebbflow.tasks.query.listening import (
     StageOutcome,
     Threads,
 )
-from ebbflow.tasks.query.opening import OpenedEngine, arrived_capacity, opened_engine, shared_source
+from ebbflow.tasks.query.opening import (
+    OpenedEngine,
+    arrived_capacity,
+    choose_engine,
+    opened_engine,
+    shared_source,
+)
 from ebbflow.tasks.query.planning import Gathered, prepare, remember
 from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import PlanReport, QueryReport, spoken
@@ -116,6 +122,7 @@ def execute(
     """
     clock = clock or SystemClock()
     orchestrator = orchestrator or PlainOrchestrator()
+    request = choose_engine(request, clock, opened)
     store = ParquetCheckpointStore(request.store_place, clock=clock)
     with (
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
@@ -256,6 +263,7 @@ def explain(
     """
     options = PlannerOptions(cuts=request.materialize, without=frozenset(without))
     clock = clock or SystemClock()
+    request = choose_engine(request, clock)
     store = ParquetCheckpointStore(request.store_place, clock=clock)
     gathered, planner = prepare(request, store, clock, run_id="explain", options=options)
     session = session_of(request, gathered, planner, share)

@@ -63,7 +63,7 @@ def main() -> None:
     rows = []
     with (
         tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as folder,
-        opened_engine(QueryRequest("SELECT 1", tables=arguments.tables)) as spark,
+        opened_engine(QueryRequest("SELECT 1", tables=arguments.tables, engine="spark")) as spark,
         opened_engine(QueryRequest("SELECT 1", tables=arguments.tables, engine="duckdb")) as duckdb,
     ):
         runs = _systems(arguments.tables, Path(folder), spark, duckdb)

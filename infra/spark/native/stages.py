@@ -4,10 +4,12 @@ import logging
 import math
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.clock import SystemClock
@@ -20,7 +22,7 @@ from ebbflow.infra.spark.native.probe import trouble
 from ebbflow.infra.spark.native.programs import Program, program
 from ebbflow.infra.spark.native.slices import Cut, cuts
 from ebbflow.infra.spark.native.statements import PARTS
-from ebbflow.infra.spark.native.worker import CANCELLED, POLL, Done, Part, Settings, Work
+from ebbflow.infra.spark.native.worker import CANCELLED, POLL, Done, Part, Settings, Work, sweep
 from ebbflow.infra.spark.settings import is_local, mebibytes, stays_on_this_machine
 from ebbflow.infra.storage import files
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
@@ -111,6 +113,7 @@ class NativeStages:
         sizes = {r.name.lower(): r.bytes for r in job.relations}
         made = program(plan, columns, sizes, escapes="escape" in job.sql.lower())
         slices = self._slices(made, job)
+        spilling = self._spilling()
         try:
             return self._carried_out(made, job, slices, cancelled)
         except NotNativeError:
@@ -123,6 +126,17 @@ class NativeStages:
             if cancelled.is_set():
                 _until_tasks_have_left(job.output.root)
             _remove_hidden(job.output.root)
+            for folder in spilling:
+                sweep(folder)
+
+    def _spilling(self) -> list[Path]:
+        """Return where killed tasks may leave what they have spilled, if it is this process' to remove: elsewhere the
+        next task does it, or Spark with the executor."""
+        if not is_local(self._context.master):
+            return []
+        said = os.environ.get("SPARK_LOCAL_DIRS") or self._context.getConf().get("spark.local.dir")
+        bases = (said or tempfile.gettempdir()).split(",")
+        return [folder for base in bases for folder in Path(base).glob("blockmgr-*")]
 
     # --- what is run --------------------------------------------------------------------------------------
 
@@ -239,10 +253,13 @@ def _unfinished(folder: str) -> bool:
 
 
 def _remove_hidden(folder: str) -> None:
-    """Remove what tasks have left in a stage's folder besides its part files."""
+    """Remove what tasks have left in a stage's folder besides its part files.
+
+    The mark of a cancellation stays: a task may begin only now, and must see it.
+    """
     with suppress(OSError):
         for name in os.listdir(folder):
-            if name.startswith((".native-", ".part-", CANCELLED)):
+            if name.startswith((".native-", ".part-")):
                 with suppress(OSError):
                     os.unlink(f"{folder}/{name}")
 

@@ -8,6 +8,7 @@ returned rather than raised: Spark would repeat the task, and it would be refuse
 import json
 import os
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -84,6 +85,8 @@ class Work:
         target = f"{self.folder}/{part.file}"
         unfinished = f"{self.folder}/.{part.file.lstrip('.')}-{os.getpid()}.tmp"
         try:
+            if os.path.exists(f"{self.folder}/{CANCELLED}"):
+                raise ValueError("cancelled before it began")
             with _connection(self.settings) as cursor, _watched(cursor, self.folder):
                 for relation in part.relations:
                     if relation.name == part.sliced or not relation.columns:
@@ -125,21 +128,45 @@ def _connection(settings: Settings) -> Iterator[Any]:
 def _opened(settings: Settings) -> Any:
     import duckdb
 
-    base = Path(os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")[0])
-    for left in base.glob(f"{_SPILL}*"):  # by workers that were killed
-        if not Path(f"/proc/{left.name.removeprefix(_SPILL)}").exists():
-            shutil.rmtree(left, ignore_errors=True)
+    sweep(_base())
+    if threading.current_thread() is threading.main_thread():
+        for number in (
+            signal.SIGHUP,
+            signal.SIGTERM,
+        ):  # how Spark ends its workers; it has no handlers of its own
+            signal.signal(number, _left_at_once)
     connection = duckdb.connect(
         config={
             **configuration(),
             "threads": str(settings.threads),
             "memory_limit": f"{settings.memory}MiB",
-            "temp_directory": str(base / f"{_SPILL}{os.getpid()}"),
+            "temp_directory": str(_spill_folder()),
             "preserve_insertion_order": "true",
         }
     )
     lock(connection, settings.access)
     return connection
+
+
+def _base() -> Path:
+    return Path(os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")[0])
+
+
+def _spill_folder() -> Path:
+    return _base() / f"{_SPILL}{os.getpid()}"
+
+
+def sweep(base: Path) -> None:
+    """Remove what workers of this machine that were killed have spilled into ``base``."""
+    for left in base.glob(f"{_SPILL}*"):
+        if not Path(f"/proc/{left.name.removeprefix(_SPILL)}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _left_at_once(*_: object) -> None:
+    """End this process, leaving no spill file. Whatever it has written of a slice has no name yet."""
+    shutil.rmtree(_spill_folder(), ignore_errors=True)
+    os._exit(1)
 
 
 @contextmanager
@@ -150,7 +177,7 @@ def _watched(cursor: Any, folder: str) -> Iterator[None]:
     def watch() -> None:
         while not done.wait(POLL):
             if os.getppid() != parent:  # the executor is gone
-                os._exit(1)
+                _left_at_once()
             if os.path.exists(f"{folder}/{CANCELLED}") or not os.path.isdir(folder):
                 cursor.interrupt()
 

@@ -13,7 +13,7 @@ from ebbflow.tasks.pipeline.file.option_keys import (
     TUNING_OPTIONS,
 )
 from ebbflow.tasks.pipeline.file.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline, StepSpec
-from ebbflow.tasks.query.request import QueryRequest, default_store
+from ebbflow.tasks.query.request import LOCAL, QueryRequest, default_store
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.tuning.request import Parameter, TuningRequest
 
@@ -63,7 +63,7 @@ def query_request(
         tables = fill(given["tables"][0])
     options: dict[str, Any] = {name: given[name] for name in _QUERY if given.get(name) is not None}
     if engine == "spark":
-        options["master"] = places.master or "local[2]"
+        options["master"] = places.master or LOCAL
     return QueryRequest.of(
         given.get("sql") or resolved(given["file"], pipeline),
         tables=tables,
@@ -139,7 +139,7 @@ def wanted_gpus(step: StepSpec) -> int:
 def engine_of(step: StepSpec, pipeline: Pipeline) -> str:
     """Return the engine of a query: Spark where the cluster has some, unless the file says otherwise."""
     given = step.options.get("engine")
-    if given:
+    if given and given != "auto":
         return str(given)
     cluster = pipeline.cluster
     has_spark = bool(cluster.of("spark")) if isinstance(cluster, LocalSpec) else bool(cluster.master)

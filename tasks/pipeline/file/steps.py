@@ -13,7 +13,7 @@ from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.tuning.request import TuningRequest
 
-ENGINES = ("spark", "duckdb")
+ENGINES = ("auto", "spark", "duckdb")
 NAME = r"[A-Za-z][A-Za-z0-9_-]{0,39}"
 _VARIABLES = Named(
     Text("a text", empty=True), r"[A-Za-z_][A-Za-z0-9_]{0,99}", "a variable's name holds A-Z a-z 0-9 _"
@@ -103,7 +103,8 @@ QUERY = Section(
         Key(
             "engine",
             Text("an engine", choices=ENGINES),
-            "Engine that runs the query. Default: spark where the cluster has Spark workers, else duckdb",
+            "Engine that runs the query: spark, duckdb, or auto: spark where the cluster has Spark workers, else "
+            "duckdb. Default: auto",
         ),
         *keys_of(QueryRequest, *QUERY_OPTIONS),
         Key(

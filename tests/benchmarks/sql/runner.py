@@ -95,7 +95,11 @@ class Bench:
         for query, sql in self._texts.items():
             self._say(f"preparing {query.name}: statistics and the right answer")
             request = QueryRequest(
-                sql, tables=str(self.tables[query.suite]), store=str(self._template(query.suite)), reuse=False
+                sql,
+                tables=str(self.tables[query.suite]),
+                engine="spark",
+                store=str(self._template(query.suite)),
+                reuse=False,
             )
             store = ParquetCheckpointStore(request.store_place, clock=self.clock)
             gathered, _ = prepare(request, store, self.clock, run_id="bench")

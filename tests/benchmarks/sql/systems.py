@@ -118,6 +118,7 @@ def _ebbflow(rig: TestCluster, task: Task, template: Path) -> Outcome:
     request = QueryRequest(
         task.sql,
         tables=str(task.tables),
+        engine="spark",
         master=rig.cluster.master_url,
         store=str(store),
         reuse=False,

@@ -25,7 +25,13 @@ from ebbflow.infra.protocols import Relation, StageJob, StageProgress
 from ebbflow.infra.spark.failures import headline, is_own, parse, translate
 from ebbflow.infra.spark.metrics import group_metrics
 from ebbflow.infra.spark.session import check_master
-from ebbflow.infra.spark.settings import addresses, executor_memory, settings, stays_on_this_machine
+from ebbflow.infra.spark.settings import (
+    addresses,
+    broadcast_limit,
+    executor_memory,
+    settings,
+    stays_on_this_machine,
+)
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
 
@@ -93,6 +99,16 @@ def test_user_settings_win_except_those_the_engine_relies_on() -> None:
     assert chosen["spark.locality.wait"] == "9s"
     assert chosen["spark.ui.enabled"] == "true"
     assert chosen["spark.scheduler.mode"] == "FAIR"
+
+
+def test_the_broadcast_limit_follows_an_executors_memory_unless_the_user_names_one() -> None:
+    key = "spark.sql.autoBroadcastJoinThreshold"
+    assert int(settings("local[2]", app_name="a", memory="8g")[key]) == 64 << 20
+    assert int(settings("spark://h:1", app_name="a")[key]) == broadcast_limit("1g")  # Spark's own heap
+    assert 10 << 20 < int(settings("spark://h:1", app_name="a", memory="1400m")[key]) < 64 << 20
+    assert int(settings("spark://h:1", app_name="a", memory="500m")[key]) == 10 << 20
+    assert settings("local[2]", app_name="a", conf={key: "-1"})[key] == "-1"
+    assert key not in settings("spark://h:1", app_name="a", conf={"spark.executor.memory": "1e3"})
 
 
 def test_s3_follows_the_aws_environment() -> None:

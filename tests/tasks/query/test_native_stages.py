@@ -17,7 +17,7 @@ TPCH = Path(__file__).parents[3] / "flows" / "tpch"
 
 @pytest.fixture(scope="module", name="opened")
 def _opened(tpch_medium: str) -> Iterator[OpenedEngine]:
-    with opened_engine(QueryRequest("SELECT 1", tables=tpch_medium)) as opened:
+    with opened_engine(QueryRequest("SELECT 1", tables=tpch_medium, engine="spark")) as opened:
         yield opened
 
 

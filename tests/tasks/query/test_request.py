@@ -22,7 +22,7 @@ def request(**options: Any) -> QueryRequest:
         ({"store": "ftp://host/store"}, "'ftp://host/store' has the scheme 'ftp'"),
         ({"tables": "hdfs://host/t"}, "'hdfs://host/t' has the scheme 'hdfs'"),
         ({"output": "s3://"}, "'s3://' names no bucket"),
-        ({"engine": "trino"}, "engine must be one of spark, duckdb; got 'trino'"),
+        ({"engine": "trino"}, "engine must be one of auto, spark, duckdb; got 'trino'"),
         ({"planner": "best"}, "best"),
         ({"materialize": "never"}, "materialize must be one of cost, every-join, none; got 'never'"),
         ({"sql": " \n"}, "sql must hold a query"),

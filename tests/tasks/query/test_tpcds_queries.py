@@ -41,7 +41,7 @@ def test_joins_unions_and_shared_views_in_many_stages_give_the_oracles_result(
 
 @pytest.mark.spark
 def test_spark_gives_the_oracles_result(tpcds: Path, tmp_path: Path) -> None:
-    with opened_engine(QueryRequest("SELECT 1", tables=str(tpcds))) as opened:
+    with opened_engine(QueryRequest("SELECT 1", tables=str(tpcds), engine="spark")) as opened:
         for number in (20, 41, 93):
             report = report_of(tpcds, number, opened, tmp_path / "store", "spark", "cost")
             assert report.verified, f"Q{number}: {report.verification}"

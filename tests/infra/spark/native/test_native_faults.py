@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.protocols import Relation, StageJob, StageResult
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native import stages
+from ebbflow.infra.spark.native.worker import CANCELLED
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
 
@@ -27,6 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
 ROWS = 16_000
 # a second and more of two cores
 LONG = "SELECT count(*) AS n FROM numbers a JOIN numbers b ON a.g = b.g WHERE a.v + b.v > 5"
+SPILLING = "SELECT a.v, b.v AS w FROM numbers a JOIN numbers b ON a.g = b.g ORDER BY a.v + b.v, a.v"
 FOREVER = "SELECT count(*) AS n FROM numbers a JOIN numbers b ON a.g = b.g JOIN numbers c ON b.g = c.g"
 
 
@@ -91,6 +94,15 @@ def busy() -> list[psutil.Process]:
     return found
 
 
+def spills() -> list[Path]:
+    """Return what native tasks of this test run have spilled."""
+    mine = {p.pid for p in psutil.Process().children(recursive=True)}
+    # in local mode Spark's block manager lends the workers its folder
+    folders = Path(tempfile.gettempdir()).glob("*/blockmgr-*/ebbflow-native-*")
+    found = [f for f in folders if int(f.name.removeprefix("ebbflow-native-")) in mine]
+    return [file for folder in found for file in folder.glob("*storage*")]
+
+
 def test_a_killed_python_worker_costs_a_slice(spark: SparkEngine, numbers: Relation, tmp_path: Path) -> None:
     running = Running(spark, LONG, numbers, tmp_path)
     # a slice's unfinished file is named for the process that writes it
@@ -116,16 +128,27 @@ def test_a_cancelled_stage_leaves_no_task_and_no_file(
     running.thread.join(150)
     assert isinstance(running.error, StageCancelledError)
     until(lambda: not busy())
-    until(lambda: not running.files())
-    folders = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")
-    mine = {p.pid for p in psutil.Process().children(recursive=True)}
-    left = [
-        f
-        for folder in folders
-        for f in Path(folder).glob("ebbflow-native-*/*")
-        if int(f.parent.name[15:]) in mine
-    ]
-    assert not left
+    until(lambda: running.files() == [CANCELLED])
+    assert not spills()
+
+
+def test_a_cancelled_stage_that_spills_stops_within_a_second(
+    spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark._native, "_memory", 64)
+    running = Running(spark, SPILLING, numbers, tmp_path)
+    until(spills)
+    began = SystemClock().now()
+    spark.cancel(running.job.id)
+    while spills() or any(name.endswith(".tmp") for name in running.files()):
+        assert SystemClock().now() - began < 10.0  # a second of a machine that has the time
+        SystemClock().sleep(0.02)
+    seconds = SystemClock().now() - began
+    print(f"stopped after {seconds:.2f} s, load {os.getloadavg()[0]:.0f}")
+    running.thread.join(150)
+    assert isinstance(running.error, StageCancelledError)
+    assert seconds < max(1.0, os.getloadavg()[0] / 4)
+    assert running.files() == [CANCELLED]
 
 
 def test_executors_with_other_versions_run_spark_sql_and_it_is_told(

@@ -1,0 +1,95 @@
+"""Which engine a query gets that names none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbflow.infra.errors import TableError
+from ebbflow.planners.errors import PlanningError
+from ebbflow.tasks.query import opening
+from ebbflow.tasks.query.opening import choose_engine, opened_engine
+from ebbflow.tasks.query.request import LOCAL, QueryRequest
+from ebbflow.tasks.query.run import execute
+
+SQL = "SELECT n_name, count(*) AS n FROM nation JOIN customer ON n_nationkey = c_nationkey GROUP BY n_name"
+
+
+@pytest.fixture(autouse=True)
+def _spark_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_without_spark", lambda: "")
+
+
+def chosen(tables: str, sql: str = SQL, **options: Any) -> tuple[str, str]:
+    request = choose_engine(QueryRequest(sql, tables=tables, **options))
+    return request.engine, request.engine_reason
+
+
+def test_small_tables_and_no_master_are_for_the_embedded_engine(tpch: str, tmp_path: Path) -> None:
+    request = QueryRequest(SQL, tables=tpch, store=str(tmp_path / "store"))
+    report = execute(request).report
+    assert (report.engine, report.master, report.rows) == ("duckdb", "", 25)
+    assert "no Spark master is named" in report.engine_reason
+    assert "MiB to hold fit" in report.engine_reason
+    again = execute(request).report
+    assert {stage.status for stage in again.stages} == {"reused"}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"master": "local[1]"}, "a master is named"),
+        ({"conf": {"spark.sql.ansi.enabled": "false"}}, "a setting of Spark's is named"),
+        ({"executor_memory": "1g"}, "the memory of executors is named"),
+        ({"stages": "native"}, "a way of running Spark's stages is named"),
+    ],
+)
+def test_what_only_spark_has_is_for_spark(options: dict[str, Any], reason: str, tpch: str) -> None:
+    assert chosen(tpch, **options) == ("spark", reason)
+
+
+def test_a_catalogue_is_for_spark_and_no_file_is_looked_at() -> None:
+    request = choose_engine(QueryRequest("SELECT 1", catalog=True))
+    assert (request.engine, request.master) == ("spark", LOCAL)
+
+
+def test_a_function_that_duckdb_lacks_is_for_spark(tpch: str) -> None:
+    engine, reason = chosen(tpch, "SELECT xxhash64(n_name) AS x FROM nation")
+    assert engine == "spark"
+    assert "xxhash64 does not exist" in reason
+
+
+def test_more_than_this_machine_can_hold_is_for_spark(tpch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "usable_memory", lambda: 1e-6)
+    engine, reason = chosen(tpch)
+    assert engine == "spark"
+    assert "too much" in reason
+    monkeypatch.setattr(opening, "_without_spark", lambda: "there is no Java")
+    assert chosen(tpch)[0] == "duckdb"
+
+
+def test_only_columns_that_are_named_count(tpch: str) -> None:
+    def held(sql: str) -> str:
+        return chosen(tpch, sql)[1].split("about ")[1].split(" to hold")[0]
+
+    assert float(held("SELECT * FROM lineitem").split()[0]) > 3 * float(
+        held("SELECT sum(l_quantity) AS q FROM lineitem").split()[0]
+    )
+
+
+def test_a_named_engine_stays_and_has_no_reason(tpch: str) -> None:
+    assert chosen(tpch, engine="spark") == ("spark", "")
+    assert chosen(tpch, engine="duckdb", master="local[2]") == ("duckdb", "")
+
+
+def test_an_engine_that_is_kept_is_the_one(tpch: str, tmp_path: Path) -> None:
+    with opened_engine(QueryRequest("SELECT 1", tables=tpch, engine="duckdb")) as opened:
+        request = QueryRequest(SQL, tables=tpch, master="spark://nowhere:7077", store=str(tmp_path / "s"))
+        assert execute(request, opened=opened).report.engine == "duckdb"
+
+
+def test_what_is_wrong_is_told_as_without_a_choice(tpch: str, tmp_path: Path) -> None:
+    with pytest.raises(PlanningError, match="natoin"):
+        chosen(tpch, "SELECT * FROM natoin")
+    with pytest.raises(TableError, match="does not exist"):
+        chosen(str(tmp_path / "nothing"))
