@@ -109,6 +109,16 @@ def up(
             metavar="CPUS",
         ),
     ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="Bandwidth of each node's link, such as 200mbit: nodes are then in network namespaces on a bridge "
+            "(needs root and the extra local-network). Two rates, such as 200mbit,50mbit, are two links. Default: "
+            "loopback, without limit.",
+            rich_help_panel=_BOTH,
+            metavar="RATES",
+        ),
+    ] = None,
     name: Name = DEFAULT,
 ) -> None:
     """Start Spark workers and GPU nodes of this machine. They run until local down; lost ones are replaced.
@@ -118,12 +128,16 @@ def up(
         ebbflow local up --spark 3 --memory 2g
 
         ebbflow local up --spark 2 --gpu 2 --slots 2 --price 0.5
+
+        ebbflow local up --spark 3 --network 200mbit
     """
     from ebbflow.flows.nodes.status import print_status, status_of_fleet
     from ebbflow.infra.local_fleet import LocalFleet, LocalPool
+    from ebbflow.infra.machine.network.plan import parse_rates
     from ebbflow.infra.spark.cluster.options import parse_memory
     from ebbflow.planners.hazard import hazard
 
+    rates = parse_rates(network) if network is not None else ()
     if spark + gpu == 0:
         raise OptionError("at least one of --spark and --gpu must be above 0; got 0 and 0")
     pools = [
@@ -146,7 +160,9 @@ def up(
         if count
     ]
     with messages.status("starting nodes"):
-        fleet = LocalFleet.start(pools, name, stay=True, hazard=hazard, wait=_UP_S + provision_time)
+        fleet = LocalFleet.start(
+            pools, name, stay=True, network=rates, hazard=hazard, wait=_UP_S + provision_time
+        )
     print_status(status_of_fleet(fleet), console)
     if spark:
         master = "local-fleet" if name == DEFAULT else f"local-fleet:{name}"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from ebbflow.infra.machine.network.plan import rate_text
+
 if TYPE_CHECKING:
     from ebbflow.infra.local_fleet import LocalFleet
     from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState
@@ -74,12 +76,16 @@ class SparkRow:
 
 @dataclass(frozen=True, slots=True)
 class FleetStatus:
-    """A local fleet: ``dollars`` are at simulated prices, ``gpus`` are those that slots share (none: CPU cores)."""
+    """A local fleet: ``dollars`` are at simulated prices, ``gpus`` are those that slots share (none: CPU cores).
+
+    ``network`` has the bit/s of each link of a node; empty: nodes are on loopback.
+    """
 
     name: str
     revision: int
     dollars: float
     gpus: tuple[str, ...]
+    network: tuple[float, ...]
     spark: SparkRow | None
     pools: tuple[PoolRow, ...]
     nodes: tuple[NodeRow, ...]
@@ -106,7 +112,9 @@ def status_of_fleet(fleet: "LocalFleet") -> FleetStatus:
         for pool in seen.pools
     )
     nodes = tuple(_node(node, now) for node in fleet.view())
-    return FleetStatus(book.name, seen.epoch, fleet.dollars(), tuple(book.gpus), _spark(book), pools, nodes)
+    rates = () if book.network is None else tuple(link.rate for link in book.network.links)
+    dollars, gpus = fleet.dollars(), tuple(book.gpus)
+    return FleetStatus(book.name, seen.epoch, dollars, gpus, rates, _spark(book), pools, nodes)
 
 
 def _node(node: "NodeView", now: float) -> NodeRow:
@@ -144,6 +152,8 @@ def print_status(status: FleetStatus, out: Console) -> None:
         out.print(
             f"other applications: spark-submit --properties-file {status.spark.properties}", soft_wrap=True
         )
+    if status.network:
+        out.print(f"links of each node: {', '.join(map(rate_text, status.network))}", highlight=False)
     if any(pool.kind == "gpu" for pool in status.pools):
         out.print(f"slots are GPUs {', '.join(status.gpus)}" if status.gpus else _cpu_slots())
     out.print(f"${status.dollars:.4f} so far, at simulated prices")

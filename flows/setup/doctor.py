@@ -25,6 +25,7 @@ _EXTRAS = {
     "optuna": "tune",
     "boto3": "aws",
     "psycopg": "postgres",
+    "pyroute2": "local-network",
 }
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
+from ebbflow.infra.local_fleet.provider import network
 from ebbflow.infra.local_fleet.provider.life import teardown
 from ebbflow.infra.local_fleet.provider.provider import RUNS, rooms
 from ebbflow.infra.local_fleet.state import labels as marks
@@ -26,6 +27,7 @@ from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, PoolPla
 from ebbflow.infra.local_fleet.state.pools import LocalPool
 from ebbflow.infra.local_fleet.state.store import BOOK, LOCK, STARTING, LocalFleetStateFile
 from ebbflow.infra.machine import processes
+from ebbflow.infra.machine.network import registry
 from ebbflow.infra.spark.cluster.state import ebbflow_home
 from ebbflow.infra.storage import files
 
@@ -71,8 +73,11 @@ def claim(
     gpus: tuple[str, ...],
     stay: bool,
     clock: Clock,
+    rates: tuple[float, ...] = (),
 ) -> str:
     """Begin a new life of the fleet ``name``, after clearing what a crash has left of the last; return its uid.
+
+    ``rates`` are of the links of each node, bit/s; none: nodes are on loopback.
 
     Raises ``ClusterError`` while the last one lives.
     """
@@ -87,6 +92,8 @@ def claim(
             )
         processes.destroy(keeper_mark(old.uid), [], clock)
         teardown(file, old.uid, rooms(file.folder, clock), clock)
+    if rates:
+        registry.remove_leftovers(network.lives)
     time, uid = MachineClock.begin(), secrets.token_hex(6)
     plans = {
         pool.name: PoolPlan(
@@ -94,6 +101,7 @@ def claim(
         )
         for pool in found
     }
+    plan = registry.reserve(uid, str(file.folder), rates) if rates else None
     with file.locked():
         current = file.read()
         if current is not None and (old is None or current.uid != old.uid):
@@ -111,6 +119,7 @@ def claim(
             numbers=last.numbers,
             gone=last.gone,
             gpus=gpus,
+            network=plan,
         )
         file.write(book)
     return uid

@@ -25,6 +25,7 @@ from ebbflow.infra.local_fleet.state.pools import LocalPool, check, shared
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.local_fleet.view import known, offers
 from ebbflow.infra.machine import devices
+from ebbflow.infra.machine.network import links
 from ebbflow.infra.protocols import ApplyResult, Refusal
 from ebbflow.infra.spark.cluster import options
 from ebbflow.planners.errors import OptionError
@@ -52,6 +53,7 @@ class LocalFleet(FaultInjector):
         *,
         stay: bool = False,
         gpus: Sequence[str] | None = None,
+        network: Sequence[float] = (),
         wait: float | None = 120.0,
         hazard: Callable[[int, float], float] | None = None,
         clock: Clock | None = None,
@@ -64,20 +66,25 @@ class LocalFleet(FaultInjector):
             stay: whether the fleet survives this process; it then runs until ``down``.
             gpus: that GPU nodes share out, as ``CUDA_VISIBLE_DEVICES`` names them; by default all that this process
                 may use, if they are enough for the first nodes. Without any, slots are CPU cores.
+            network: bit/s of each link that a node has, one or two; nodes are then in network namespaces on a bridge
+                (needs root). Without, they are on loopback.
             wait: for the first nodes, s; ``None``: not at all.
             hazard: estimates losses per node-hour from losses and node-seconds seen; by default their quotient, with
                 an hour at least.
             clock: of whoever uses this handle: deadlines are told by it.
 
-        Raises ``OptionError``, or ``ClusterError`` when the name is taken or the nodes do not come up.
+        Raises ``OptionError``, or ``ClusterError`` when the name is taken, the nodes do not come up, or their network
+        cannot be made.
         """
         options.check(name, 0, 1)
         found = check(pools)
         clock = clock or SystemClock()
         file = LocalFleetStateFile.of(name, clock)
+        if network:
+            links.check()
         gpus = shared(found, devices.visible(), gpus)
         with file.starting():  # until others see that it runs
-            uid = begin.claim(file, name, found, gpus, stay, clock)
+            uid = begin.claim(file, name, found, gpus, stay, clock, tuple(network))
             fleet = cls(file, uid, clock, hazard=hazard, mine=not stay)
             if not stay:
                 atexit.register(fleet._at_exit)

@@ -54,6 +54,8 @@ class FleetNodes(LocalNodes):
         clock: Clock | None = None,
     ) -> None:
         self._fleet, self.app, self._grace = fleet, app, grace
+        if (network := fleet.book.network) is not None:
+            self.host = network.host
         cpus = [
             pool.cpus_per_slot
             for pool in fleet.book.pools
@@ -140,6 +142,14 @@ class FleetNodes(LocalNodes):
         if node.gpus:
             variables[devices.VISIBLE] = ",".join(node.gpus[number] for number in numbers)
         return (), variables
+
+    def _address(self, name: str) -> str:
+        _, node = self._known_node(name)
+        return node.host
+
+    def _namespace(self, name: str) -> str:
+        network = self._fleet.book.network
+        return "" if network is None else network.namespace(name)
 
     def _known_node(self, name: str) -> tuple[LocalFleetState, LocalNode]:
         book = self._fleet.book

@@ -17,6 +17,7 @@ import psutil
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.machine.network import namespaces
 from ebbflow.infra.storage import private
 
 MARK = "EBBFLOW_NODE"
@@ -35,25 +36,35 @@ def inherited() -> dict[str, str]:
 
 
 def spawn(
-    command: Sequence[str], environment: Mapping[str, str], mark: str, log: Path, cwd: Path | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    mark: str,
+    log: Path,
+    cwd: Path | None = None,
+    *,
+    namespace: str = "",
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` in a session of its own with ``mark``; output goes to ``log``.
 
-    It works in ``cwd``, by default the log's folder. It carries its mark when this returns. Raises
-    ``ClusterError`` when the program cannot be started.
+    It works in ``cwd``, by default the log's folder, and in a network namespace where one is named. It carries its
+    mark when this returns. Raises ``ClusterError`` when the program cannot be started.
     """
     private.make_folder(log.parent)
     try:
         with private.open_file(log, "ab") as output:
-            process = subprocess.Popen(
-                list(command),
-                env={**environment, MARK: mark},
-                cwd=cwd or log.parent,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+
+            def start() -> subprocess.Popen[bytes]:
+                return subprocess.Popen(
+                    list(command),
+                    env={**environment, MARK: mark},
+                    cwd=cwd or log.parent,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+
+            process = namespaces.within(namespace, start)
     except OSError as error:
         raise ClusterError(f"{command[0]} cannot be started: {error}") from error
     # The kernel lets go of the parent before the new program's environment is readable: until then a search for

@@ -109,13 +109,16 @@ class LocalNodes:
             gpus, variables = self._share(name, slots, entry)
             folder = self.folder / entry.key
             private.make_folder(folder)
-            entry = replace(entry, address=self.host, folder=str(folder), devices=())  # ``gpus`` says which
+            address = self._address(name)
+            entry = replace(entry, address=address, folder=str(folder), devices=())  # ``gpus`` says which
             mark = self._mark(name, entry.key)
             command = [sys.executable, "-P", "-m", _NODE]
             pair = keys.KeyPair.make()
             admit(pair.public)  # before the node, which then finds itself known
             variables = {**self._variables(entry, gpus), **variables, keys.NODE_SECRET: pair.secret}
-            child = processes.spawn(command, variables, mark, self._log(name), cwd=Path.cwd())
+            child = processes.spawn(
+                command, variables, mark, self._log(name), cwd=Path.cwd(), namespace=self._namespace(name)
+            )
             record = self._nodes[name] = _Record(
                 mark, child, folder, None, slots, gpus, self._quota(name, slots)
             )
@@ -241,6 +244,14 @@ class LocalNodes:
     def _place(self) -> Path:
         """Return a new directory for what nodes keep."""
         return Path(tempfile.mkdtemp(prefix="ebbflow-nodes-"))
+
+    def _address(self, name: str) -> str:
+        """Return at which address other nodes reach a node."""
+        return self.host
+
+    def _namespace(self, name: str) -> str:
+        """Return the network namespace that a node is in; "" is this process' own."""
+        return ""
 
     def _quota(self, name: str, slots: int) -> float:
         return (self._cpus or 1.0) * slots

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
+from ebbflow.infra.local_fleet.provider import network
 from ebbflow.infra.local_fleet.provider.provider import BY, RUNS, NodeProvider, work
 from ebbflow.infra.local_fleet.state import labels as marks
 from ebbflow.infra.local_fleet.state.fleet_state import Identity, LocalFleetState, LocalNode
@@ -65,6 +66,7 @@ def finish(
 ) -> None:
     """End a node whose fate is known, and take it out of the book. Raises ``ClusterError``."""
     _room(book, node, rooms).end(book, node)
+    network.disconnect(book, node)
     shutil.rmtree(work(file.folder, node.id), ignore_errors=True)
     now = clock.now()
     lost = node.fate in (LOST, OVERDUE) or node.fate.startswith("killed")
@@ -123,6 +125,7 @@ def teardown(file: LocalFleetStateFile, uid: str, rooms: Rooms, clock: Clock) ->
         return
     for room in rooms.values():
         room.close(book)
+    network.remove(book)
     for name in ("work", RUNS):
         shutil.rmtree(file.folder / name, ignore_errors=True)
 

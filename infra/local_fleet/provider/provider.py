@@ -16,6 +16,7 @@ from typing import Protocol
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.local_fleet.provider import network
 from ebbflow.infra.local_fleet.state import labels as marks
 from ebbflow.infra.local_fleet.state.clock import shift
 from ebbflow.infra.local_fleet.state.fleet_state import Identity, LocalFleetState, LocalNode
@@ -88,7 +89,8 @@ class GpuNodeProvider:
         command = [sys.executable, "-P", "-m", _MACHINE, str(self._folder), book.uid, node.id]
         log = self._folder / "logs" / f"{node.id}.log"
         mark = marks.machine_mark(book.uid, node.id)
-        child = processes.spawn(command, processes.inherited(), mark, log)
+        namespace = network.connect(book, node)
+        child = processes.spawn(command, processes.inherited(), mark, log, namespace=namespace)
         end = self._clock.now() + _START
         while not (folder / READY).exists():
             if child.poll() is not None:
@@ -98,7 +100,7 @@ class GpuNodeProvider:
             if self._clock.now() > end:
                 raise ClusterError(f"the process of {node.id} was not up within {_START:g} s; see {log}")
             self._clock.sleep(_LOOK)
-        return StartedNode("127.0.0.1", marks.identity(child.pid))
+        return StartedNode(node.host or "127.0.0.1", marks.identity(child.pid))
 
     def alive(self, book: LocalFleetState, node: LocalNode) -> bool:
         """See ``NodeProvider``."""
@@ -141,7 +143,8 @@ class SparkNodeProvider:
 
         assert book.spark is not None
         cluster = LocalSparkCluster.attach(book.spark.name, self._clock)
-        cluster.add(self._timeout, node_id=node.id)
+        namespace = network.connect(book, node)
+        cluster.add(self._timeout, node_id=node.id, host=node.host, namespace=namespace)
         record = cluster.state.node(node.id)
         return StartedNode(record.host, marks.identity(record.pid))
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError
+from ebbflow.infra.local_fleet.provider import network
 from ebbflow.infra.local_fleet.provider.life import abandoned, collect, finish, look, sweep, teardown
 from ebbflow.infra.local_fleet.provider.provider import NodeProvider, rooms
 from ebbflow.infra.local_fleet.state import labels as marks
@@ -153,6 +154,7 @@ class NodeSupervisor:
             )
             if (found := book.node(node.id)) is None:
                 room.end(book, node)
+                network.disconnect(book, node)
             elif found.fate:
                 finish(self._file, book, found, self._rooms, self._clock)
         except EbbflowError as error:
@@ -192,6 +194,7 @@ class NodeSupervisor:
             book = self._file.read()
             if book is not None and (pool := book.pool(node.pool)) is not None:
                 self._rooms[pool.kind].end(book, node)
+                network.disconnect(book, node)
         with contextlib.suppress(InfraError):
             self._file.change(self._uid, change)
 
@@ -202,6 +205,7 @@ class NodeSupervisor:
             if node.phase == "starting" and book is not None and (pool := book.pool(node.pool)) is not None:
                 with contextlib.suppress(InfraError):
                     self._rooms[pool.kind].end(book, node)
+                    network.disconnect(book, node)
                     self._drop(node, "its start was interrupted")
 
 
@@ -214,7 +218,10 @@ def main(folder: str, uid: str) -> None:
     book = file.change(uid, lambda b: b if marks.alive(b.keeper) else replace(b, keeper=me))
     clock = MachineClock(book.offset)
     if book.keeper == me:
+        guardian = network.guard(file, book)
         NodeSupervisor(file, uid, clock, common=lambda b, pool: ensure_cluster(file, b, pool, clock)).run()
+        if guardian is not None:
+            guardian.release()
 
 
 _kept: list[LocalSparkCluster] = []  # of this process, the keeper: a cluster ends with who started it
@@ -248,6 +255,7 @@ def ensure_cluster(
         memory=f"{max(1, round(pool.memory * 1024))}m",
         cpus=min(float(pool.cores), pool.cores * per_core),
         directory=file.folder / "spark",
+        host=book.network.host if book.network is not None else "",
         clock=clock,
     )
     _kept[:] = [cluster]

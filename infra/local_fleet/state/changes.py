@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ebbflow.infra.local_fleet.state.fleet_state import Identity, LocalFleetState, LocalNode, firmness
 from ebbflow.infra.local_fleet.state.pools import LocalPool
+from ebbflow.infra.machine.network.plan import free_number
 from ebbflow.infra.protocols import ProviderCall, Refusal
 from ebbflow.planners.model.capacity import Market, Notice
 from ebbflow.planners.model.fleet import Target
@@ -38,10 +39,19 @@ def give(book: LocalFleetState, name: str, most: int, now: float) -> LocalFleetS
             now,
             market,
             pool.price_in(market),
+            host=_address(book, sum(book.numbers.values()) + 1),
             gpus=tuple(free[: pool.slots]) if book.gpus and pool.kind == "gpu" else (),
         )
         book = replace(book, numbers={**book.numbers, name: number}, nodes=(*book.nodes, node))
     return book
+
+
+def _address(book: LocalFleetState, number: int) -> str:
+    """Return the address of a node that nobody has had before it, as far as there are such; "" on loopback."""
+    if book.network is None:
+        return ""
+    links = book.network.links
+    return links[0].address(free_number(number, links, {node.host for node in book.nodes}))
 
 
 def take(book: LocalFleetState, id_: str, host: str, process: Identity | None, now: float) -> LocalFleetState:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet.state.pools import LocalPool
+from ebbflow.infra.machine.network.plan import NetworkPlan
 from ebbflow.planners.model.capacity import Market, Node, Notice
 from ebbflow.planners.model.fleet import PoolState
 
@@ -109,6 +110,7 @@ class LocalFleetState:
     gone: tuple[GoneNode, ...] = ()  # the newest last
     gpus: tuple[str, ...] = ()  # of this machine that nodes share out; empty: slots are CPU cores
     spark: SparkPart | None = None
+    network: NetworkPlan | None = None  # of the nodes; None: they are on loopback
 
     def pool(self, name: str) -> LocalPool | None:
         return next((pool for pool in self.pools if pool.name == name), None)

@@ -21,14 +21,14 @@ def lay_out(
     cores: int,
     memory: int,
     directory: Path | str | None,
+    host: str,
     ports: tuple[int | None, int | None],
 ) -> ClusterState:
-    """Return a new cluster without processes and CPU quota. ``memory`` is in MiB.
+    """Return a new cluster without processes and CPU quota. ``memory`` is in MiB, ``host`` the master's.
 
     ``ports`` are those asked for, of the master and of its pages. Raises ``OptionError`` or ``ClusterError``
     for a port that cannot be had.
     """
-    host = "127.0.0.1"
     port = options.choose_port(host, ports[0])
     return ClusterState(
         name=file.folder.name,

@@ -30,6 +30,7 @@ from ebbflow.planners.errors import OptionError
 
 __all__ = ["ClusterStatus", "LocalSparkCluster", "NodeStatus", "find_cluster", "list_clusters"]
 
+_LOOPBACK = "127.0.0.1"
 _POLL = 0.1  # seconds between looks at daemons that are starting
 _ACKNOWLEDGE = 10.0  # seconds that the master may take to show a notice
 _DECOMMISSION = {
@@ -64,6 +65,7 @@ class LocalSparkCluster:
         cpu_limit: bool | None = None,
         cpus: float | None = None,
         directory: Path | str | None = None,
+        host: str = "",
         detached: bool = False,
         master_port: int | None = None,
         ui_port: int | None = None,
@@ -75,7 +77,8 @@ class LocalSparkCluster:
         ``cores`` and ``memory`` are of each worker. ``cpu_limit`` holds workers to a fixed CPU share:
         ``None`` where the machine allows, ``True`` or fail, ``False`` not. ``cpus`` is that share, in CPUs
         of this machine for each worker; by default what the machine has for ``workers``. ``directory`` is for
-        logs and scratch; by default the state file's, ``$EBBFLOW_HOME/clusters/<name>``.
+        logs and scratch; by default the state file's, ``$EBBFLOW_HOME/clusters/<name>``. ``host`` is the master's
+        address, by default loopback.
 
         Raises ``OptionError``; ``EngineUnavailableError`` without Java or Spark; ``ClusterError`` when the
         name or an asked port is taken, or a daemon does not come up within ``timeout`` seconds.
@@ -86,14 +89,16 @@ class LocalSparkCluster:
         clock = clock or SystemClock()
         file = StateFile.of(name)
         ports = (master_port, ui_port)
-        state = lay_out(file, cores=cores, memory=mebibytes, directory=directory, ports=ports)
+        state = lay_out(
+            file, cores=cores, memory=mebibytes, directory=directory, host=host or _LOOPBACK, ports=ports
+        )
         state = with_quota(state, workers, cpu_limit, cpus)
         claim(file, state, clock)
         cluster = cls(file, state.uid, clock, Guardian(file, state.uid))
         atexit.register(cluster._at_exit)
         try:
             cluster._start_master(java, home, timeout)
-            cluster._grow([""] * workers, java, home, timeout)
+            cluster._grow([NodeRecord("", "")] * workers, java, home, timeout)
         except BaseException:
             cluster.stop()
             raise
@@ -161,16 +166,18 @@ class LocalSparkCluster:
 
     # --- what can happen to it ----------------------------------------------------------------------------
 
-    def add(self, timeout: float = 120.0, *, node_id: str = "") -> str:
+    def add(self, timeout: float = 120.0, *, node_id: str = "", host: str = "", namespace: str = "") -> str:
         """Start one more worker like the others, wait until it is registered, and return its id.
 
-        It is called ``node_id``, or ``worker-N``. Raises ``ClusterError``, also for an id that was used before.
+        It is called ``node_id``, or ``worker-N``, and is at ``host`` in a network namespace, or at a loopback address
+        of its own. Raises ``ClusterError``, also for an id that was used before.
         """
         if not self.state.alive:
             raise ClusterError(
                 f"the master of cluster {self.name!r} is gone; stop the cluster and start anew"
             )
-        return self._grow([node_id], find_java(), spark_home(), timeout)[0]
+        wanted = NodeRecord(node_id, host, namespace=namespace)
+        return self._grow([wanted], find_java(), spark_home(), timeout)[0]
 
     def notice(self, node_id: str, seconds: float = 120.0) -> float:
         """Give a node notice: Spark decommissions its worker now, and it is killed ``seconds`` from now.
@@ -232,13 +239,16 @@ class LocalSparkCluster:
         # A worker that finds no master tries again only 5 to 15 s later, so wait for its port, not its pages.
         self._ready("master", child, lambda: options.listens(state.host, state.port), timeout)
 
-    def _grow(self, names: Sequence[str], java: JavaInstall, home: Path, timeout: float) -> list[str]:
-        """Start workers of these names side by side and wait until the master lists them as alive."""
+    def _grow(self, wanted: Sequence[NodeRecord], java: JavaInstall, home: Path, timeout: float) -> list[str]:
+        """Start workers side by side and wait until the master lists them as alive.
+
+        Each has the id, host and namespace that ``wanted`` names, where it names any.
+        """
         ids: list[str] = []
         try:
             started = []
-            for name in names:
-                record = self._reserve(name)
+            for asked in wanted:
+                record = self._reserve(asked)
                 ids.append(record.id)
                 started.append((record, self._spawn_worker(record, java, home)))
             for record, child in started:
@@ -257,12 +267,13 @@ class LocalSparkCluster:
                 teardown.end_node(self._file, self.state, node_id, self._clock)
                 self._update(methodcaller("without_node", node_id))
 
-    def _reserve(self, name: str) -> NodeRecord:
+    def _reserve(self, asked: NodeRecord) -> NodeRecord:
         def change(state: ClusterState) -> ClusterState:
             number = state.started + 1
-            if name and any(node.id == name for node in state.nodes):
-                raise ClusterError(f"cluster {state.name!r} has had a node {name!r} already")
-            record = NodeRecord(name or f"worker-{number}", options.loopback(number))
+            if asked.id and any(node.id == asked.id for node in state.nodes):
+                raise ClusterError(f"cluster {state.name!r} has had a node {asked.id!r} already")
+            host = asked.host or options.loopback(number)
+            record = replace(asked, id=asked.id or f"worker-{number}", host=host)
             return replace(state, started=number, nodes=(*state.nodes, record))
 
         return self._update(change).nodes[-1]
@@ -276,7 +287,13 @@ class LocalSparkCluster:
         command = daemons.command(java, home, daemons.WORKER, _DECOMMISSION, self._file.properties, arguments)
         environment = daemons.environment(java, home, record.host) | {"SPARK_LOCAL_DIRS": str(disk / "local")}
         self._log(record.id).unlink(missing_ok=True)
-        child = processes.spawn(command, environment, state.mark_of(record.id), self._log(record.id))
+        child = processes.spawn(
+            command,
+            environment,
+            state.mark_of(record.id),
+            self._log(record.id),
+            namespace=record.namespace,
+        )
         self._children.append(child)
         self._update(lambda s: s.with_node(record.id, pid=child.pid))
         self._hold(record.id, child.pid)

@@ -28,6 +28,7 @@ class NodeRecord:
     phase: Phase = "starting"
     deadline: float | None = None  # seconds since the Unix epoch; when the node leaves, once it has a notice
     cgroup: str = ""  # its control group, or empty
+    namespace: str = ""  # its network namespace; empty: it is on loopback
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,83 @@
+"""The network of a fleet whose nodes have one: made with the first node, gone with the fleet, whatever happens.
+
+Run as ``python -m ebbflow.infra.local_fleet.provider.network FOLDER UID SUPERVISOR``, this module outlives the node
+supervisor: once that is gone, and neither another one has come nor anything runs on the nodes, which terminate
+themselves, it removes what there was.
+"""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import InfraError
+from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode
+from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
+from ebbflow.infra.machine import processes
+from ebbflow.infra.machine.guardian import Guardian, outlive
+from ebbflow.infra.machine.network import links, registry
+
+_LOOK = 0.5  # s between looks at a fleet without a supervisor
+_PATIENCE = 60.0  # s for its nodes to terminate
+
+
+def guard(file: LocalFleetStateFile, book: LocalFleetState) -> Guardian | None:
+    """Make the bridges of a fleet, and have them go when this process, its supervisor, is gone.
+
+    Nothing happens for one on loopback. Raises ``ClusterError``.
+    """
+    if book.network is None:
+        return None
+    links.make_bridges(book.network)
+    return Guardian(__name__, [str(file.folder), book.uid, str(os.getpid())], file.folder)
+
+
+def connect(book: LocalFleetState, node: LocalNode) -> str:
+    """Make a node's namespace and return its name; "" on loopback. Raises ``ClusterError``."""
+    if book.network is None:
+        return ""
+    links.add_node(book.network, node.id, book.network.inside(node.host))
+    return book.network.namespace(node.id)
+
+
+def disconnect(book: LocalFleetState, node: LocalNode) -> None:
+    """Remove what ``connect`` made; nothing happens where it is gone. Raises ``ClusterError``."""
+    if book.network is not None and node.host:
+        links.remove_node(book.network, node.id, book.network.inside(node.host))
+
+
+def remove(book: LocalFleetState) -> None:
+    """Remove all of a fleet's network; nothing happens where it is gone. Raises ``ClusterError``."""
+    if book.network is not None:
+        registry.release(book.network.tag)
+
+
+def lives(entry: registry.Entry) -> bool:
+    """Tell whether a network is of a fleet that has a supervisor, or of which any process is left."""
+    book = None
+    with contextlib.suppress(InfraError):
+        book = LocalFleetStateFile(Path(entry.owner)).read()
+    if book is None or book.uid != entry.uid:
+        return bool(marks.nodes(entry.uid))
+    spark = book.spark is not None and processes.members(f"{book.spark.uid}/")
+    return marks.alive(book.keeper) or bool(spark or marks.nodes(book.uid))
+
+
+def _watch(folder: Path, uid: str, supervisor: int, clock: Clock) -> None:
+    if not outlive(supervisor, lambda: True, clock):
+        return
+    entry = next((one for one in registry.entries() if one.uid == uid), None)
+    end = clock.now() + _PATIENCE
+    while entry is not None and lives(entry) and clock.now() < end:
+        book = LocalFleetStateFile(folder).read()
+        if book is not None and book.uid == uid and marks.alive(book.keeper):
+            return  # another supervisor, with another guardian
+        clock.sleep(_LOOK)
+    if entry is not None and not lives(entry):
+        registry.release(entry.tag)
+
+
+if __name__ == "__main__":
+    _watch(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), SystemClock())

@@ -1,0 +1,122 @@
+"""Networks of nodes as the kernel has them. Skipped, with the reason, where this process may not make any."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.machine import processes
+from ebbflow.infra.machine.network import links, namespaces, registry
+from ebbflow.infra.machine.network.plan import NetworkPlan, parse_rates
+from tests.infra.networks import left, skip_without_rights, throughput
+
+
+@pytest.fixture
+def network(request: pytest.FixtureRequest) -> Iterator[NetworkPlan]:
+    skip_without_rights()
+    uid = os.urandom(6).hex()
+    plan = registry.reserve(uid, "/nowhere", parse_rates(getattr(request, "param", "100mbit")))
+    try:
+        links.make_bridges(plan)
+        yield plan
+    finally:
+        registry.release(plan.tag)
+    assert left(plan.tag) == []
+    assert uid not in {entry.uid for entry in registry.entries()}
+
+
+@pytest.mark.parametrize("network", ["100mbit,20mbit"], indirect=True)
+def test_links_carry_their_rates_and_no_more(network: NetworkPlan) -> None:
+    for number in (1, 2):
+        links.add_node(network, f"gpu-{number}", number)
+    names = [network.namespace(f"gpu-{number}") for number in (1, 2)]
+    assert 60 < throughput(names[0], names[1], network.links[0].address(2)) < 110
+    assert 12 < throughput(names[1], names[0], network.links[1].address(1)) < 23
+    assert 60 < throughput("", names[0], network.links[0].address(1)) < 110
+
+
+def test_all_may_be_made_and_removed_twice(network: NetworkPlan) -> None:
+    links.make_bridges(network)
+    for _ in range(2):
+        links.add_node(network, "gpu-1", 1)
+        assert namespaces.exists(network.namespace("gpu-1"))
+        links.remove_node(network, "gpu-1", 1)
+        links.remove_node(network, "gpu-1", 1)
+        assert left(network.tag) == [network.bridge(0)]
+
+
+def test_namespaces_leave_no_mounts_behind(network: NetworkPlan) -> None:
+    def mounts() -> int:
+        return Path("/proc/self/mountinfo").read_text().count("/netns")
+
+    links.add_node(network, "gpu-1", 1)
+    before = mounts()
+    for number in (2, 3, 4):
+        links.add_node(network, f"gpu-{number}", number)
+        links.remove_node(network, f"gpu-{number}", number)
+    assert mounts() == before
+
+
+def test_processes_are_born_where_their_node_is(network: NetworkPlan, tmp_path) -> None:
+    links.add_node(network, "gpu-1", 1)
+    name = network.namespace("gpu-1")
+    child = processes.spawn(["sleep", "60"], {}, f"{network.tag}/x", tmp_path / "log", namespace=name)
+    try:
+        theirs, ours = (os.readlink(f"/proc/{pid}/ns/net") for pid in (child.pid, "self"))
+        assert theirs != ours
+        assert namespaces.within(name, lambda: os.readlink("/proc/thread-self/ns/net")) == theirs
+        assert os.readlink("/proc/thread-self/ns/net") == ours
+    finally:
+        child.kill()
+        child.wait(10)
+
+
+def test_a_node_reaches_its_own_network_and_nothing_else(network: NetworkPlan) -> None:
+    links.add_node(network, "gpu-1", 1)
+
+    def names() -> list[str]:
+        return [name for _, name in socket.if_nameindex()]
+
+    assert namespaces.within(network.namespace("gpu-1"), names) == ["lo", "eth0"]
+    with pytest.raises(OSError, match="unreachable"):
+        namespaces.within(network.namespace("gpu-1"), lambda: socket.create_connection(("192.0.2.77", 9), 5))
+
+
+def test_two_runs_have_addresses_of_their_own(network: NetworkPlan) -> None:
+    other = registry.reserve("f" * 12, "/nowhere", parse_rates("1mbit"))
+    try:
+        assert other.links[0].subnet != network.links[0].subnet
+    finally:
+        registry.release(other.tag)
+
+
+def test_what_a_crash_left_is_found_and_removed(network: NetworkPlan, monkeypatch) -> None:
+    links.add_node(network, "gpu-1", 1)
+    others = {entry.uid for entry in registry.entries() if entry.tag != network.tag}
+    assert (
+        registry.remove_leftovers(lambda entry: entry.uid in others) == []
+    )  # a minute to show that it lives
+    os.utime(registry.FOLDER / network.tag, (time.time() - 90, time.time() - 90))
+    assert registry.remove_leftovers(lambda entry: True) == []
+    gone = registry.remove_leftovers(lambda entry: entry.uid in others)
+    assert set(gone) == {network.bridge(0), network.interface(0, 1), network.namespace("gpu-1")}
+
+
+def test_a_namespace_that_is_not_there_cannot_be_entered() -> None:
+    with pytest.raises(
+        ClusterError, match="the network namespace ebbflow-none cannot be entered: No such file"
+    ):
+        namespaces.within("ebbflow-none", lambda: None)
+
+
+def test_without_the_right_to_make_networks_it_says_so_and_what_to_do(monkeypatch) -> None:
+    def refuse(do: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(namespaces, "aside", refuse)
+    with pytest.raises(ClusterError, match=r"needs the right to make network namespaces \(root.*loopback"):
+        links.check()
