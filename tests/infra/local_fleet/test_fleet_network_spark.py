@@ -32,7 +32,9 @@ def test_a_query_shuffles_over_the_links_and_nothing_is_left(monkeypatch, tmp_pa
         hosts = {node.id: node.host for node in fleet.book.nodes}
         assert {node.id: node.host for node in find_cluster(fleet.spark_master).nodes} == hosts
         before = {id_: sent(plan.namespace(id_)) for id_ in hosts}
-        chosen = settings(fleet.spark_master, app_name="wired", memory="600m", conf={"spark.executor.cores": "1"})
+        chosen = settings(
+            fleet.spark_master, app_name="wired", memory="600m", conf={"spark.executor.cores": "1"}
+        )
         session, process = start_session(chosen | {"spark.sql.shuffle.partitions": "2"})
         try:
             rows = session.sql(
