@@ -1,38 +1,139 @@
 """The command line: ``ebbflow --help`` lists the commands."""
 
-import logging
 import sys
 from enum import StrEnum
-from importlib.metadata import version
 from typing import Annotated, Protocol, runtime_checkable
 
 import typer
 
-from ebbflow.flows import elastic as elastic_cli
-from ebbflow.flows import report as report_cli
-from ebbflow.flows import simulation as simulate_cli
-from ebbflow.flows.apps import cli as apps_cli
-from ebbflow.flows.capacity import cli as capacity_cli
-from ebbflow.flows.fleet import cli as fleet_cli
-from ebbflow.flows.ledger import cli as ledger_cli
-from ebbflow.flows.nodes import cli as local_cli
-from ebbflow.flows.pipeline import cli as pipeline_cli
-from ebbflow.flows.query import cli as query_cli
 from ebbflow.flows.runs.answers import print_error, wants_json
+from ebbflow.flows.runs.command_list import Listed, ListedGroup
 from ebbflow.flows.runs.exit_status import status_of
-from ebbflow.flows.runs.option_checks import CheckedGroup
-from ebbflow.flows.runs.options import NODES, SET_UP, WATCH
-from ebbflow.flows.setup import cli as setup_cli
-from ebbflow.flows.setup import data as data_cli
-from ebbflow.flows.setup import deployments as prefect_cli
-from ebbflow.flows.setup import init as init_cli
-from ebbflow.flows.training import cli as train_cli
-from ebbflow.flows.tuning import cli as tune_cli
 from ebbflow.planners.errors import EbbflowError
+
+RUN_WORK, SET_UP, WATCH, NODES = "Run work", "Set up and try", "Watch and control", "Nodes"
+
+
+class Commands(ListedGroup):
+    """The commands of ``ebbflow``."""
+
+    listed = (
+        Listed(
+            "query",
+            "ebbflow.flows.query.cli",
+            "Run a query that re-plans itself while capacity changes.",
+            RUN_WORK,
+        ),
+        Listed(
+            "explain",
+            "ebbflow.flows.query.cli",
+            "Show the candidate plans of a query side by side, without running anything.",
+            RUN_WORK,
+        ),
+        Listed(
+            "train",
+            "ebbflow.flows.training.cli",
+            "Train a PyTorch script elastically: it continues when nodes leave, and uses nodes that join.",
+            RUN_WORK,
+        ),
+        Listed(
+            "tune",
+            "ebbflow.flows.tuning.cli",
+            "Tune hyperparameters: trials are elastic trainings that share the nodes.",
+            RUN_WORK,
+        ),
+        Listed(
+            "elastic",
+            "ebbflow.flows.elastic",
+            "Run a regression, clustering or topic model whose workers come and go while it runs.",
+            RUN_WORK,
+        ),
+        Listed(
+            "run",
+            "ebbflow.flows.pipeline.cli",
+            "Run a pipeline: SQL queries, trainings and tuning runs of several teams on one elastic cluster.",
+            RUN_WORK,
+        ),
+        Listed(
+            "init",
+            "ebbflow.flows.setup.init",
+            "Write a small pipeline that runs right away: pipeline.yaml, train.py, ebbflow.toml and generated data.",
+            RUN_WORK,
+        ),
+        Listed(
+            "calibrate",
+            "ebbflow.flows.query.cli",
+            "Measure the speed of an engine on this machine or cluster, for better estimates: about 15 s.",
+            SET_UP,
+        ),
+        Listed(
+            "doctor",
+            "ebbflow.flows.setup.cli",
+            "Check this machine: which packages and programs are installed, what is missing and how to get it.",
+            SET_UP,
+        ),
+        Listed(
+            "demo",
+            "ebbflow.flows.setup.cli",
+            "Run the main job for real: two queries and two trainings of two teams on nodes that come and go.",
+            SET_UP,
+        ),
+        Listed(
+            "data",
+            "ebbflow.flows.setup.data",
+            "Parquet tables of TPC-H and TPC-DS, made once and kept in ~/.cache/ebbflow.",
+            SET_UP,
+        ),
+        Listed("prefect", "ebbflow.flows.setup.deployments", "Deploy Ebbflow's flows to Prefect.", SET_UP),
+        Listed(
+            "simulate",
+            "ebbflow.flows.simulation",
+            "Simulate training jobs with the code that schedules real clusters.",
+            SET_UP,
+        ),
+        Listed(
+            "report",
+            "ebbflow.flows.report",
+            "Show what a cluster did and why: apps, leases, nodes, fairness, money, and each decision with its "
+            "reason.",
+            WATCH,
+        ),
+        Listed(
+            "apps",
+            "ebbflow.flows.apps.cli",
+            "The apps of a cluster: queries, trainings and tuning runs that hold or request resources.",
+            WATCH,
+        ),
+        Listed(
+            "capacity",
+            "ebbflow.flows.capacity.cli",
+            "The capacity loop: the controller that assigns GPUs to apps and scales node pools.",
+            WATCH,
+        ),
+        Listed(
+            "ledger",
+            "ebbflow.flows.ledger.cli",
+            "The ledger: the durable event log of apps, nodes, leases and decisions.",
+            WATCH,
+        ),
+        Listed(
+            "local",
+            "ebbflow.flows.nodes.cli",
+            "Spark workers and GPU nodes of this machine, with fault injection.",
+            NODES,
+        ),
+        Listed(
+            "fleet",
+            "ebbflow.flows.fleet.cli",
+            "Node pools of a cluster on AWS: status, cost, scale-out and scale-in.",
+            NODES,
+        ),
+    )
+
 
 app = typer.Typer(
     name="ebbflow",
-    cls=CheckedGroup,
+    cls=Commands,
     help="Run SQL queries, PyTorch trainings and pipelines of both on an elastic cluster of several teams.\n\n"
     "[b]First steps[/b]\n\n"
     "    ebbflow doctor                 check this machine\n\n"
@@ -46,22 +147,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-query_cli.register(app)
-train_cli.register(app)
-tune_cli.register(app)
-elastic_cli.register(app)
-pipeline_cli.register(app)
-init_cli.register(app)
-report_cli.register(app)
-app.add_typer(apps_cli.app, name="apps", rich_help_panel=WATCH)
-app.add_typer(capacity_cli.app, name="capacity", rich_help_panel=WATCH)
-app.add_typer(ledger_cli.app, name="ledger", rich_help_panel=WATCH)
-app.add_typer(local_cli.app, name="local", rich_help_panel=NODES)
-app.add_typer(fleet_cli.app, name="fleet", rich_help_panel=NODES)
-setup_cli.register(app)
-app.add_typer(data_cli.app, name="data", rich_help_panel=SET_UP)
-app.add_typer(prefect_cli.app, name="prefect", rich_help_panel=SET_UP)
-app.add_typer(simulate_cli.app, name="simulate", rich_help_panel=SET_UP)
 
 
 class LogLevel(StrEnum):
@@ -73,6 +158,8 @@ class LogLevel(StrEnum):
 
 def _say_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         print(f"ebbflow {version('prefect-ebbflow')}")
         raise typer.Exit
 
@@ -92,6 +179,8 @@ def _about(
     ] = None,
 ) -> None:
     if log_level is not None:
+        import logging
+
         form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
         logging.basicConfig(level=log_level.upper(), format=form, stream=sys.stderr)
 

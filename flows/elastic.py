@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ebbflow.flows.runs.answers import print_json
-from ebbflow.flows.runs.options import RUN_WORK, AsJson, Quiet
+from ebbflow.flows.runs.options import AsJson, Quiet
 from ebbflow.flows.runs.output_pipes import outlive_readers
 
 console = Console()
@@ -147,4 +147,4 @@ def elastic(
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("elastic", help=HELP, rich_help_panel=RUN_WORK)(elastic)
+    app.command("elastic", help=HELP)(elastic)

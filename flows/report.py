@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ebbflow.flows.capacity.cli import Cluster, LedgerAt
-from ebbflow.flows.runs.options import WATCH, AsJson
+from ebbflow.flows.runs.options import AsJson
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.numbers import MAX_SECONDS, UNSIGNED
 
@@ -43,7 +43,7 @@ The page is one file that needs no network. Read-only. A TIME is a duration ago 
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command("report", help=_HELP, rich_help_panel=WATCH)(report)
+    app.command("report", help=_HELP)(report)
 
 
 def report(

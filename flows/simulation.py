@@ -319,3 +319,8 @@ def _print_comparison(records: Sequence[dict[str, Any]]) -> None:
             cells = [f"[b]{values[n]}[/b]" if best[n] else values[n] for n in picked]
             table.add_row(policy, *cells)
         console.print(table)
+
+
+def register(top: typer.Typer) -> None:
+    """Add the group to the command line."""
+    top.add_typer(app, name="simulate")

@@ -290,3 +290,8 @@ def _opened(url: str | None, cluster: str) -> "Iterator[Ledger]":
             yield found
     except LedgerError as error:
         fail(str(error), status_of(error), type(error).__name__)
+
+
+def register(top: typer.Typer) -> None:
+    """Add the group to the command line."""
+    top.add_typer(app, name="apps")

@@ -436,3 +436,8 @@ def options_of(given: list[str]) -> Mapping[str, Any]:
         except ValueError:
             found[name.strip()] = value  # a word
     return found
+
+
+def register(top: typer.Typer) -> None:
+    """Add the group to the command line."""
+    top.add_typer(app, name="capacity")

@@ -288,3 +288,8 @@ def plan(
 
 fleet_change.register(app)
 fleet_gangs.register(app)
+
+
+def register(top: typer.Typer) -> None:
+    """Add the group to the command line."""
+    top.add_typer(app, name="fleet")

@@ -363,3 +363,8 @@ def _opened(url: str | None, cluster: str) -> "Ledger":
     from ebbflow.infra.ledger import Ledger
 
     return Ledger.open(url, cluster=cluster, create=False)
+
+
+def register(top: typer.Typer) -> None:
+    """Add the group to the command line."""
+    top.add_typer(app, name="ledger")

@@ -356,3 +356,8 @@ def down(name: Name = DEFAULT, yes: Yes = False) -> None:
         confirm(f"{', '.join(apps)} run on the nodes of the fleet {name}; stop them?", yes)
     fleet.down()
     _say(f"the fleet {name} is down")
+
+
+def register(top: typer.Typer) -> None:
+    """Add the group to the command line."""
+    top.add_typer(app, name="local")

@@ -10,7 +10,6 @@ from rich.table import Table
 from ebbflow.flows.runs.answers import print_json
 from ebbflow.flows.runs.exit_status import ExitStatus
 from ebbflow.flows.runs.options import (
-    RUN_WORK,
     Runner,
     wants_prefect,
 )
@@ -324,7 +323,7 @@ def print_outcome(outcome: "PipelineOutcome", console: Console) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("run", help=RUN_HELP, rich_help_panel=RUN_WORK)(run)
+    app.command("run", help=RUN_HELP)(run)
 
 
 __all__ = ["print_outcome", "register", "run_on_terminal"]

@@ -12,8 +12,6 @@ from ebbflow.flows.nodes.masters import resolve_master
 from ebbflow.flows.runs.answers import fail
 from ebbflow.flows.runs.exit_status import ExitStatus
 from ebbflow.flows.runs.options import (
-    RUN_WORK,
-    SET_UP,
     AllowFunctions,
     AsJson,
     Materialize,
@@ -292,6 +290,6 @@ def _name(sql: str) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("query", help=_QUERY_HELP, rich_help_panel=RUN_WORK)(query)
-    app.command("explain", help=_EXPLAIN_HELP, rich_help_panel=RUN_WORK)(explain)
-    app.command("calibrate", help=_CALIBRATE_HELP, rich_help_panel=SET_UP)(calibrate)
+    app.command("query", help=_QUERY_HELP)(query)
+    app.command("explain", help=_EXPLAIN_HELP)(explain)
+    app.command("calibrate", help=_CALIBRATE_HELP)(calibrate)

@@ -8,23 +8,27 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model import Share
 from ebbflow.planners.model.numbers import parse_duration, parse_gib, parse_number, parse_whole, show_duration
+
+if TYPE_CHECKING:
+    from ebbflow.planners.model import Share
 
 _MAX_CORES = 10**6
 DURATION = "DURATION"  # metavar of options that take 90s, 5m, 2h
 
 
-def parse_capacity(text: str) -> Share:
+def parse_capacity(text: str) -> "Share":
     """Return the share that ``cores=3,memory=6GiB[,nodes=3][,interruption_rate=2]`` describes.
 
     Raises ``OptionError``.
     """
+    from ebbflow.planners.model import Share
+
     values = {"cores": "3", "memory": "6GiB", "nodes": "", "interruption_rate": "0.05"}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, value = part.partition("=")
@@ -125,9 +129,6 @@ Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Only errors on standard error: no progress, no notes.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More detail on standard error.")]
-
-RUN_WORK, WATCH, NODES, SET_UP = "Run work", "Watch and control", "Nodes", "Set up and try"
-"""Titles of the groups of commands in ``ebbflow --help``."""
 
 
 def duration_option(*flags: str, help: str, min: float = 0.0, shown: float | None = None, **more: Any) -> Any:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ebbflow.flows.runs.answers import print_json
 from ebbflow.flows.runs.exit_status import ExitStatus
-from ebbflow.flows.runs.options import SET_UP, AsJson, Materialize, Runner, wants_prefect
+from ebbflow.flows.runs.options import AsJson, Materialize, Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 console = Console()
@@ -124,5 +124,5 @@ def demo(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("doctor", help=_DOCTOR_HELP, rich_help_panel=SET_UP)(doctor)
-    app.command("demo", help=_DEMO_HELP, rich_help_panel=SET_UP)(demo)
+    app.command("doctor", help=_DOCTOR_HELP)(doctor)
+    app.command("demo", help=_DEMO_HELP)(demo)

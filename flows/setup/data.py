@@ -141,3 +141,8 @@ def _tell_cached(suite: str, scale: float, folder: Path, console: Console) -> No
 
 def _say(line: str, console: Console) -> None:
     console.print(f"[bold]data[/]: {line}", soft_wrap=True, highlight=False)
+
+
+def register(top: typer.Typer) -> None:
+    """Add the group to the command line."""
+    top.add_typer(app, name="data")

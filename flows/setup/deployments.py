@@ -107,3 +107,8 @@ def _yaml(text: str) -> str:
 
 def _say(text: str) -> None:
     messages.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def register(top: typer.Typer) -> None:
+    """Add the group to the command line."""
+    top.add_typer(app, name="prefect")

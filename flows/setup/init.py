@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ebbflow.flows.runs.options import RUN_WORK
 from ebbflow.planners.errors import OptionError
 
 FILES = ("pipeline.yaml", "train.py", "ebbflow.toml")
@@ -95,4 +94,4 @@ def _print_next(directory: Path) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("init", help=_HELP, rich_help_panel=RUN_WORK)(init)
+    app.command("init", help=_HELP)(init)

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from ebbflow.flows.runs.exit_status import ExitStatus
-from ebbflow.flows.runs.options import RUN_WORK, AsJson, Runner, RunnerOption, wants_prefect
+from ebbflow.flows.runs.options import AsJson, Runner, RunnerOption, wants_prefect
 from ebbflow.flows.runs.request_options import with_options_of
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.training.request import TrainingRequest, default_runs_dir
@@ -186,4 +186,4 @@ def _run(request: TrainingRequest, *, prefect: bool, resume: bool) -> Any:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("train", help=TRAIN_HELP, rich_help_panel=RUN_WORK)(train)
+    app.command("train", help=TRAIN_HELP)(train)

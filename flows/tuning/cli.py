@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from ebbflow.flows.runs.exit_status import ExitStatus
-from ebbflow.flows.runs.options import RUN_WORK, AsJson
+from ebbflow.flows.runs.options import AsJson
 from ebbflow.flows.runs.request_options import with_options_of
 from ebbflow.flows.training.cli import Arguments, Script
 from ebbflow.planners.errors import OptionError
@@ -131,4 +131,4 @@ def tune(
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("tune", help=TUNE_HELP, rich_help_panel=RUN_WORK)(tune)
+    app.command("tune", help=TUNE_HELP)(tune)

@@ -12,7 +12,7 @@ from typing import Any
 from ebbflow.infra.errors import WorkloadError
 from ebbflow.infra.simulation.traces.cluster import Cluster, gpu_node
 from ebbflow.infra.simulation.traces.prices import moment
-from ebbflow.infra.storage import user_files
+from ebbflow.infra.storage import user_yaml
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node
 
@@ -75,7 +75,7 @@ def read_cluster(text: str, *, spot: bool = False) -> ClusterSpec:
 
 
 def _of_yaml(path: Path, spot: bool) -> ClusterSpec:
-    found = user_files.read_yaml(path, error=WorkloadError)
+    found = user_yaml.read_yaml(path, error=WorkloadError)
     if not isinstance(found, dict):
         raise WorkloadError(f"{path}: must be a mapping with nodes, and spot and start if wanted")
     _known(path, "the file", found, {"nodes": "", "spot": "", "start": ""})

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ebbflow.infra.storage import user_files
+from ebbflow.infra.storage import user_files, user_yaml
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.failures.failures import FailureTable
 
@@ -35,7 +35,7 @@ def failure_table(path: Path | str | None = None) -> FailureTable:
 
 def _read(path: Path) -> Mapping[str, Any]:
     if path.suffix.lower() in (".yaml", ".yml"):
-        return user_files.read_yaml(path) or {}
+        return user_yaml.read_yaml(path) or {}
     if path.suffix.lower() == ".toml":
         return user_files.read_toml(path)
     raise OptionError(f"{path} is no failure table: that is a .toml, .yaml or .yml file")

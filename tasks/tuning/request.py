@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ebbflow.infra.errors import StorageError, TrainingError
-from ebbflow.infra.storage import records, user_files
+from ebbflow.infra.storage import records, user_yaml
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options
@@ -64,7 +64,7 @@ class Parameter:
 
 def read_space(path: Path | str) -> tuple[Parameter, ...]:
     """Return the parameters that a YAML file names. Raises ``OptionError``."""
-    data = user_files.read_yaml(path, error=lambda said: OptionError(f"the space: {said}"))
+    data = user_yaml.read_yaml(path, error=lambda said: OptionError(f"the space: {said}"))
     if not isinstance(data, Mapping) or not data:
         raise OptionError(f"{path} must name parameters, such as `lr: {{log: [0.001, 1]}}`; got {data!r:.60}")
     try:

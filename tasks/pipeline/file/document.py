@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from ebbflow.infra.storage import user_files
+from ebbflow.infra.storage import user_files, user_yaml
 from ebbflow.planners.errors import PipelineFileError
 
 Scalar = str | int | float | bool | None
@@ -71,7 +71,7 @@ def read_document(text: str, source: str) -> Entry:
     if len(text.encode("utf-8", "surrogatepass")) > MOST_BYTES:
         raise PipelineFileError(f"{source}:1: a pipeline's file has at most {MOST_BYTES:,} bytes")
     try:
-        root = yaml.compose(text, Loader=user_files.BoundedLoader)
+        root = yaml.compose(text, Loader=user_yaml.BoundedLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -81,7 +81,7 @@ def read_document(text: str, source: str) -> Entry:
     except (yaml.YAMLError, ValueError) as error:
         said = " ".join(str(error).split())
         raise PipelineFileError(f"{source}:1: this is not YAML: {said:.200}") from error
-    except user_files.TooDeepError as error:
+    except user_yaml.TooDeepError as error:
         raise PipelineFileError(f"{source}:{error.line}: values are nested too deeply") from None
     if root is None:
         raise PipelineFileError(

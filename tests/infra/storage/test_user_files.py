@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from ebbflow.infra.errors import WorkloadError
-from ebbflow.infra.storage import user_files
+from ebbflow.infra.storage import user_files, user_yaml
 from ebbflow.planners.errors import OptionError
 
 READERS: list[Callable[[Path], Any]] = [
     user_files.read_text,
     user_files.read_json,
     user_files.read_toml,
-    user_files.read_yaml,
+    user_yaml.read_yaml,
 ]
 
 
@@ -65,13 +65,13 @@ def test_what_is_no_text_file_is_refused(
         (user_files.read_json, "[" * 100_000, "nested too deeply"),
         (user_files.read_toml, "a = 1\na = 2", "not TOML: Cannot overwrite a value"),
         (user_files.read_toml, "a = " + "[" * 50_000, "nested too deeply"),
-        (user_files.read_yaml, "a: [", "not YAML: .* at line 1, column"),
-        (user_files.read_yaml, "a: 1\na: 2", "the key 'a' is given twice at line 2, column 1"),
-        (user_files.read_yaml, "[" * 5000, "line 1: values are nested too deeply"),
-        (user_files.read_yaml, "a: &a [*a]", "an alias must not stand for what it is a part of"),
-        (user_files.read_yaml, _bomb(), "at most 200,000 values"),
-        (user_files.read_yaml, "a: !!python/object/apply:os.system [id]", "could not determine a constructor"),
-        (user_files.read_yaml, "? [a, b]\n: 1", "a key must be a word"),
+        (user_yaml.read_yaml, "a: [", "not YAML: .* at line 1, column"),
+        (user_yaml.read_yaml, "a: 1\na: 2", "the key 'a' is given twice at line 2, column 1"),
+        (user_yaml.read_yaml, "[" * 5000, "line 1: values are nested too deeply"),
+        (user_yaml.read_yaml, "a: &a [*a]", "an alias must not stand for what it is a part of"),
+        (user_yaml.read_yaml, _bomb(), "at most 200,000 values"),
+        (user_yaml.read_yaml, "a: !!python/object/apply:os.system [id]", "could not determine a constructor"),
+        (user_yaml.read_yaml, "? [a, b]\n: 1", "a key must be a word"),
     ],
 )  # fmt: skip
 def test_what_breaks_its_format_is_refused(
@@ -87,10 +87,10 @@ def test_what_breaks_its_format_is_refused(
 def test_right_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "given"
     path.write_bytes(b"\xef\xbb\xbf" + "a: é\nb: &x [1]\nc: *x\n".encode())
-    assert user_files.read_yaml(path) == {"a": "é", "b": [1], "c": [1]}
+    assert user_yaml.read_yaml(path) == {"a": "é", "b": [1], "c": [1]}
     assert user_files.first_line(path) == "a: é"
     path.write_text("")
-    assert user_files.read_yaml(path) is None
+    assert user_yaml.read_yaml(path) is None
 
 
 def test_places_to_write(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Commands start fast: they import what they need, counted in modules and not in seconds."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import typer
+
+from ebbflow.flows import cli
+
+PATIENCE = 120.0  # s
+_SAYING = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=open({file!r}, "w")))
+from ebbflow.flows import cli
+cli.main()
+"""
+
+
+def imported(tmp_path: Path, *arguments: str) -> set[str]:
+    """Return the modules that a process of the command line has imported at its end."""
+    file = tmp_path / "modules"
+    command = [sys.executable, "-c", _SAYING.format(file=str(file)), *arguments]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "COV_"))}
+    subprocess.run(command, capture_output=True, timeout=PATIENCE, check=True, env=env)
+    return set(file.read_text().split())
+
+
+def packages(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
+
+
+def ours(modules: set[str]) -> set[str]:
+    return {name for name in modules if name.startswith("ebbflow.")}
+
+
+def test_the_list_of_commands_says_what_the_commands_say() -> None:
+    group = typer.main.get_command(cli.app)
+    commands = dict(group.commands)  # type: ignore[attr-defined]
+    assert [one.name for one in cli.Commands.listed] == list(commands)
+    for one in cli.Commands.listed:
+        assert commands[one.name].name == one.name
+        assert commands[one.name].help.partition("\n\n")[0].replace("\n", " ") == one.help
+
+
+def test_help_imports_no_command(tmp_path: Path) -> None:
+    modules = imported(tmp_path, "--help")
+    heavy = "numpy scipy pandas pyarrow duckdb sqlglot pydantic prefect jinja2 yaml psutil asyncio http"
+    assert not packages(modules) & set(heavy.split())
+    assert not modules & {"urllib.request", "importlib.metadata", "concurrent.futures"}
+    assert not {name for name in ours(modules) if name.startswith("ebbflow.tasks")}
+    assert len(ours(modules)) <= 30
+    assert len(modules) <= 400
