@@ -331,7 +331,7 @@ def test_json_is_short_for_the_format_and_excludes_another(tables: str, complain
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == [{"n": 600}]
     given = ["query", JOINED, *duckdb(tables), "--format", "csv", "--json"]
-    assert "--json is short for --format json; got --format csv, too" in complaint(*given)
+    assert "--json means --format json; got --format csv, too" in complaint(*given)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ class LocalSparkCluster:
         """
         if not self.state.alive:
             raise ClusterError(
-                f"the master of cluster {self.name!r} is gone; stop the cluster and start anew"
+                f"the master of cluster {self.name!r} does not run; stop the cluster and start it again"
             )
         return self._grow([node_id], find_java(), spark_home(), timeout)[0]
 

@@ -128,7 +128,7 @@ def test_words_for_today_are_frozen_too(moment, value):
     text = spark_sql(found.expression)
     assert f"('{value}'" in text
     assert "'today' AS word" in text
-    assert any(f"frozen to {value}" in note for note in found.notes)
+    assert any(f"fixed at {value}" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
