@@ -114,10 +114,10 @@ def test_a_query_from_a_file_writes_all_that_it_is_asked_for(tables: str, tmp_pa
     )  # fmt: skip
     assert done.returncode == 0
     report = json.loads(data.read_text())
-    wanted = {"rows", "seconds", "policy", "engine", "stages", "switches", "decisions", "capacity"}
+    wanted = {"rows", "seconds", "planner", "engine", "stages", "switches", "decisions", "capacity"}
     assert wanted | {"result_path"} <= report.keys()
-    assert (report["rows"], report["engine"], report["policy"]) == (6, "duckdb", "qoop")
-    assert (report["title"], report["verified"], report["result_path"]) == ("by-nation", True, str(out))
+    assert (report["rows"], report["engine"], report["planner"]) == (6, "duckdb", "qoop")
+    assert (report["name"], report["verified"], report["result_path"]) == ("by-nation", True, str(out))
     assert pq.read_table(out).column("name").to_pylist() == [f"nation {i}" for i in range(6)]
     assert "<svg" in page.read_text()
     for stage in report["stages"]:  # progress, a line a stage

@@ -133,7 +133,7 @@ def test_requests_of_queries_are_kept_without_secrets(tpch: str, tmp_path: Path)
     given = {"spark.x.token": "t", "spark.hadoop.fs.s3a.secret.key": "k"}
     assert folder.load(given).conf == {"spark.executor.cores": "2"} | given
     with pytest.raises(
-        OptionError, match=r"holds secrets: spark\.hadoop\.fs\.s3a\.secret\.key; run the query"
+        OptionError, match=r"holds secrets: spark\.hadoop\.fs\.s3a\.secret\.key; submit the query"
     ):
         folder.load({"spark.x.token": "t"})
     with pytest.raises(

@@ -208,8 +208,8 @@ def test_the_message_names_function_reason_and_option():
         parse("SELECT * FROM read_text('/etc/passwd')", "duckdb")
     assert str(caught.value) == (
         "READ_TEXT('/etc/passwd') is refused: the function read_text reads files of the machine or of a network. SQL "
-        "may call it only if the user who runs it allows it (--allow-functions read_text; allow_functions in Python or "
-        "in a deployment's own parameters)"
+        "may call it only if the user who runs it allows it (--allow-functions read_text; allow_functions in "
+        "Python or in a deployment's own parameters)"
     )
 
 
