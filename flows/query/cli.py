@@ -143,7 +143,7 @@ def query(
     if verbose and quiet:
         raise OptionError("--verbose and --quiet exclude each other")
     if json and format not in (Format.table, Format.json):
-        raise OptionError(f"--json is short for --format json; got --format {format.value}, too")
+        raise OptionError(f"--json means --format json; got --format {format.value}, too")
     chosen = "json" if json else format.value
     check_format(chosen, terminal=sys.stdout.isatty())
     given |= {

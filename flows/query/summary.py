@@ -139,12 +139,12 @@ def sparkline(points: Sequence[tuple[float, float]], seconds: float, width: int)
 
 def _headline(report: QueryReport) -> Text:
     line = Text()
-    if report.title:
-        line.append(printable(shorten(report.title, 76)) + "\n", style="bold")
+    if report.name:
+        line.append(printable(shorten(report.name, 76)) + "\n", style="bold")
     line.append(f"{plural(report.rows, 'row')} in {seconds_text(report.seconds)}", style="bold")
     line.append(f", {against(report.seconds, report.expected_seconds)}\n")
     where = f"{report.engine} on {report.master}" if report.master else report.engine
-    line.append(f"planner {report.policy}, {where}\n", style="bright_black")
+    line.append(f"planner {report.planner}, {where}\n", style="bright_black")
     if report.engine_reason:
         line.append(f"engine: {printable(report.engine_reason)}\n", style="bright_black")
     if report.verified is None:

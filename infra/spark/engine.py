@@ -205,7 +205,7 @@ class SparkEngine:
                     )
                     found.append(Relation(name, "file", (), relations.columns(frame), external=True))
                 except Exception as error:
-                    _log.warning("table %s cannot be read and is left out: %s", name, first_line(error))
+                    _log.warning("table %s cannot be read and is ignored: %s", name, first_line(error))
         return sorted(found, key=lambda relation: relation.name)
 
     def close(self) -> None:

@@ -58,13 +58,13 @@ class AppFolder:
             said = records.load(self.file, _FORMAT)
             if missing := sorted(set(said.get("left_out", ())) - set(conf or ())):
                 raise OptionError(
-                    f"query {self._id} was begun with conf that is never written down, as it holds secrets: "
-                    f"{', '.join(missing)}; run the query anew under this id and give them again"
+                    f"query {self._id} was started with conf that is never stored, as it holds secrets: "
+                    f"{', '.join(missing)}; submit the query again under this id with these settings"
                 )
             if functions := said.get("functions"):
                 raise OptionError(
-                    f"query {self._id} was begun with functions that its user has allowed ({', '.join(functions)}), "
-                    f"which no file may; run the query anew under this id and allow them again"
+                    f"query {self._id} was started with functions that its user allowed ({', '.join(functions)}), "
+                    f"which no stored request may; submit the query again under this id and allow them"
                 )
             known = {f.name for f in fields(QueryRequest)} - {"allow_functions"}
             values = {name: value for name, value in said.items() if name in known}
@@ -75,7 +75,7 @@ class AppFolder:
                 f"query {self._id} was started by another version of Ebbflow; resume it with that version"
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise OptionError(f"{self.file} is damaged ({error}); run the query anew") from error
+            raise OptionError(f"{self.file} is damaged ({error}); submit the query again") from error
 
     def forget(self) -> None:
         """Remove the request of an app that is over. Raises ``StorageError``; what is not there is fine."""

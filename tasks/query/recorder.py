@@ -142,11 +142,11 @@ class RunRecorder(Listener):
         known = frozenset(s.fingerprint for s in self.stages if s.status in ("completed", "reused"))
         return QueryReport(
             query=request.sql,
-            policy=request.planner,
+            planner=request.planner,
             engine=request.engine,
             master=request.master if request.engine == "spark" else "",
             engine_reason=request.engine_reason,
-            title=request.name,
+            name=request.name,
             started=self.started,
             seconds=seconds,
             rows=result.rows,

@@ -23,7 +23,7 @@ from ebbflow.tasks.drawing.codec import encode, from_text, to_text
 from ebbflow.tasks.drawing.tables import table_html
 from ebbflow.tasks.drawing.wording import label_text, plural, seconds_text
 
-FORMAT = 1  # of the JSON form; grows when a key changes its meaning
+FORMAT = 2  # of the JSON form; grows when a key changes its name or meaning
 _SHOWN = 10  # rows in a notebook
 
 StageStatus = Literal["completed", "reused", "cancelled", "failed"]
@@ -245,7 +245,7 @@ class QueryReport:
     """Everything worth knowing about one run of a query."""
 
     query: str
-    policy: str
+    planner: str  # ``qoop``, ``clarinet``, ``volcano`` or ``single``
     engine: str
     started: float  # seconds since the Unix epoch
     seconds: float  # wall time from start to result
@@ -254,7 +254,7 @@ class QueryReport:
     result_path: str = ""
     master: str = ""  # Spark master, empty for DuckDB
     engine_reason: str = ""  # why the engine is this one, where nobody named it
-    title: str = ""  # what people call the query
+    name: str = ""  # display name of the query
     stages: tuple[StageReport, ...] = ()
     decisions: tuple[DecisionReport, ...] = ()
     capacity: tuple[CapacityReport, ...] = ()
@@ -333,10 +333,8 @@ class QueryReport:
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: what it was, and the first rows where this process has run it."""
-        said = (
-            f"{plural(self.rows, 'row')} in {seconds_text(self.seconds)}, {self.engine}, policy {self.policy}"
-        )
-        head = f"<b>{escape(label_text(self.title, 80))}</b> " if self.title else ""
+        said = f"{plural(self.rows, 'row')} in {seconds_text(self.seconds)}, {self.engine}, planner {self.planner}"
+        head = f"<b>{escape(label_text(self.name, 80))}</b> " if self.name else ""
         return f"<div><p>{head}{escape(said)}</p>{self._rows_html()}</div>"
 
     def _rows_html(self) -> str:
@@ -359,11 +357,11 @@ class QueryReport:
 
     @classmethod
     def from_json(cls, text: str) -> "QueryReport":
-        """Read what ``to_json`` wrote. Keys unknown to this version are ignored.
+        """Read what ``to_json`` of this or an older version wrote. Keys unknown to this version are ignored.
 
         Raises ``ReportError`` when ``text`` is no report or of a newer format.
         """
-        return from_text(cls, text, FORMAT)
+        return from_text(cls, text, FORMAT, {1: _renamed_keys})
 
     def write_json(self, path: Path | str) -> Path:
         """Write the report to ``path`` atomically and return the path."""
@@ -373,6 +371,12 @@ class QueryReport:
 def spoken(decision: ReplanDecision) -> str:
     """Return a decision's reason without its kind, which stands beside it in every report."""
     return decision.reason.removeprefix(f"{decision.kind}: ")
+
+
+def _renamed_keys(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a report of format 1 with the keys of format 2: planner and name, once policy and title."""
+    names = {"policy": "planner", "title": "name"}
+    return {names.get(key, key): value for key, value in data.items()}
 
 
 def _finite(value: float | None) -> float | None:

@@ -55,7 +55,7 @@ def timeline_svg(report: QueryReport, width: float = 960) -> str:
     return document(
         width,
         bottom + 24,
-        f"Timeline of {report.title or 'the query'}",
+        f"Timeline of {report.name or 'the query'}",
         _description(report),
         [
             _definitions(key),

@@ -99,10 +99,10 @@ def test_a_query_from_a_file_writes_all_that_it_is_asked_for(tables: str, tmp_pa
     )  # fmt: skip
     assert done.returncode == 0
     report = json.loads(data.read_text())
-    wanted = {"rows", "seconds", "policy", "engine", "stages", "switches", "decisions", "capacity"}
+    wanted = {"rows", "seconds", "planner", "engine", "stages", "switches", "decisions", "capacity"}
     assert wanted | {"result_path"} <= report.keys()
-    assert (report["rows"], report["engine"], report["policy"]) == (6, "duckdb", "qoop")
-    assert (report["title"], report["verified"], report["result_path"]) == ("by-nation", True, str(out))
+    assert (report["rows"], report["engine"], report["planner"]) == (6, "duckdb", "qoop")
+    assert (report["name"], report["verified"], report["result_path"]) == ("by-nation", True, str(out))
     assert pq.read_table(out).column("name").to_pylist() == [f"nation {i}" for i in range(6)]
     assert "<svg" in page.read_text()
     for stage in report["stages"]:  # progress, a line a stage
@@ -316,7 +316,7 @@ def test_json_is_short_for_the_format_and_excludes_another(tables: str, complain
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == [{"n": 600}]
     given = ["query", JOINED, *duckdb(tables), "--format", "csv", "--json"]
-    assert "--json is short for --format json; got --format csv, too" in complaint(*given)
+    assert "--json means --format json; got --format csv, too" in complaint(*given)
 
 
 @pytest.mark.parametrize(

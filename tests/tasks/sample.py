@@ -117,8 +117,8 @@ def sample_report() -> QueryReport:
     )
     return QueryReport(
         query=QUERY,
-        title="Local suppliers (TPC-H 5)",
-        policy="qoop",
+        name="Local suppliers (TPC-H 5)",
+        planner="qoop",
         engine="spark",
         master="spark://127.0.0.1:7077",
         started=STARTED,
@@ -162,7 +162,7 @@ def sample_report() -> QueryReport:
         plans=sample_plans(),
         expected_seconds=28.6,
         problems=("checkpoint 3f2a… ignored: its manifest names orders of another version",
-                  "current_date was frozen at 2026-09-21"),
+                  "current_date is fixed at 2026-09-21"),
         verified=True,
         verification="5 rows equal DuckDB's answer",
     )  # fmt: skip
@@ -175,7 +175,7 @@ def hostile_report() -> QueryReport:
     return replace(
         report,
         query=f"select '{bad}'",
-        title=bad,
+        name=bad,
         master=bad,
         problems=(bad,),
         stages=(replace(report.stages[0], name=bad, note=bad), *report.stages[1:]),
@@ -189,7 +189,7 @@ def hostile_report() -> QueryReport:
 def bare_report() -> QueryReport:
     """Return a report with nothing in it."""
     return QueryReport(
-        query="select 1", policy="static", engine="duckdb", started=STARTED, seconds=0.0, rows=0
+        query="select 1", planner="static", engine="duckdb", started=STARTED, seconds=0.0, rows=0
     )
 
 

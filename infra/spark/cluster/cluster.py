@@ -174,7 +174,7 @@ class LocalSparkCluster:
         """
         if not self.state.alive:
             raise ClusterError(
-                f"the master of cluster {self.name!r} is gone; stop the cluster and start anew"
+                f"the master of cluster {self.name!r} does not run; stop the cluster and start it again"
             )
         wanted = NodeRecord(node_id, host, namespace=namespace)
         return self._grow([wanted], find_java(), spark_home(), timeout)[0]

@@ -160,7 +160,7 @@ class Replanner:
             misfit = why_nothing_fits(assessed[0], share)
             return (
                 "switch",
-                f"{rival} would finish in {wanted:.1f} s, while {name} cannot go on ({misfit}); {gains}",
+                f"{rival} would finish in {wanted:.1f} s, while {name} cannot continue ({misfit}); {gains}",
             )
         if len(plans) == 1:
             return "stay", f"{name} is the only plan and would finish in {present:.1f} s"

@@ -65,8 +65,8 @@ def check_reach(query: exp.Expr, allowed: Collection[str] = ()) -> None:
         if found is not None and found[0] not in allowed:
             name, reason = found
             raise ForbiddenSqlError(
-                f"{_short(node)} is refused: the function {name} {reason}. SQL may call it only if whoever runs it "
-                f"allows it ({OPTION} {name}; allow_functions in Python or in a deployment's own parameters)"
+                f"{_short(node)} is refused: the function {name} {reason}. SQL may call it only if the user who "
+                f"runs it allows it ({OPTION} {name}; allow_functions in Python or in a deployment's own parameters)"
             )
 
 

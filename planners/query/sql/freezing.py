@@ -35,7 +35,7 @@ def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]
     def literal(node: exp.Expr) -> exp.Expr:
         word = _moment(node, stamp)
         if word is not None:
-            notes[f"{spark_sql(node)} frozen to {word.name} for this run"] = None
+            notes[f"{spark_sql(node)} is fixed at {word.name} for this run"] = None
             node.set("this", word)
             return node
         name = node.name.lower() if isinstance(node, exp.Anonymous) else node.key
@@ -54,7 +54,7 @@ def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]
             kind, value = "TIMESTAMPNTZ", stamp.strftime("%Y-%m-%d %H:%M:%S.%f")
         else:  # an instant, whatever the session's time zone is
             kind, value = "TIMESTAMPTZ", stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
-        notes[f"{spark_sql(node)} frozen to {value} for this run"] = None
+        notes[f"{spark_sql(node)} is fixed at {value} for this run"] = None
         return exp.cast(exp.Literal.string(value), kind)
 
     return cast("exp.Query", query.transform(literal)), tuple(notes)

@@ -238,7 +238,7 @@ def _events(report: ClusterReport, x: _Scale) -> tuple[Lane, ...]:
     signs = (
         ("came", "nodes that came", "▲", "came"),
         ("left", "nodes that left", "▽", "left"),
-        ("reclaimed", "nodes taken back", "▼", "gone"),
+        ("reclaimed", "nodes interrupted", "▼", "gone"),
         ("lost", "nodes lost without notice", "✗", "gone"),
         ("notice", "notices", "!", "told"),
         ("advice", "advice of a likely loss", "?", "told"),

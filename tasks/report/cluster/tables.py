@@ -201,7 +201,7 @@ def team_rows(report: ClusterReport) -> list[dict[str, Any]]:
 # --- capacity -----------------------------------------------------------------------------------------------------
 
 _WORDS = {
-    "came": "▲ came", "left": "▽ left", "reclaimed": "▼ taken back", "lost": "✗ lost", "notice": "! notice",
+    "came": "▲ came", "left": "▽ left", "reclaimed": "▼ interrupted", "lost": "✗ lost", "notice": "! notice",
     "advice": "? advice",
 }  # fmt: skip
 

@@ -70,7 +70,7 @@ def test_a_result_that_differs_cannot_be_missed():
 
 def test_square_brackets_and_escape_codes_are_shown_not_obeyed():
     target = console()
-    report = replace(sample_report(), title="[bold]x[/bold] \x1b[31mred", problems=("[/] \x1b]0;t\x07",))
+    report = replace(sample_report(), name="[bold]x[/bold] \x1b[31mred", problems=("[/] \x1b]0;t\x07",))
     print_summary(report, target)
     assert "[bold]x[/bold]" in printed(target)
     assert "\x1b" not in printed(target)

@@ -1,4 +1,4 @@
-"""Spark workers in network namespaces: a query whose shuffle crosses the links. Skipped without the right to make any."""
+"""Spark workers in network namespaces: a query whose shuffle crosses the links."""
 
 import pytest
 

@@ -116,7 +116,7 @@ def _call(form: str, name: str) -> exp.Query:
 
 def _tells(tree: exp.Query) -> bool:
     """Tell whether a query is volatile, or frozen, or refused."""
-    return is_volatile(tree) or any("frozen" in note for note in freeze(tree, NOW)[1])
+    return is_volatile(tree) or any("is fixed at" in note for note in freeze(tree, NOW)[1])
 
 
 @pytest.mark.parametrize(

@@ -133,10 +133,12 @@ def test_requests_of_queries_are_kept_without_secrets(tpch: str, tmp_path: Path)
     given = {"spark.x.token": "t", "spark.hadoop.fs.s3a.secret.key": "k"}
     assert folder.load(given).conf == {"spark.executor.cores": "2"} | given
     with pytest.raises(
-        OptionError, match=r"holds secrets: spark\.hadoop\.fs\.s3a\.secret\.key; run the query"
+        OptionError, match=r"holds secrets: spark\.hadoop\.fs\.s3a\.secret\.key; submit the query"
     ):
         folder.load({"spark.x.token": "t"})
-    with pytest.raises(OptionError, match=r"secret\.key, spark\.x\.token; run the query anew under this id"):
+    with pytest.raises(
+        OptionError, match=r"secret\.key, spark\.x\.token; submit the query again under this id"
+    ):
         folder.load()
     with pytest.raises(OptionError, match="id holds letters"):
         AppFolder(asked.store_place, "../q")

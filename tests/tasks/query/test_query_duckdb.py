@@ -1,4 +1,4 @@
-"""All TPC-H queries, end to end on DuckDB, under every policy, against DuckDB's own answers."""
+"""All TPC-H queries, end to end on DuckDB, under every planner, against DuckDB's own answers."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ QUERIES = sorted(
 )
 
 
-@pytest.mark.parametrize("policy", ["qoop", "clarinet", "volcano", "single"])
-def test_every_tpch_query_is_answered_rightly(policy: str, tpch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("planner", ["qoop", "clarinet", "volcano", "single"])
+def test_every_tpch_query_is_answered_rightly(planner: str, tpch: str, tmp_path: Path) -> None:
     assert len(QUERIES) == 22
     wrong = {}
     for path in QUERIES:
@@ -25,8 +25,8 @@ def test_every_tpch_query_is_answered_rightly(policy: str, tpch: str, tmp_path: 
             str(path),
             tables=tpch,
             engine="duckdb",
-            planner=policy,
-            materialize="every-join" if policy == "qoop" else "cost",
+            planner=planner,
+            materialize="every-join" if planner == "qoop" else "cost",
             store=str(tmp_path / "store"),
             name=path.stem,
             verify=True,
@@ -36,8 +36,8 @@ def test_every_tpch_query_is_answered_rightly(policy: str, tpch: str, tmp_path: 
             wrong[path.stem] = report.verification
         assert {s.status for s in report.stages} <= {"completed", "reused", "cancelled"}
         assert report.decisions[0].kind == "start"
-        assert report.policy == policy
-        if policy != "qoop":
+        assert report.planner == planner
+        if planner != "qoop":
             assert len({s.plan for s in report.stages}) == 1
     assert not wrong
 

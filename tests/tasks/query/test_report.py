@@ -31,7 +31,8 @@ def test_the_json_has_the_documented_keys():
     wanted = {
         "rows",
         "seconds",
-        "policy",
+        "planner",
+        "name",
         "engine",
         "stages",
         "switches",
@@ -79,7 +80,17 @@ def test_any_stage_survives_the_way_through_json(stages):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"format": 99}', '{"format": 1}', "null"],
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": 99}',
+        '{"format": 1}',
+        '{"format": 2}',
+        '{"format": 1.0}',
+        '{"format": []}',
+        "null",
+    ],
 )
 def test_text_that_is_no_report_is_refused(text):
     with pytest.raises(ReportError):
@@ -88,13 +99,20 @@ def test_text_that_is_no_report_is_refused(text):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("rows", "5"), ("stages", {}), ("stages", [{"name": "x"}]), ("rows", True), ("policy", None)],
+    [("rows", "5"), ("stages", {}), ("stages", [{"name": "x"}]), ("rows", True), ("planner", None)],
 )
 def test_a_value_of_the_wrong_type_is_refused(key, value):
     data = json.loads(sample_report().to_json())
     data[key] = value
     with pytest.raises(ReportError, match="damaged"):
         QueryReport.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("make", EVERY)
+def test_a_report_of_format_1_is_read(make):
+    data = json.loads(make().to_json())
+    older = {{"planner": "policy", "name": "title"}.get(key, key): value for key, value in data.items()}
+    assert QueryReport.from_json(json.dumps({**older, "format": 1})) == make()
 
 
 def test_an_unknown_status_is_refused_and_an_unknown_key_ignored():

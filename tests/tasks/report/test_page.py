@@ -60,7 +60,7 @@ def test_a_report_page_says_what_happened_and_why():
     for fact in (
         "44.8 s", "57 % slower than the 28.6 s expected", "qoop", "✓ verified", "saving 17.0 s", "never",
         "less than the 10 % a switch must gain", "left: worker-3, worker-4", "12 (3 failed)",
-        "p1 → p2", QUERY, "current_date was frozen at 2026-09-21", "/data/results/q5.parquet",
+        "p1 → p2", QUERY, "current_date is fixed at 2026-09-21", "/data/results/q5.parquet",
     ):  # fmt: skip
         assert fact in text
 

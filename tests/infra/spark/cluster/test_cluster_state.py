@@ -135,7 +135,7 @@ def test_a_cluster_without_processes_is_not_found_but_can_be_cleared() -> None:
     assert find_cluster(STATE.master_url) is None
     cluster = LocalSparkCluster.attach("a")
     assert not cluster.status().alive
-    with pytest.raises(ClusterError, match="start anew"):
+    with pytest.raises(ClusterError, match="start it again"):
         cluster.add()
     cluster.stop()
     with pytest.raises(ClusterError, match="there is no local Spark cluster 'a'"):

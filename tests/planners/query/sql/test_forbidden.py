@@ -208,8 +208,8 @@ def test_the_message_names_function_reason_and_option():
         parse("SELECT * FROM read_text('/etc/passwd')", "duckdb")
     assert str(caught.value) == (
         "READ_TEXT('/etc/passwd') is refused: the function read_text reads files of the machine or of a network. SQL "
-        "may call it only if whoever runs it allows it (--allow-functions read_text; allow_functions in Python or in "
-        "a deployment's own parameters)"
+        "may call it only if the user who runs it allows it (--allow-functions read_text; allow_functions in "
+        "Python or in a deployment's own parameters)"
     )
 
 
@@ -240,7 +240,7 @@ def test_a_word_that_stands_for_another_day_each_day_is_never_reused():
 def test_words_that_engines_call_as_functions_are_frozen_or_volatile_where_the_query_runs_whole():
     whole = parse_query("SELECT x, localtimestamp AS n FROM t, LATERAL explode(l) AS e(x)", TABLES, now=NOW)
     assert not whole.qualified
-    assert any("localtimestamp() frozen" in note.lower() for note in whole.notes)
+    assert any("localtimestamp() is fixed" in note.lower() for note in whole.notes)
     named = parse_query("SELECT x, current_catalog AS n FROM t, LATERAL explode(l) AS e(x)", TABLES, now=NOW)
     assert is_volatile(named.expression)
     column = catalogue({"t": "user string, l array<int>"})

@@ -100,7 +100,7 @@ def test_clock_functions_are_frozen_once_for_the_run_and_noted():
     text = spark_sql(found.expression)
     assert "CAST('2026-03-04' AS DATE) AS d" in text
     assert text.count("CAST('2026-03-04 05:06:07.890123+00:00' AS TIMESTAMP)") == 2
-    assert sum("frozen" in note for note in found.notes) == 3
+    assert sum("is fixed at" in note for note in found.notes) == 3
 
 
 def test_unix_timestamp_of_now_is_frozen_too():
@@ -128,7 +128,7 @@ def test_words_for_today_are_frozen_too(moment, value):
     text = spark_sql(found.expression)
     assert f"('{value}'" in text
     assert "'today' AS word" in text
-    assert any(f"frozen to {value}" in note for note in found.notes)
+    assert any(f"fixed at {value}" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_what_follows_a_query_in_parentheses_stays(written, expected):
 
 @pytest.mark.parametrize("call", ["get_current_timestamp()", "transaction_timestamp()", "localtime"])
 def test_duckdbs_clocks_are_frozen_too(call):
-    assert any("frozen" in n for n in parsed(f"SELECT {call} AS t FROM orders", dialect="duckdb").notes)
+    assert any("is fixed at" in n for n in parsed(f"SELECT {call} AS t FROM orders", dialect="duckdb").notes)
 
 
 @pytest.mark.parametrize(
