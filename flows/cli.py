@@ -6,8 +6,8 @@ from typing import Annotated, Protocol, runtime_checkable
 
 import typer
 
+from ebbflow.flows.command_list import Listed, ListedGroup
 from ebbflow.flows.runs.answers import print_error, wants_json
-from ebbflow.flows.runs.command_list import Listed, ListedGroup
 from ebbflow.flows.runs.exit_status import status_of
 from ebbflow.planners.errors import EbbflowError
 

@@ -18,7 +18,7 @@ SUBJECTS = {
     "communication",
 }  # fmt: skip
 OTHERS = {  # rooms that are of no subject
-    "flows": {"airflow", "apps", "blocks", "cli", "face", "ledger", "runs", "setup"},
+    "flows": {"airflow", "apps", "blocks", "cli", "command_list", "face", "ledger", "runs", "setup"},
     "tasks": {"apps", "drawing", "faults"},  # faults: scripted ones, of trainings, fleets, pipelines, benchmarks
     "infra": {
         "aws", "clock", "errors", "ledger", "local_fleet", "machine", "packages", "protocols", "spark", "storage",
@@ -32,6 +32,7 @@ FLOORS = {
     "flows": (
         "face",
         "cli",
+        "command_list",
         "setup",
         "pipeline report apps",
         "capacity tuning ledger",

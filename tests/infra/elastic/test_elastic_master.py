@@ -256,7 +256,7 @@ def test_a_job_all_of_whose_snapshots_are_damaged_begins_again_at_the_users_word
     (files[0].parent / "master.bin").unlink()
     files[1].write_bytes(b"damaged")
     for _ in range(2):
-        with pytest.raises(ElasticError, match="none of the job's snapshots can be used") as lost:
+        with pytest.raises(ElasticError, match="none of the job's snapshots is usable") as lost:
             InProcessJob(app, 3, tmp_path, 2, resume=True)
         assert "lacks master.bin" in str(lost.value)
         assert "n1-worker.bin" in str(lost.value)
@@ -275,7 +275,7 @@ def test_a_job_whose_snapshots_are_damaged_while_it_runs_does_not_fall_back_to_i
         job.network.step()
     for manifest in tmp_path.glob("snapshot-*/manifest.json"):
         manifest.write_bytes(b"{}")
-    with pytest.raises(ElasticError, match="none of the job's snapshots can be used"):
+    with pytest.raises(ElasticError, match="none of the job's snapshots is usable"):
         job.master._captures.reload()
 
 
