@@ -62,7 +62,7 @@ def test_with_all_checkpoints_damaged_nothing_begins_again_without_the_users_wor
         damage(next(checkpoints.glob(f"step-{step:012d}-*/{name}")))
     before = sorted(p.stat().st_size for p in checkpoints.rglob("*.pt"))
     for _ in range(2):  # neither at once nor when it is tried again
-        with pytest.raises(CheckpointsLostError, match="none of the run's checkpoints can be used") as lost:
+        with pytest.raises(CheckpointsLostError, match="none of the run's checkpoints is usable") as lost:
             trained(tmp_path, 3)
         for step, why in ((5, "its checksum differs"), (10, "manifest")):
             assert f"step-{step:012d}" in str(lost.value)
@@ -99,7 +99,7 @@ def test_a_run_killed_in_its_first_save_begins_again_by_itself(tmp_path: Path) -
 def test_checkpoints_that_a_launcher_knows_of_and_that_are_gone_are_not_passed_over(tmp_path: Path) -> None:
     trained(tmp_path, 1)
     shutil.rmtree(tmp_path / "one" / "checkpoints")
-    with pytest.raises(CheckpointsLostError, match="step 5 was saved, and there is no finished checkpoint"):
+    with pytest.raises(CheckpointsLostError, match="step 5 was saved, but there is no complete checkpoint"):
         trained(tmp_path, 2, RunSettings(saved_step=5))
 
 

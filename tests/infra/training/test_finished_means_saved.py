@@ -120,7 +120,7 @@ def test_where_no_place_takes_it_the_last_durable_checkpoint_is_named_and_gone_o
     place.write_text("no folder")
     with monkeypatch.context() as patch:
         failing(patch, tmp_path / "one", 100)
-        with pytest.raises(StorageFullError, match=r"nor could it be saved elsewhere.*; step 5 is saved"):
+        with pytest.raises(StorageFullError, match=r"nor could it be saved in another place.*; step 5 is saved"):
             trained(tmp_path, AT_ONCE, epochs=2)
     assert trained(tmp_path, epochs=2)[0] == 5
 
@@ -307,7 +307,7 @@ def test_neither_a_full_disk_nor_a_read_only_one_costs_the_model(disk: Path, pla
     assert not names(CheckpointFolder(StorageLocation(disk / "one" / "checkpoints"))), (
         "no half checkpoint is left"
     )
-    with pytest.raises(StorageFullError, match=r"step 5 of the run is in .* and cannot be taken over"):
+    with pytest.raises(StorageFullError, match=r"step 5 of the run is in .* and cannot be restored"):
         trained(disk, AT_ONCE, epochs=2)
     (disk / "filler").unlink()
     with pytest.raises(StorageError, match="permission denied"):

@@ -5,7 +5,7 @@ import random
 import pytest
 from lease_cases import RULES, Hands, lease
 
-from ebbflow.infra.ledger import Lead
+from ebbflow.infra.ledger import LeaderLease
 from ebbflow.tasks.apps.lease_table import LeaseTable
 from ebbflow.tasks.apps.skew import LEAST, Skew, shifted
 
@@ -20,7 +20,7 @@ def test_short_leases_are_kept_whatever_the_loops_clock_is_ahead_by(ahead: float
     book = LeaseTable("app", clock, rules)
     book.settle()
     until, renewed = clock.time + ahead + LEASE, -1e9
-    row = Lead(1, "a loop", 0.0, 15.0)
+    row = LeaderLease(1, "a loop", 0.0, 15.0)
     for step in range(400):
         clock.time += rng.uniform(0.1, 0.4)  # between two looks of the app
         loops = clock.time + ahead
@@ -28,7 +28,7 @@ def test_short_leases_are_kept_whatever_the_loops_clock_is_ahead_by(ahead: float
             until = loops + LEASE
         if loops - renewed > row.seconds / 3:
             renewed = loops - rng.uniform(0.0, 0.3)  # a moment ago
-            row = Lead(1, "a loop", renewed + row.seconds, row.seconds)
+            row = LeaderLease(1, "a loop", renewed + row.seconds, row.seconds)
         found = skew.look(row, clock.time)
         held = lease(1, since=clock.time + ahead - 500.0, until=until)
         led = row.until - found if row.alive(clock.time + found) else 0.0
@@ -41,4 +41,4 @@ def test_short_leases_are_kept_whatever_the_loops_clock_is_ahead_by(ahead: float
 def test_clocks_that_agree_are_left_alone() -> None:
     skew = Skew()
     for n in range(20):
-        assert skew.look(Lead(1, "a loop", 100.0 + n, 6.0), 94.0 + n + LEAST / 2) == 0.0
+        assert skew.look(LeaderLease(1, "a loop", 100.0 + n, 6.0), 94.0 + n + LEAST / 2) == 0.0

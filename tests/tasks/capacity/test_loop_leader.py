@@ -9,7 +9,7 @@ import pytest
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LedgerUnavailableError, PipelineRunError
-from ebbflow.infra.ledger import Lead, Ledger
+from ebbflow.infra.ledger import LeaderLease, Ledger
 from ebbflow.tasks.capacity.leadership import leads
 from ebbflow.tasks.capacity.status import wait_for_end
 from ebbflow.tasks.pipeline.site import _check_led
@@ -25,7 +25,7 @@ class Off(SystemClock):
 
 @contextmanager
 def led(path: Path, seconds: float, *, renewed: bool) -> Iterator[Ledger]:
-    """Lead by a clock that is off; yield the ledger of somebody whose clock is right."""
+    """Leadership by a clock that is off; yield the ledger of somebody whose clock is right."""
     over = threading.Event()
     with Ledger.open(str(path), clock=Off(seconds)) as theirs, Ledger.open(str(path)) as ours:
         lead = theirs.lead("a loop", 3.0)
@@ -73,7 +73,7 @@ class Scripted:
 
     cluster = address = "lab"
 
-    def __init__(self, *then: tuple[float, Lead | None], away: tuple[float, float] = (0.0, 0.0)) -> None:
+    def __init__(self, *then: tuple[float, LeaderLease | None], away: tuple[float, float] = (0.0, 0.0)) -> None:
         self.time, self._then, self._away = 0.0, then, away
 
     def now(self) -> float:
@@ -82,14 +82,14 @@ class Scripted:
     def sleep(self, seconds: float) -> None:
         self.time += seconds
 
-    def leader(self) -> Lead | None:
+    def leader(self) -> LeaderLease | None:
         if self._away[0] <= self.time < self._away[1]:
             raise LedgerUnavailableError("away")
         return next((lead for at, lead in reversed(self._then) if self.time >= at), None)
 
 
-def late(token: int = 1, until: float = -0.1) -> Lead:
-    return Lead(token, f"loop {token}", until, 15.0)
+def late(token: int = 1, until: float = -0.1) -> LeaderLease:
+    return LeaderLease(token, f"loop {token}", until, 15.0)
 
 
 @pytest.mark.parametrize("at", [1.0, 7.0, 14.0])
@@ -115,7 +115,7 @@ def test_a_ledger_that_is_away_while_it_is_watched_fails_nothing() -> None:
 
 
 @pytest.mark.parametrize("last", [late(), late(until=0.0), None])
-def test_what_is_gone_is_given_up_within_the_time_of_a_lead(last: Lead | None) -> None:
+def test_what_is_gone_is_given_up_within_the_time_of_a_lead(last: LeaderLease | None) -> None:
     ledger = Scripted((0.0, last))
     with pytest.raises(PipelineRunError, match="no capacity loop is the leader"):
         _check_led(ledger, ledger, lambda _: None)  # type: ignore[arg-type]

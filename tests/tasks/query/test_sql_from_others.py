@@ -172,7 +172,7 @@ def test_what_a_store_holds_of_a_query_allows_nothing(tables: str, tmp_path: Pat
     folder = AppFolder(request.store_place, "theirs")
     folder.keep(request)
     with pytest.raises(
-        OptionError, match=r"functions that its user has allowed \(read_csv\).*allow them again"
+        OptionError, match=r"functions that its user allowed \(read_csv\).*allow them"
     ):
         folder.load()
     path = Path(folder.file.root)

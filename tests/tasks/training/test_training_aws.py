@@ -82,7 +82,7 @@ def test_what_nodes_of_a_fleet_cannot_do_is_refused(request_of, options, problem
 
 
 def test_a_run_begins_on_what_is_free_and_grows_into_what_comes(request_of, monkeypatch):
-    monkeypatch.setattr("ebbflow.tasks.training.aws._LOOK", 0.05)
+    monkeypatch.setattr("ebbflow.tasks.training.aws._POLL", 0.05)
     control = Control("i-1")
     with site(request_of(), control) as nodes:
         taken = nodes.take(5.0)
@@ -97,7 +97,7 @@ def test_a_run_begins_on_what_is_free_and_grows_into_what_comes(request_of, monk
 
 
 def test_too_few_instances_are_waited_for_and_then_said(request_of, monkeypatch):
-    monkeypatch.setattr("ebbflow.tasks.training.aws._LOOK", 0.05)
+    monkeypatch.setattr("ebbflow.tasks.training.aws._POLL", 0.05)
     with (
         site(request_of(min_gpus=4), Control("i-1")) as nodes,
         pytest.raises(ClusterError, match=r"has 1 free instances .* ebbflow fleet grow gpu 3"),
@@ -143,6 +143,6 @@ def test_a_gang_is_trained_on_by_its_name(request_of):
         assert list(found._nodes.placement()) == ["i-gang"]
     with (
         site(request_of(nodes="aws:gpu/run-1:2x2", min_gpus=4), Control("a", "b", "c")) as small,
-        pytest.raises(ClusterError, match="a gang does not grow"),
+        pytest.raises(ClusterError, match="a gang does not scale out"),
     ):
         small.take(0.0)

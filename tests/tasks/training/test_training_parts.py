@@ -207,7 +207,7 @@ def test_what_the_launcher_says_in_words() -> None:
         "training resumes from step 40 of the running checkpoint (oldest parameters of step 33; they had moved on by "
         "0.123, L2 norm, when last measured) on 1 GPU"
     )
-    assert words("node-lost", node="a", how="killed\nmore") == "a is lost: killed"
+    assert words("node-lost", node="a", how="killed\nmore") == "a was lost: killed"
     assert words("stopped", step=5, saved=True) == "stopped at step 5: saved"
     assert words("stopped", step=5, saved=False) == "stopped at step 5: nothing saved"
     assert words("stopped", step=5, saved=False, error="peer") == ""

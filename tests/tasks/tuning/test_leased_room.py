@@ -141,7 +141,7 @@ def test_nothing_starts_before_the_ledger_knows_whose_it_is() -> None:
     pool = FencedPool(machines.pool(), book, book.leave, clock, told=known.__contains__)
     begun = clock.time
     with pytest.raises(
-        LeaseError, match="nothing is started on a: the ledger has not heard of its processes"
+        LeaseError, match="nothing is started on a: the ledger has received no heartbeat of its processes"
     ):
         pool.start("a", 1, entry("a"))
     assert 9.0 < clock.time - begun < 12.0
@@ -206,7 +206,7 @@ def test_a_node_is_not_started_again_while_what_ran_there_lives() -> None:
     pool = fenced(book, clock, machines)
     pool.start("a", 1, entry("a"))
     pool.end("a")
-    with pytest.raises(LeaseError, match="what ran there has not ended for 20 s"):
+    with pytest.raises(LeaseError, match="its previous processes have not ended for 20 s"):
         pool.start("a", 1, entry("b"))
     assert book.used() == {1}
     machines.linger = 0.0

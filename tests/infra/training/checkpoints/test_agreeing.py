@@ -86,5 +86,5 @@ def test_what_is_no_plain_value_is_refused_where_it_starts() -> None:
     ],
 )
 def test_what_another_process_should_not_send_is_an_error(said: bytes) -> None:
-    with pytest.raises(TrainingError, match="another process has sent what is no value"):
+    with pytest.raises(TrainingError, match="another process sent an invalid value"):
         agreeing._decoded(agreeing._tensor(said))

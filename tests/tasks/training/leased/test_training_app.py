@@ -282,7 +282,7 @@ def test_a_killed_node_is_told_and_trained_without(world: World) -> None:
         "word of the loss",
     )
     assert lost[0].kind == "recovery"
-    assert "a is lost: killed" in lost[0].reason
+    assert "a was lost: killed" in lost[0].reason
     world.loop.lose("a")
     world.stops[0].set()
     report = run.result(60.0)
