@@ -120,7 +120,9 @@ def test_where_no_place_takes_it_the_last_durable_checkpoint_is_named_and_gone_o
     place.write_text("no folder")
     with monkeypatch.context() as patch:
         failing(patch, tmp_path / "one", 100)
-        with pytest.raises(StorageFullError, match=r"nor could it be saved in another place.*; step 5 is saved"):
+        with pytest.raises(
+            StorageFullError, match=r"nor could it be saved in another place.*; step 5 is saved"
+        ):
             trained(tmp_path, AT_ONCE, epochs=2)
     assert trained(tmp_path, epochs=2)[0] == 5
 

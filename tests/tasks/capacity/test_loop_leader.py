@@ -73,7 +73,9 @@ class Scripted:
 
     cluster = address = "lab"
 
-    def __init__(self, *then: tuple[float, LeaderLease | None], away: tuple[float, float] = (0.0, 0.0)) -> None:
+    def __init__(
+        self, *then: tuple[float, LeaderLease | None], away: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
         self.time, self._then, self._away = 0.0, then, away
 
     def now(self) -> float:

