@@ -215,13 +215,15 @@ def main(folder: str, uid: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     file = LocalFleetStateFile(Path(folder))
     me = marks.own()
+    # Before this process is the keeper: the guardian of the one before ends as soon as it sees the next.
+    before = file.read()
+    guardian = network.guard(file, before) if before is not None and before.uid == uid else None
     book = file.change(uid, lambda b: b if marks.alive(b.keeper) else replace(b, keeper=me))
     clock = MachineClock(book.offset)
     if book.keeper == me:
-        guardian = network.guard(file, book)
         NodeSupervisor(file, uid, clock, common=lambda b, pool: ensure_cluster(file, b, pool, clock)).run()
-        if guardian is not None:
-            guardian.release()
+    if guardian is not None:
+        guardian.release()
 
 
 _kept: list[LocalSparkCluster] = []  # of this process, the keeper: a cluster ends with who started it

@@ -96,6 +96,7 @@ def test_a_ledgers_file_and_its_logs_are_private(tmp_path: Path) -> None:
 ELSEWHERE = {
     "infra/storage/private.py": "decides",
     "infra/machine/cgroups.py": "files of the kernel",
+    "infra/machine/network": "names of the kernel's namespaces, and one list of the networks on this machine, root's",
     "infra/tables/benchmark_data.py": "tables of benchmarks, where the user wants them",
     "infra/tables/dsdgen.py": "the same",
     "tasks/elastic/run.py": "made-up data",
