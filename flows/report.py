@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebbflow.flows.capacity.cli import Cluster, LedgerAt
+from ebbflow.flows.capacity.options import Cluster, LedgerAt
 from ebbflow.flows.runs.options import AsJson
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.numbers import MAX_SECONDS, UNSIGNED

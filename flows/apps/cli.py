@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebbflow.flows.capacity.cli import Cluster, LedgerAt
+from ebbflow.flows.capacity.options import Cluster, LedgerAt
 from ebbflow.flows.runs.answers import confirm, fail, print_json
 from ebbflow.flows.runs.exit_status import status_of
 from ebbflow.flows.runs.options import AsJson, Yes, duration_option

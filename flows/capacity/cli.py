@@ -2,22 +2,21 @@
 
 import json as json_module
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from ebbflow.flows.capacity.options import LEDGER_HELP, Cluster, LedgerAt, options_of
 from ebbflow.flows.runs.answers import confirm, fail, print_json
 from ebbflow.flows.runs.exit_status import status_of
 from ebbflow.flows.runs.options import AsJson, Runner, Yes, duration_option, wants_prefect
 from ebbflow.flows.runs.output_pipes import outlive_readers
-from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:
     from ebbflow.infra.ledger import Ledger
-    from ebbflow.tasks.capacity.listeners import LoopEvent
     from ebbflow.tasks.capacity.loop import LoopEnd
     from ebbflow.tasks.capacity.request import CapacityRequest
     from ebbflow.tasks.capacity.status import ClusterView
@@ -43,13 +42,6 @@ console = Console()
 errors = Console(stderr=True)
 
 _CLUSTER, _POLICY, _LOOP = "Cluster", "Policy and quotas", "Loop"  # panels of help
-
-LEDGER_HELP = (
-    "Address of the ledger: a file, or postgresql://user@host/database; a password goes into $EBBFLOW_LEDGER or "
-    "~/.pgpass, not on a command line. Default: $EBBFLOW_LEDGER, else ledger.db in ~/.cache/ebbflow."
-)
-LedgerAt = Annotated[str | None, typer.Option(help=LEDGER_HELP, metavar="URL")]
-Cluster = Annotated[str, typer.Option(help="Name of the cluster in the ledger.", metavar="NAME")]
 
 _START_HELP = """Start the capacity loop of a cluster; it runs until Ctrl-C, SIGTERM or ebbflow capacity stop.
 
@@ -210,7 +202,9 @@ def start(
     except InfraError as error:
         fail(str(error), status_of(error), type(error).__name__)
     if not quiet:
-        errors.print(f"the loop ended: {escape(end.reason)}{_figures(end)}", highlight=False)
+        from ebbflow.flows.capacity.terminal import loop_latency
+
+        errors.print(f"the loop ended: {escape(end.reason)}{loop_latency(end)}", highlight=False)
 
 
 def _until(stop: threading.Event, work: "Callable[[], LoopEnd]") -> "LoopEnd":
@@ -232,6 +226,8 @@ def _until(stop: threading.Event, work: "Callable[[], LoopEnd]") -> "LoopEnd":
 
 def _lead(request: "CapacityRequest", stop: threading.Event, quiet: bool, prefect: bool) -> "LoopEnd":
     outlive_readers()
+    from ebbflow.flows.capacity.terminal import ConsoleLoopListener
+
     listener = None if quiet else ConsoleLoopListener(errors)
     if prefect:
         from ebbflow.flows.capacity.flow import run_attached
@@ -252,33 +248,6 @@ def _lead(request: "CapacityRequest", stop: threading.Event, quiet: bool, prefec
                 soft_wrap=True,
             )
         return opened.loop.run(stop, take_over=request.take_over)
-
-
-class ConsoleLoopListener:
-    """Prints what a loop does, a line each. A ``LoopListener``."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def heard(self, event: "LoopEvent") -> None:
-        """Print ``event``."""
-        from ebbflow.tasks.drawing.wording import clock_text, printable
-
-        self._console.print(
-            f"{clock_text(event.at)}  {event.kind:<9}  {escape(printable(event.text))}",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def _figures(end: "LoopEnd") -> str:
-    latency: Any = end.figures.get("latency_s", {})
-    if not latency or latency.get("p50") is None:
-        return ""
-    return (
-        f"; {end.figures['cycles']} decisions, change to lease p50 {latency['p50']:.2f} s, "
-        f"p95 {latency['p95']:.2f} s, p99 {latency['p99']:.2f} s"
-    )
 
 
 _STATUS_HELP = """Show a cluster: the capacity loop, nodes, apps, leases and last decisions. Read-only.
@@ -422,20 +391,6 @@ def _opened(url: str | None, cluster: str) -> "Ledger":
     from ebbflow.infra.ledger import Ledger
 
     return Ledger.open(url, cluster=cluster, create=False)
-
-
-def options_of(given: list[str]) -> Mapping[str, Any]:
-    """Return the options of a policy from ``name=value``. Raises ``OptionError``."""
-    found: dict[str, Any] = {}
-    for one in given:
-        name, sign, value = one.partition("=")
-        if not sign or not name.strip():
-            raise OptionError(f"--policy-option must be NAME=VALUE, such as rho=1.5; got {one!r}")
-        try:
-            found[name.strip()] = json_module.loads(value)
-        except ValueError:
-            found[name.strip()] = value  # a word
-    return found
 
 
 def register(top: typer.Typer) -> None:

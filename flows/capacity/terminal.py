@@ -1,12 +1,15 @@
 """A cluster on the console, readable at 80 columns and without colours."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ebbflow.tasks.capacity.listeners import LoopEvent
+from ebbflow.tasks.capacity.loop import LoopEnd
 from ebbflow.tasks.capacity.status import AppView, ClusterView, DecisionView, LeaseView, NodeView
 from ebbflow.tasks.drawing.wording import clock_text, plural, printable, seconds_text
 from ebbflow.tasks.drawing.wording import money_text as money
@@ -152,3 +155,29 @@ def _cut(rows: Sequence[T], most: int, everything: bool) -> Sequence[T]:
 def _more(rows: Sequence[object], most: int, everything: bool) -> list[Text]:
     left = 0 if everything else len(rows) - most
     return [Text(f"  and {left} more: --all shows them")] if left > 0 else []
+
+
+class ConsoleLoopListener:
+    """Prints what a loop does, a line each. A ``LoopListener``."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def heard(self, event: LoopEvent) -> None:
+        """Print ``event``."""
+        self._console.print(
+            f"{clock_text(event.at)}  {event.kind:<9}  {escape(printable(event.text))}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def loop_latency(end: LoopEnd) -> str:
+    """Return how fast an ended loop was, to follow its reason; "" where it has decided nothing."""
+    latency: Any = end.figures.get("latency_s", {})
+    if not latency or latency.get("p50") is None:
+        return ""
+    return (
+        f"; {end.figures['cycles']} decisions, change to lease p50 {latency['p50']:.2f} s, "
+        f"p95 {latency['p95']:.2f} s, p99 {latency['p99']:.2f} s"
+    )

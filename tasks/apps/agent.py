@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,10 +22,10 @@ from ebbflow.planners.model.ledger import (
     AppSpec,
     Decided,
     DecisionKind,
-    Lease,
     Saved,
 )
 from ebbflow.planners.model.ledger_state import State
+from ebbflow.tasks.apps.allocation import AllocationStatus
 from ebbflow.tasks.apps.cancelling import cancel_id, interrupt_process
 from ebbflow.tasks.apps.lease_table import LeaseTable, Rules
 from ebbflow.tasks.apps.loop_report import LOOP, LoopStatusRecord
@@ -45,23 +45,6 @@ class AgentIntervals:
     report: float = 1.0  # between reports where nothing changes
     entry: float = 300.0  # that the ledger may be away at the entry, and an earlier self may hold the lock
     parting: float = 10.0  # for the last words
-
-
-@dataclass(frozen=True, slots=True)
-class AllocationStatus:
-    """What an app may use now."""
-
-    leases: tuple[Lease, ...] = ()  # that it may use, by number
-    placement: Mapping[str, int] = field(default_factory=dict)  # node -> GPUs
-    leaving: Mapping[int, float] = field(
-        default_factory=dict
-    )  # used leases to be let go of -> by when (Unix s)
-    led: bool = False  # a loop is alive, as far as is known
-
-    @property
-    def deadline(self) -> float | None:
-        """Return by when the first lease must be free, seconds since the Unix epoch; ``None``: none must."""
-        return min(self.leaving.values(), default=None)
 
 
 def rules_of(ledger: Ledger) -> Rules:

@@ -36,7 +36,8 @@ from ebbflow.planners.model import Capacity
 from ebbflow.planners.model.ledger import AppSpec, CapacityChanged, Change, Decided, Ended, Granted, Recalled
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import ReplanDecision
-from ebbflow.tasks.apps.agent import AllocationStatus, AppAgent
+from ebbflow.tasks.apps.agent import AppAgent
+from ebbflow.tasks.apps.allocation import AllocationStatus
 from ebbflow.tasks.capacity.metrics import percentile
 from ebbflow.tasks.capacity.node_sources import opened_loop
 from ebbflow.tasks.capacity.request import CapacityRequest

@@ -15,7 +15,8 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.model.ledger import AppMoved, AppSpec, Decided, Saved
-from ebbflow.tasks.apps.agent import AgentIntervals, AllocationStatus, AppAgent
+from ebbflow.tasks.apps.agent import AgentIntervals, AppAgent
+from ebbflow.tasks.apps.allocation import AllocationStatus
 from ebbflow.tasks.apps.lease_table import Rules
 
 PACE = AgentIntervals(look=0.02, report=0.1, entry=5.0, parting=2.0)
