@@ -14,12 +14,15 @@ from ebbflow.infra.communication.all_to_all import Exchange, Submit
 from ebbflow.infra.communication.channels import Channels, OrderError
 from ebbflow.infra.communication.ddp_hook import PlannedReduction, register
 from ebbflow.infra.communication.enforcer import Enforcer
+from ebbflow.infra.communication.measuring import Sweep, measure
 from ebbflow.infra.communication.payloads import Exchanged, Payload, Summed
 from ebbflow.infra.communication.plain import PlainCollectives
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.communication.costs import Choice
+from ebbflow.planners.communication.measured import MeasuredLinks, fit_links
 from ebbflow.planners.communication.order import LaunchOrder
 from ebbflow.planners.communication.plan import CommunicationPlan, PlannedCollective, pieces_of
+from ebbflow.planners.communication.planning import choices_of
 from ebbflow.planners.errors import OptionError
 from tests.infra.training.worlds import fork_world
 
@@ -233,8 +236,33 @@ def exchanged_gradients(rank: int) -> None:
     channels.close()
 
 
+def measured_links(rank: int) -> None:
+    """Sweep over sizes and options: all ranks find the same, each option is there or was left out whole."""
+    ranks, channels = dist.get_world_size(), Channels(2)
+    choices = {
+        "all-reduce": choices_of("all-reduce", ranks, 2, 2**18),
+        "all-to-all": choices_of("all-to-all", ranks, 1),
+    }
+    sizes = {"all-reduce": (4, 4096, 2**18), "all-to-all": (64, 4096)}
+    found = measure(channels, Sweep(sizes, choices, seconds=30.0, repeats=2))  # type: ignore[arg-type]
+    told: list[object] = [None] * ranks
+    dist.all_gather_object(told, found.to_json())
+    assert len(set(told)) == 1, told
+    assert MeasuredLinks.from_json(found.to_json()) == found
+    assert {name for kind, _, name in found.table.rows if kind == "all-reduce"} == {
+        one.name for one in choices["all-reduce"]
+    }
+    assert all(seconds > 0 for points in found.table.rows.values() for _, seconds in points)
+    assert found.contention > 0.2
+    assert fit_links(ranks, found.table.rows["all-reduce", ranks, "whole/1@0"]).per_byte >= 0
+    short = measure(channels, Sweep(sizes, choices, seconds=1e-9))  # type: ignore[arg-type]
+    assert {name for _, _, name in short.table.rows} == {"whole/1@0"}
+    channels.close()
+
+
 PARTS = {
-    one.__name__: one for one in (every_option, any_order, wrong_order, same_training, exchanged_gradients)
+    one.__name__: one
+    for one in (every_option, any_order, wrong_order, same_training, exchanged_gradients, measured_links)
 }
 
 if __name__ == "__main__":
