@@ -78,7 +78,7 @@ def query(
 
     Raises ``EbbflowError``.
     """
-    from ebbflow.tasks.report.query import deliver, execute
+    from ebbflow.tasks.report.delivery import deliver, execute
 
     if not app:
         return execute(request, orchestrator)

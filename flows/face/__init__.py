@@ -109,7 +109,7 @@ if TYPE_CHECKING:
     from ebbflow.tasks.query.report import QueryReport
     from ebbflow.tasks.query.request import QueryRequest
     from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome, explain
-    from ebbflow.tasks.report.query import execute
+    from ebbflow.tasks.report.delivery import execute
     from ebbflow.tasks.report.training import run_training
     from ebbflow.tasks.training.report import TrainingReport
     from ebbflow.tasks.training.request import TrainingRequest
@@ -255,7 +255,7 @@ _NAMES = {
     "ebbflow.flows.airflow.triggers": "WaitForCapacityTrigger",
     "ebbflow.tasks.query.request": "QueryRequest",
     "ebbflow.tasks.query.run": "PlainOrchestrator QueryOutcome explain",
-    "ebbflow.tasks.report.query": "execute",
+    "ebbflow.tasks.report.delivery": "execute",
     "ebbflow.tasks.query.report": "QueryReport",
     "ebbflow.tasks.training.request": "TrainingRequest",
     "ebbflow.tasks.report.training": "run_training",

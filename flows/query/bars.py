@@ -8,8 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from ebbflow.flows.query.summary import STYLES
 from ebbflow.flows.runs.screen import Screen
 from ebbflow.tasks.drawing.wording import shorten
-from ebbflow.tasks.query.report import StageStatus
-from ebbflow.tasks.report.bars import MARKS
+from ebbflow.tasks.query.report import MARKS, StageStatus
 
 _NAME = 34
 

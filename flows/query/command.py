@@ -22,7 +22,7 @@ from ebbflow.tasks.query.opening import arrived_capacity, choose_engine, opened_
 from ebbflow.tasks.query.planning import remember
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome
-from ebbflow.tasks.report.query import execute
+from ebbflow.tasks.report.delivery import execute
 
 
 def run_on_terminal(

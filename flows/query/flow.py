@@ -30,7 +30,7 @@ from ebbflow.tasks.query.listening import CompositeQueryListener, Listener, Stag
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import QueryOutcome
-from ebbflow.tasks.report.query import deliver, execute
+from ebbflow.tasks.report.delivery import deliver, execute
 from ebbflow.tasks.report.timeline import timeline_svg
 
 _SETTLE = 30.0  # seconds

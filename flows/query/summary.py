@@ -21,8 +21,7 @@ from ebbflow.tasks.drawing.wording import (
     seconds_text,
     shorten,
 )
-from ebbflow.tasks.query.report import PlanReport, QueryReport, StageStatus
-from ebbflow.tasks.report.bars import MARKS
+from ebbflow.tasks.query.report import MARKS, PlanReport, QueryReport, StageStatus
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,8 +4,6 @@ import contextlib
 import os
 from pathlib import Path
 
-import psutil
-
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Capacity, Node
@@ -16,7 +14,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 def machine_memory() -> float:
     """Return this machine's memory in GiB, or its container's limit where that is less."""
-    total: int = psutil.virtual_memory().total
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in _LIMITS:
         with contextlib.suppress(OSError, ValueError):  # version 2 writes "max" for no limit
             total = min(total, int(Path(path).read_text()))

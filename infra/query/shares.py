@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import psutil
-
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.protocols import Claim
@@ -232,6 +230,8 @@ class _Home:
         """
         if self.place != _place():
             return False
+        import psutil  # only where somebody else's claim is in the way
+
         try:
             return bool(psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:

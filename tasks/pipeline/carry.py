@@ -151,7 +151,7 @@ class Carrier:
 
     def _query(self, attempt: Attempt) -> AttemptResult:
         from ebbflow.tasks.query.app import run_query_app
-        from ebbflow.tasks.report.query import deliver
+        from ebbflow.tasks.report.delivery import deliver
 
         step = attempt.step
         places = places_of(self._pipeline, str(self._folder.path), self._site.master)

@@ -27,6 +27,7 @@ FORMAT = 2  # of the JSON form; grows when a key changes its name or meaning
 _SHOWN = 10  # rows in a notebook
 
 StageStatus = Literal["completed", "reused", "cancelled", "failed"]
+MARKS: dict[StageStatus, str] = {"completed": "✓", "reused": "↺", "cancelled": "✂", "failed": "✗"}
 
 
 @dataclass(frozen=True, slots=True)

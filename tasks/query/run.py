@@ -112,7 +112,7 @@ def execute(
     follow: Callable[[Execution], Listener] | None = None,
 ) -> QueryOutcome:
     """Run ``request`` to its end and return the outcome; what it asks to be written, ``deliver`` writes
-    (``ebbflow.tasks.report.query``).
+    (``ebbflow.tasks.report.delivery``).
 
     Without an ``orchestrator``, stages run in threads of this process.
     ``opened`` is an engine that the caller keeps (``opened_engine``); otherwise one is started and closed. ``follow``

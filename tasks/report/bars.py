@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from ebbflow.tasks.drawing.svg import fit, tag, text, text_width, titled
 from ebbflow.tasks.drawing.wording import bytes_text, count_text, seconds_text
-from ebbflow.tasks.query.report import StageReport, StageStatus
+from ebbflow.tasks.query.report import MARKS, StageReport, StageStatus
 
-MARKS: dict[StageStatus, str] = {"completed": "✓", "reused": "↺", "cancelled": "✂", "failed": "✗"}
 LABEL = 11.0  # font size of labels
 _RIGHT = 14.0
 _BAR = 20.0  # height of a bar

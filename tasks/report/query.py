@@ -1,16 +1,13 @@
 """Reports as single HTML files: no network, light and dark, for screen, phone and paper."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ebbflow.infra.query.results import write_result
-from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.drawing.wording import (
     against,
     bytes_text,
@@ -20,57 +17,12 @@ from ebbflow.tasks.drawing.wording import (
     plural,
     seconds_text,
 )
-from ebbflow.tasks.query.report import DecisionReport, PlanReport, QueryReport
-from ebbflow.tasks.report.bars import MARKS
+from ebbflow.tasks.query.report import MARKS, DecisionReport, PlanReport, QueryReport
 from ebbflow.tasks.report.dag import Direction, dag_svg
-from ebbflow.tasks.report.files import write_reports
 from ebbflow.tasks.report.timeline import timeline_svg
-
-if TYPE_CHECKING:
-    from ebbflow.infra.clock import Clock
-    from ebbflow.planners.query.running.execution import Execution
-    from ebbflow.tasks.query.opening import OpenedEngine
-    from ebbflow.tasks.query.request import QueryRequest
-    from ebbflow.tasks.query.run import Listener, Orchestrator, QueryOutcome
-
-__all__ = [
-    "deliver",
-    "environment",
-    "execute",
-    "explain_html",
-    "page",
-    "report_html",
-    "trusted",
-    "write_text",
-]
 
 _DEEP = 8  # stages; a longer chain is drawn downwards
 _PHONE = 380  # width of pictures on a narrow screen
-
-
-def execute(
-    request: "QueryRequest",
-    orchestrator: "Orchestrator | None" = None,
-    clock: "Clock | None" = None,
-    opened: "OpenedEngine | None" = None,
-    follow: "Callable[[Execution], Listener] | None" = None,
-) -> "QueryOutcome":
-    """Run ``request`` to its end, write what it asks for, and return the outcome; see ``tasks.query.run.execute``."""
-    from ebbflow.tasks.query import run
-
-    return deliver(run.execute(request, orchestrator, clock, opened, follow), request)
-
-
-def deliver(outcome: "QueryOutcome", request: "QueryRequest") -> "QueryOutcome":
-    """Write the rows of a finished query and its reports to the files that ``request`` names; return the outcome.
-
-    Raises ``StorageError`` for what cannot be written; what comes after it is not written then.
-    """
-    if request.output_place:
-        write_result(outcome.result, request.output_place)
-    report = outcome.report
-    write_reports(request.report, html=lambda: report_html(report), json=report.to_json)
-    return outcome
 
 
 def report_html(report: QueryReport) -> str:

@@ -14,8 +14,8 @@ from ebbflow.tasks.drawing.svg import (
     unique,
 )
 from ebbflow.tasks.drawing.wording import number_text, plural, seconds_text
-from ebbflow.tasks.query.report import CapacityReport, QueryReport, StageStatus
-from ebbflow.tasks.report.bars import LABEL, MARKS, Axes, draw_bar, fill_of, place_bars, stroke_of
+from ebbflow.tasks.query.report import MARKS, CapacityReport, QueryReport, StageStatus
+from ebbflow.tasks.report.bars import LABEL, Axes, draw_bar, fill_of, place_bars, stroke_of
 
 _LANE = 27.0  # height of a lane of stages
 _ROW = 17.0  # height of a row of labels

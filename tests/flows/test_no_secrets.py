@@ -15,7 +15,7 @@ from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.pipeline.file.read import parse_pipeline
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
-from ebbflow.tasks.report.query import deliver
+from ebbflow.tasks.report.delivery import deliver
 
 CANARY = "cAnArY7q2Z"  # in every secret below; no file, log or message may hold it
 SECRETS = {

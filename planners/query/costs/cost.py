@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ebbflow.planners.model import Measured, Share, Work
+from ebbflow.planners.query.costs.bounded_fit import bounded_ridge
 from ebbflow.planners.query.costs.operators import (
     Size,
     aggregate,
@@ -287,23 +288,14 @@ def _robust_ridge(
     target: Array,
     centre: float,
 ) -> Array:
-    from scipy.optimize import (
-        lsq_linear,
-    )  # takes a quarter of a second, and most queries have nothing to fit yet
-
     count, kinds = parts.shape
     weights, noise = np.ones(count), PRIOR_NOISE
     ratios = np.full(kinds, centre)
     for _ in range(ROUNDS):
-        root, pull = np.sqrt(weights), noise / PRIOR_SPREAD
-        fit = lsq_linear(
-            np.vstack([parts * root[:, None], pull * np.eye(kinds)]),
-            np.concatenate([target * root, np.full(kinds, pull * centre)]),
-            bounds=(1.0 / BOUND, BOUND),
-            method="bvls",
-        )
-        moved = float(np.max(np.abs(fit.x - ratios)))
-        ratios = np.clip(np.asarray(fit.x, dtype=np.float64), 1.0 / BOUND, BOUND)
+        root, before = np.sqrt(weights)[:, None], ratios
+        bounds = (1.0 / BOUND, BOUND)
+        ratios = bounded_ridge(parts * root, target * root[:, 0], noise / PRIOR_SPREAD, centre, bounds)
+        moved = float(np.max(np.abs(ratios - before)))
         errors = parts @ ratios - target
         spread = 1.4826 * float(np.median(np.abs(errors)))
         noise = math.sqrt((NOISE_POINTS * PRIOR_NOISE**2 + count * spread**2) / (NOISE_POINTS + count))

@@ -12,7 +12,7 @@ from itertools import pairwise
 from ebbflow.tasks.drawing.axis import natural
 from ebbflow.tasks.drawing.svg import lanes as rows_of
 from ebbflow.tasks.drawing.wording import clock_text, label_text, number_text, plural, seconds_text
-from ebbflow.tasks.report.bars import MARKS
+from ebbflow.tasks.query.report import MARKS
 from ebbflow.tasks.report.cluster.values import AppRow, ClusterReport, LeaseReport, NodeReport
 
 ENDS = {"finished": "✓", "failed": "✗", "stopped": "■", "lost": "?"}

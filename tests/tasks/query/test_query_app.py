@@ -19,7 +19,7 @@ from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome
-from ebbflow.tasks.report.query import deliver
+from ebbflow.tasks.report.delivery import deliver
 from tests.tasks.apps.app_loops import ScriptedLoop, begin, until
 
 PACE = AgentIntervals(look=0.02, report=0.1, parting=3.0)

@@ -8,7 +8,7 @@ from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.tasks.query.planning import meaning
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
-from ebbflow.tasks.report.query import deliver
+from ebbflow.tasks.report.delivery import deliver
 
 QUERIES = sorted(
     (Path(__file__).parents[2] / "fixtures" / "tpch").glob("q*.sql"),

@@ -13,7 +13,7 @@ from ebbflow.tasks.drawing.tables import table_html
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import QueryOutcome
-from ebbflow.tasks.report.query import execute
+from ebbflow.tasks.report.delivery import execute
 
 
 @pytest.fixture

@@ -1,0 +1,45 @@
+"""A query run to its end, with its rows and its reports where the request wants them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ebbflow.infra.query.results import write_result
+from ebbflow.tasks.report.files import write_reports
+
+if TYPE_CHECKING:
+    from ebbflow.infra.clock import Clock
+    from ebbflow.planners.query.running.execution import Execution
+    from ebbflow.tasks.query.opening import OpenedEngine
+    from ebbflow.tasks.query.request import QueryRequest
+    from ebbflow.tasks.query.run import Listener, Orchestrator, QueryOutcome
+
+
+def execute(
+    request: "QueryRequest",
+    orchestrator: "Orchestrator | None" = None,
+    clock: "Clock | None" = None,
+    opened: "OpenedEngine | None" = None,
+    follow: "Callable[[Execution], Listener] | None" = None,
+) -> "QueryOutcome":
+    """Run ``request`` to its end, write what it asks for, and return the outcome; see ``tasks.query.run.execute``."""
+    from ebbflow.tasks.query import run
+
+    return deliver(run.execute(request, orchestrator, clock, opened, follow), request)
+
+
+def deliver(outcome: "QueryOutcome", request: "QueryRequest") -> "QueryOutcome":
+    """Write the rows of a finished query and its reports to the files that ``request`` names; return the outcome.
+
+    Raises ``StorageError`` for what cannot be written; what comes after it is not written then.
+    """
+    if request.output_place:
+        write_result(outcome.result, request.output_place)
+    report = outcome.report
+
+    def page() -> str:
+        from ebbflow.tasks.report.query import report_html  # most queries write no page
+
+        return report_html(report)
+
+    write_reports(request.report, html=page, json=report.to_json)
+    return outcome
