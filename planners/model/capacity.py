@@ -75,6 +75,7 @@ class Capacity:
     hazard: float = 0.0  # expected losses per node-hour
     slot: Resources | None = None  # the most that one task can be given; None: a whole node
     portion: Portion | None = None  # of it all that the query may count on; None: all
+    network: float = 0.0  # MB/s of each node's link, each way; 0: not known, taken for unlimited
 
     @property
     def usable(self) -> tuple[Node, ...]:
@@ -92,8 +93,13 @@ class Capacity:
         return sum(n.memory for n in self.usable)
 
     def same_nodes(self, other: "Capacity") -> bool:
-        """Tell whether both mean the same usable and leaving nodes, and the same portion of them."""
-        return (self.nodes, self.notices, self.portion) == (other.nodes, other.notices, other.portion)
+        """Tell whether both mean the same usable and leaving nodes, links, and the same portion of them."""
+        return (self.nodes, self.notices, self.portion, self.network) == (
+            other.nodes,
+            other.notices,
+            other.portion,
+            other.network,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +112,19 @@ class Share:
     nodes: int
     hazard: float = 0.0  # expected losses per node-hour
 
+    @property
+    def link(self) -> float:
+        """Return the MB/s, each way, that a node's link has for this app; 0: links limit nothing."""
+        return self.total.network / self.nodes if self.nodes else 0.0
+
     @classmethod
     def of(cls, capacity: Capacity, fraction: float = 1.0) -> "Share":
         """Return the query's portion of ``capacity``, or the ``fraction`` of it, as a share.
 
-        A portion counts on no more nodes than it has cores.
+        A portion counts on no more nodes than it has cores, and on its part of every link.
         """
         usable, nodes = capacity.usable, len(capacity.usable)
+        network = capacity.network * nodes
         if capacity.portion is not None and capacity.cores:
             fraction = min(fraction, capacity.portion.cores / capacity.cores)
             nodes = min(nodes, ceil(capacity.portion.cores))
@@ -124,7 +136,9 @@ class Share:
             largest = Resources(*(min(a, b) for a, b in zip(largest, capacity.slot, strict=True)))
         return cls(
             epoch=capacity.epoch,
-            total=Resources(capacity.cores * fraction, capacity.memory * fraction),
+            total=Resources(
+                capacity.cores * fraction, capacity.memory * fraction, network=network * fraction
+            ),
             largest=largest,
             nodes=nodes,
             hazard=capacity.hazard,
@@ -132,11 +146,19 @@ class Share:
 
     @classmethod
     def uniform(
-        cls, cores: float, memory: float, nodes: int = 1, epoch: int = 0, hazard: float = 0.0
+        cls,
+        cores: float,
+        memory: float,
+        nodes: int = 1,
+        epoch: int = 0,
+        hazard: float = 0.0,
+        network: float = 0.0,
     ) -> "Share":
-        """Return ``nodes`` equal nodes that sum to ``cores`` and ``memory`` (GiB)."""
+        """Return ``nodes`` equal nodes that sum to ``cores``, ``memory`` (GiB) and ``network`` (MB/s; 0: no
+        limit)."""
         per = max(nodes, 1)
-        return cls(epoch, Resources(cores, memory), Resources(cores / per, memory / per), nodes, hazard)
+        total = Resources(cores, memory, network=network)
+        return cls(epoch, total, Resources(cores / per, memory / per), nodes, hazard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +169,7 @@ class CapacityDiff:
     left: tuple[str, ...] = field(default=())
     noticed: tuple[str, ...] = field(default=())
     share: str = ""  # how the query's portion changed, for people
+    links: str = ""  # how the nodes' links changed, for people
 
     @classmethod
     def between(cls, before: Capacity | None, after: Capacity) -> "CapacityDiff":
@@ -163,12 +186,13 @@ class CapacityDiff:
             tuple(sorted(old - new)),
             tuple(sorted({n.node_id for n in after.notices} - told)),
             _shared(before, after) if before else "",
+            _relinked(before, after) if before else "",
         )
 
     def __str__(self) -> str:
         parts = [("arrived", self.arrived), ("left", self.left), ("notice", self.noticed)]
         said = [f"{word}: {', '.join(ids)}" for word, ids in parts if ids]
-        return "; ".join([*said, *([self.share] if self.share else [])]) or "no change"
+        return "; ".join([*said, *(text for text in (self.share, self.links) if text)]) or "no change"
 
 
 def _shared(before: Capacity, after: Capacity) -> str:
@@ -184,3 +208,11 @@ def _shared(before: Capacity, after: Capacity) -> str:
     who = "alone on the cluster" if queries == 1 else f"{queries} queries share the cluster"
     cores = f"{had:g} -> {has:g} cores" if had != has else f"{has:g} cores as before"
     return f"{who}: {cores}{entitled}"
+
+
+def _relinked(before: Capacity, after: Capacity) -> str:
+    """Return what became of the links: ``links: 25 -> 12.5 MB/s``."""
+    if before.network == after.network:
+        return ""
+    had, has = (f"{rate:.3g}" if rate else "no limit" for rate in (before.network, after.network))
+    return f"links: {had} -> {has} MB/s"

@@ -257,7 +257,7 @@ class QueryPlanner:
                 required.add(view.name)
                 continue
             bill, stored = coster.unit(Unit(view.name, "", (), (), frozenset(), ""), best)
-            once = self.model.core_seconds(bill.work) / cores
+            once = bill.seconds(self.model, coster.share)
             copy = self.model.latency + self.model.rates.written_bytes * stored.bytes / cores
             if (uses - 1) * once > copy:
                 paying.add(view.name)
@@ -283,7 +283,7 @@ class QueryPlanner:
     ) -> Stage:
         bill, stored = coster.unit(unit, choice)
         cores = max(coster.share.total.cores, 1.0)
-        divided, work, serial, expected = None, bill.work, bill.serial, 0.0
+        divided, work, serial, waiting, expected = None, bill.work, bill.serial, bill.waiting, 0.0
         plan = None
         if isinstance(statement, Rendered) and self.options.cuts != "none":
             plan = self._divider.division(unit, choice, coster, bill)
@@ -292,9 +292,10 @@ class QueryPlanner:
                 plan.grid, plan.division.slices, statement, self._divider.read_once(unit, plan.grid)
             )
             work, serial = work.plus(plan.again.work), serial + plan.again.serial
+            waiting += plan.again.waiting
             expected = plan.division.seconds
         tasks = max(bill.widest, 1)
-        seconds = self.model.core_seconds(work)
+        seconds = self.model.core_seconds(work) + waiting
         latency = self.model.latency + serial
         length = latency + seconds / cores
         rework = cutting.rework_seconds(length, coster.share)
@@ -314,6 +315,7 @@ class QueryPlanner:
             rows=stored.rows,
             bytes=stored.bytes,
             work=work,
+            waiting=waiting,
             partitions=bill.partitions,
             logical=self._logical(unit, choice),
             covers=unit.covers,

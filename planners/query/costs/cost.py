@@ -14,6 +14,12 @@ import numpy.typing as npt
 
 from ebbflow.planners.model import Measured, Share, Work
 from ebbflow.planners.query.costs.bounded_fit import bounded_ridge
+from ebbflow.planners.query.costs.links import (
+    broadcast_seconds,
+    elapsed_seconds,
+    shuffle_seconds,
+    spilled_bytes,
+)
 from ebbflow.planners.query.costs.operators import (
     Size,
     aggregate,
@@ -81,6 +87,19 @@ class CostModel:
     broadcast_fraction: float = 0.3  # of the largest node's memory that broadcast tables may fill
     hash_fraction: float = 0.5  # of it that the hash tables of its concurrent tasks may fill
     broadcast_limit: float = 4.0  # GiB that one broadcast may have, whatever the node
+    shuffled_wire: float = 0.5  # bytes on the links per byte shuffled, as they are in memory
+    broadcast_wire: float = 1.25  # likewise per byte broadcast: of a hash table, compressed
+    spill_rate: float = 1.5e-8  # seconds of a core per byte that is spilled and read again
+    shared_builds: bool = True  # the tasks of a node share one broadcast table; else each has its own
+
+    def builders(self, share: Share) -> float:
+        """Return how many times a broadcast table is built on ``share``."""
+        return float(max(share.nodes, 1)) if self.shared_builds else max(share.total.cores, 1.0)
+
+    def task_room(self, share: Share) -> float:
+        """Return the bytes of rows that one task of the largest node can hold to hash or sort them."""
+        part = share.largest.memory * GIB * self.hash_fraction / max(share.largest.cores, 1.0)
+        return part / self.hash_factor
 
     @cached_property
     def vector(self) -> tuple[float, ...]:
@@ -140,6 +159,7 @@ DUCKDB = CostModel(
     broadcast_fraction=0.6,
     hash_fraction=0.8,
     broadcast_limit=math.inf,
+    spill_rate=4.0e-9,
 )
 # Spark's tasks with DuckDB in them: its rates, but what slices compute again, and Spark's latency. A stage that turns
 # out to be Spark SQL's has the join methods of the same plan, so that broadcasts are held to Spark's limits.
@@ -151,6 +171,9 @@ NATIVE = replace(
     broadcast_fraction=SPARK.broadcast_fraction,
     hash_fraction=SPARK.hash_fraction,
     broadcast_limit=SPARK.broadcast_limit,
+    shuffled_wire=0.0,  # a slice reads all that it joins from the store
+    broadcast_wire=0.0,
+    shared_builds=False,
 )
 DEFAULTS = {model.engine: model for model in (SPARK, DUCKDB, NATIVE)}
 
@@ -158,11 +181,13 @@ DEFAULTS = {model.engine: model for model in (SPARK, DUCKDB, NATIVE)}
 class JoinCost(NamedTuple):
     """A join without its inputs."""
 
-    core_seconds: float
+    core_seconds: float  # those that wait for links or spill among them
     serial: float  # seconds after the build side's end and before the first probe, that no core can shorten
     tail: float  # seconds of one task after both sides are there, with unbounded cores
     resident: float  # GiB on every node until the statement ends (a broadcast table)
     task: float  # GiB of one task (its part of a shuffled hash table)
+    waiting: float = 0.0  # of core_seconds: in which tasks wait for a shuffle's bytes, or spill
+    network: float = 0.0  # of serial: in which a broadcast is on the links
 
 
 class JoinCostModel:
@@ -173,11 +198,15 @@ class JoinCostModel:
         self.model = model
         self.share = share
         self._rates = model.rates
-        self._nodes = max(share.nodes, 1)
+        self._builders = model.builders(share)
         self._cores = share.total.cores
         memory = share.largest.memory * GIB
         self._most_broadcast = min(memory * model.broadcast_fraction, model.broadcast_limit * GIB)
         self._most_hashed = memory * model.hash_fraction / max(share.largest.cores, 1.0)
+        self._room = model.task_room(share)
+        # seconds of the links per byte in memory
+        self._shuffled = shuffle_seconds(model.shuffled_wire, share)
+        self._broadcast = broadcast_seconds(model.broadcast_wire, share)
 
     @property
     def most_resident(self) -> float:
@@ -201,21 +230,44 @@ class JoinCostModel:
                 probed *= max(right_rows, 1.0)
             parallel = probed * rates.probed_rows + emitted
             tail = parallel / splits(max(left_bytes, out_bytes))
-            return JoinCost(parallel + serial * self._nodes, serial, tail, table, 0.0)
+            network = right_bytes * self._broadcast
+            # half of the time on the links something else of the statement goes on, as Search.seconds has it
+            waiting = 0.5 * network * self._cores
+            seconds = parallel + serial * self._builders + waiting
+            return JoinCost(seconds, serial + network, tail, table, 0.0, waiting, network)
         if not equality:
-            seconds = self.model.core_seconds(join_work(method, left, right, out, self.share, equality=False))
+            work = join_work(method, left, right, out, self.share, equality=False)
+            waiting = work.shuffled_bytes * self._shuffled * self._cores
+            seconds = self.model.core_seconds(work) + waiting
             n, m = splits(left_bytes), splits(right_bytes)
-            return JoinCost(seconds, 0.0, seconds / (n * m), 0.0, 0.0)
+            return JoinCost(seconds, 0.0, seconds / (n * m), 0.0, 0.0, waiting)
         both = left_bytes + right_bytes
         count = partitions(both, self._cores)
         seconds = both * rates.shuffled_bytes + emitted
+        waiting = both * self._shuffled * self._cores
         if method == "shuffle_hash":
             seconds += right_rows * rates.built_rows + left_rows * rates.probed_rows
         else:
             seconds += (left_rows + right_rows) * rates.sorted_rows
+            waiting += spilled_bytes(both, count, self._room) * self.model.spill_rate
             table = 0.0
+        seconds += waiting
         tail = seconds / splits(both) + rates.tasks
-        return JoinCost(seconds + count * rates.tasks, 0.0, tail, 0.0, table / count)
+        return JoinCost(seconds + count * rates.tasks, 0.0, tail, 0.0, table / count, waiting)
+
+    def seconds(
+        self, method: JoinMethod, left: Size, right: Size, out: Size, *, equality: bool = True
+    ) -> float:
+        """Return how long the join takes on the share, in whole waves of its tasks, once its inputs are there."""
+        cost = self.price(method, left, right, out, equality=equality)
+        if method == "broadcast":
+            tasks = splits(max(left.bytes, out.bytes))
+            busy = cost.core_seconds - cost.waiting - (cost.serial - cost.network) * self._builders
+        else:
+            tasks = partitions(left.bytes + right.bytes, self._cores)
+            busy = cost.core_seconds - cost.waiting
+        waited = cost.waiting / max(self._cores, 1.0) if method != "broadcast" else 0.0
+        return cost.serial + waited + elapsed_seconds(busy, tasks, self._cores)
 
     def allows(self, method: JoinMethod, left: Size, right: Size, *, equality: bool = True) -> bool:
         """Tell whether the build side fits: broadcast, the largest node's part for broadcasts; shuffled, the

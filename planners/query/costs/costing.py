@@ -3,18 +3,20 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from sqlglot import exp
 
 from ebbflow.planners.model import Resources, Share, Work
 from ebbflow.planners.query.costs import cost
-from ebbflow.planners.query.costs.cost import CostModel, Size
+from ebbflow.planners.query.costs.cost import CostModel, JoinCost, JoinCostModel, Size
+from ebbflow.planners.query.costs.links import shuffle_seconds, spilled_bytes
 from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.plan.analysis import BlockId
 from ebbflow.planners.query.plan.cuts import NodeCost
 from ebbflow.planners.query.plan.slicing import Grid, aligned_tables
 from ebbflow.planners.query.plan.staging import Choice, Unit
-from ebbflow.planners.query.plan.trees import Join, Leaf, Tree, joins
+from ebbflow.planners.query.plan.trees import Join, JoinMethod, Leaf, Tree, joins
 from ebbflow.planners.query.views.views import View
 
 STORED = 0.4  # bytes stored in a checkpoint per byte in memory (dictionary, run-length and snappy encoding)
@@ -27,7 +29,8 @@ class CostEstimate:
     """What a statement adds up to while it is walked through."""
 
     work: Work = field(default_factory=Work)
-    serial: float = 0.0  # seconds that no core can shorten
+    serial: float = 0.0  # seconds that no core can shorten, a broadcast's on the links among them
+    waiting: float = 0.0  # core-seconds in which tasks wait for a shuffle's bytes, or spill
     resident: float = 0.0  # GiB of broadcast tables on every node
     task: float = 0.0  # GiB, the largest hash table of a single task
     widest: int = 1  # tasks of the widest wave
@@ -36,6 +39,11 @@ class CostEstimate:
     def add(self, work: Work) -> None:
         """Add ``work``."""
         self.work = self.work.plus(work)
+
+    def seconds(self, model: CostModel, share: Share) -> float:
+        """Return how long the statement takes on ``share``, the engine's latency not included."""
+        busy = model.core_seconds(self.work) + self.waiting
+        return busy / max(share.total.cores, 1.0) + self.serial
 
     def shuffle(self, bytes_: float, share: Share) -> int:
         """Note a shuffle of ``bytes_`` and return its partitions."""
@@ -52,6 +60,10 @@ class StatementCoster:
     sizes: Sizes
     model: CostModel
     share: Share
+
+    @cached_property
+    def _pricer(self) -> JoinCostModel:
+        return JoinCostModel(self.model, self.share)
 
     def demand(self, bill: CostEstimate) -> Resources:
         """Return what one task demands: one core, its own memory and its part of what is resident."""
@@ -139,7 +151,7 @@ class StatementCoster:
             stored = Size(size.rows, size.bytes * STORED)
             copy = cost.write(stored).plus(cost.scan(stored))
             out[join.mask] = NodeCost(
-                self.model.core_seconds(bill.work) / cores + bill.serial,
+                bill.seconds(self.model, self.share),
                 self.model.latency + self.model.core_seconds(copy) / cores,
                 shared.get(join.mask, 1.0),
             )
@@ -149,7 +161,7 @@ class StatementCoster:
         """Return the time of what stands above a block in its own SELECT, on the share."""
         bill = CostEstimate()
         self._above(bill, block, Size(0.0, 0.0))
-        return self.model.latency + self.model.core_seconds(bill.work) / max(self.share.total.cores, 1.0)
+        return self.model.latency + bill.seconds(self.model, self.share)
 
     # --- walking ------------------------------------------------------------------------------------------
 
@@ -204,11 +216,7 @@ class StatementCoster:
         if any(size is not nothing for size in sizes):
             equality = self.sizes.blocks[block].has_equality(node.left.mask, node.right.mask)
             left, right = sizes
-            bill.add(cost.join_work(node.method, left, right, nothing, self.share, equality=equality))
-            price = cost.join_cost(
-                self.model, node.method, left, right, nothing, self.share, equality=equality
-            )
-            bill.serial += price.serial
+            self._add_join(bill, node.method, left, right, nothing, equality)
 
     def _partial(self, view_size: Size, view: View) -> Size:
         """Return the size of a view's partial result: its groups before HAVING and LIMIT, or all its rows."""
@@ -246,14 +254,29 @@ class StatementCoster:
     def _join(self, bill: CostEstimate, block: BlockId, join: Join, left: Size, right: Size) -> Size:
         out = self._size(block, join.mask)
         equality = self.sizes.blocks[block].has_equality(join.left.mask, join.right.mask)
-        bill.add(cost.join_work(join.method, left, right, out, self.share, equality=equality))
-        price = cost.join_cost(self.model, join.method, left, right, out, self.share, equality=equality)
-        bill.serial += price.serial
+        price = self._add_join(bill, join.method, left, right, out, equality)
         bill.resident += price.resident
         bill.task = max(bill.task, price.task)
         if join.method != "broadcast":
             bill.shuffle(left.bytes + right.bytes, self.share)
         return out
+
+    def _add_join(
+        self, bill: CostEstimate, method: JoinMethod, left: Size, right: Size, out: Size, equality: bool
+    ) -> JoinCost:
+        builders = self.model.builders(self.share)
+        bill.add(cost.join_work(method, left, right, out, self.share, equality=equality, builders=builders))
+        price = self._pricer.price(method, left, right, out, equality=equality)
+        bill.serial += price.serial
+        if method != "broadcast":  # what waits for a broadcast is in the serial time
+            bill.waiting += price.waiting
+        return price
+
+    def _exchange(self, bill: CostEstimate, size: float, tasks: int) -> None:
+        """Add what a shuffle of ``size`` bytes waits for, besides joins'."""
+        cores = max(self.share.total.cores, 1.0)
+        bill.waiting += shuffle_seconds(size * self.model.shuffled_wire, self.share) * cores
+        bill.waiting += spilled_bytes(size, tasks, self.model.task_room(self.share)) * self.model.spill_rate
 
     def _view(self, bill: CostEstimate, view: View, choice: Choice) -> Size:
         for position in range(len(view.tables_by_select)):
@@ -286,7 +309,7 @@ class StatementCoster:
             size = Size(known.rows, known.bytes_stored * fraction)
             self._scan(bill, size)
             if len(names) > 1:
-                bill.shuffle(size.bytes, self.share)
+                self._exchange(bill, size.bytes, bill.shuffle(size.bytes, self.share))
                 bill.add(Work(built_rows=size.rows, probed_rows=size.rows, shuffled_bytes=size.bytes))
 
     def _above(self, bill: CostEstimate, key: BlockId, joined: Size) -> None:
@@ -295,6 +318,9 @@ class StatementCoster:
         source = Size(size.joined, size.joined * width)
         groups = Size(size.grouped, size.grouped * width)
         if size.aggregates:
-            bill.add(cost.aggregate(source, groups, bill.shuffle(groups.bytes, self.share)))
+            count = bill.shuffle(groups.bytes, self.share)
+            work = cost.aggregate(source, groups, count)
+            bill.add(work)
+            self._exchange(bill, work.shuffled_bytes, count)
         if size.sorts:
             bill.add(cost.sort(Size(size.output, size.output * width), 1))

@@ -49,7 +49,7 @@ class Divider:
         cores = max(coster.share.total.cores, 1.0)
 
         def seconds(of: CostEstimate) -> float:
-            return coster.model.core_seconds(of.work) / cores + of.serial
+            return of.seconds(coster.model, coster.share)
 
         def reread(grid: Grid, slices: int) -> float:
             return coster.model.core_seconds(coster.reread(unit, grid, slices)) / cores
@@ -71,7 +71,7 @@ class Divider:
                 more = found.slices - 1.0
                 work = Work(*(amount * more for amount in again.work.vector()))
                 work = work.plus(coster.reread(unit, grid, found.slices))
-                best = SlicedCost(grid, found, CostEstimate(work, again.serial * more))
+                best = SlicedCost(grid, found, CostEstimate(work, again.serial * more, again.waiting * more))
         return best
 
     def grids(self, unit: Unit, choice: Choice, known: Callable[[View, str], RelationInput]) -> list[Grid]:

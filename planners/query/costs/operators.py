@@ -47,9 +47,9 @@ def scan(size: Size) -> Work:
     return Work(scanned_rows=size.rows, scanned_bytes=size.bytes, tasks=splits(size.bytes))
 
 
-def broadcast_join(probe: Size, build: Size, out: Size, nodes: int) -> Work:
-    """Return the work of a broadcast hash join: every node builds the table, nothing is shuffled."""
-    count = max(nodes, 1)
+def broadcast_join(probe: Size, build: Size, out: Size, builders: float) -> Work:
+    """Return the work of a broadcast hash join: each of ``builders`` builds the table, nothing is shuffled."""
+    count = max(builders, 1)
     return Work(
         built_rows=build.rows * count,
         broadcast_bytes=build.bytes * count,
@@ -79,9 +79,9 @@ def sort_merge_join(left: Size, right: Size, out: Size, count: int) -> Work:
     )
 
 
-def nested_loop_join(probe: Size, build: Size, out: Size, nodes: int) -> Work:
-    """Return the work of comparing every pair, with ``build`` broadcast."""
-    count = max(nodes, 1)
+def nested_loop_join(probe: Size, build: Size, out: Size, builders: float) -> Work:
+    """Return the work of comparing every pair, with ``build`` broadcast to each of ``builders``."""
+    count = max(builders, 1)
     return Work(
         broadcast_bytes=build.bytes * count,
         probed_rows=probe.rows * max(build.rows, 1.0),
@@ -118,16 +118,25 @@ def write(output: Size) -> Work:
 
 
 def join_work(
-    method: JoinMethod, left: Size, right: Size, out: Size, share: Share, *, equality: bool = True
+    method: JoinMethod,
+    left: Size,
+    right: Size,
+    out: Size,
+    share: Share,
+    *,
+    equality: bool = True,
+    builders: float | None = None,
 ) -> Work:
     """Return the work of one join, its inputs not included. ``right`` is the build side; ``equality`` tells
-    whether some equality joins the sides (:meth:`Cardinalities.has_equality`)."""
+    whether some equality joins the sides (:meth:`Cardinalities.has_equality`). ``builders`` is how many times a
+    broadcast table is built, once a node unless given."""
+    copies = float(share.nodes) if builders is None else builders
     if not equality:
         if method == "broadcast":
-            return nested_loop_join(left, right, out, share.nodes)
+            return nested_loop_join(left, right, out, copies)
         return cartesian_join(left, right, out)
     if method == "broadcast":
-        return broadcast_join(left, right, out, share.nodes)
+        return broadcast_join(left, right, out, copies)
     count = partitions(left.bytes + right.bytes, share.total.cores)
     if method == "shuffle_hash":
         return shuffle_hash_join(left, right, out, count)

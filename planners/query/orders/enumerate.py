@@ -39,7 +39,7 @@ class Candidate:
 
     tree: Tree
     work: Work
-    core_seconds: float
+    core_seconds: float  # those that wait for links or spill among them
     critical_path: float  # seconds with unbounded cores
     peak_memory: float  # GiB that one task needs: broadcast tables of its node, its own hash table, itself
     seconds: float  # on the share
@@ -113,20 +113,20 @@ def evaluate(tree: Tree, cardinalities: Cardinalities, cost: CostModel, share: S
     time. Memory counts every broadcast table of the tree as resident until its end.
     """
     pricer = JoinCostModel(cost, share)
-    work, critical, resident, task = _walk(tree, cardinalities, pricer)
-    spent = cost.core_seconds(work)
+    work, critical, resident, task, waiting = _walk(tree, cardinalities, pricer)
+    spent = cost.core_seconds(work) + waiting
     seconds = Search(cardinalities, cost, share).seconds(spent, critical)
     return Candidate(tree, work, spent, critical, resident + task + cost.task_memory, seconds)
 
 
 def _walk(
     tree: Tree, cardinalities: Cardinalities, pricer: JoinCostModel
-) -> tuple[Work, float, float, float]:
-    """Return work, critical path, resident GiB and a task's GiB of ``tree``."""
+) -> tuple[Work, float, float, float, float]:
+    """Return work, critical path, resident GiB, a task's GiB and core-seconds that wait of ``tree``."""
     if isinstance(tree, Leaf):
         i = tree.relation
         work = scan(Size(cardinalities.base_rows(i), cardinalities.scanned_bytes(i)))
-        return work, pricer.model.core_seconds(work) / work.tasks, 0.0, 0.0
+        return work, pricer.model.core_seconds(work) / work.tasks, 0.0, 0.0, 0.0
     left = _walk(tree.left, cardinalities, pricer)
     right = _walk(tree.right, cardinalities, pricer)
     equality = cardinalities.has_equality(tree.left.mask, tree.right.mask)
@@ -134,13 +134,17 @@ def _walk(
         Size(cardinalities.rows(m), cardinalities.bytes(m))
         for m in (tree.left.mask, tree.right.mask, tree.mask)
     ]
-    own = join_work(tree.method, sizes[0], sizes[1], sizes[2], pricer.share, equality=equality)
+    builders = pricer.model.builders(pricer.share)
+    own = join_work(
+        tree.method, sizes[0], sizes[1], sizes[2], pricer.share, equality=equality, builders=builders
+    )
     cost = pricer.price(tree.method, sizes[0], sizes[1], sizes[2], equality=equality)
     return (
         left[0].plus(right[0]).plus(own),
         max(left[1], right[1] + cost.serial) + cost.tail,
         left[2] + right[2] + cost.resident,
         max(left[3], right[3], cost.task),
+        left[4] + right[4] + cost.waiting,
     )
 
 

@@ -88,15 +88,15 @@ class Search:
         for builds_right, probe, build in sides:
             if pricer.allows("broadcast", probe, build):
                 cost = pricer.price("broadcast", probe, build, out, equality=equality)
-                found.append((builds_right, "broadcast", *cost))
+                found.append((builds_right, "broadcast", *cost[:5]))
             if equality and pricer.allows("shuffle_hash", probe, build):
                 cost = pricer.price("shuffle_hash", probe, build, out)
-                found.append((builds_right, "shuffle_hash", *cost))
+                found.append((builds_right, "shuffle_hash", *cost[:5]))
         # A merge join buffers its right side's equal keys: the smaller side.
         builds_right = (other.rows, right) <= (one.rows, left)
         probe, build = (one, other) if builds_right else (other, one)
         cost = pricer.price("sort_merge", probe, build, out, equality=equality)
-        found.append((builds_right, "sort_merge", *cost))
+        found.append((builds_right, "sort_merge", *cost[:5]))
         return found
 
     def combine(

@@ -95,6 +95,7 @@ class Stage:
     rows: float  # estimated output rows
     bytes: float  # estimated output bytes
     work: Work  # estimated work, for calibration
+    waiting: float = 0.0  # core-seconds of its tasks beyond that work: they wait for links, or spill
     partitions: int = 0  # shuffle partitions; 0 leaves the engine's default
     logical: str = ""  # relational algebra of the whole sub-plan, for people
     covers: frozenset[str] = frozenset()  # "view.alias" of every relation below it, through its inputs

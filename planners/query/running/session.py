@@ -270,7 +270,9 @@ class Session:
         Their estimates are as old as the last planning, and count how slow things were then already.
         """
         running = self.execution.state(now).running.values()
-        return drift([repriced(r, model.core_seconds(r.stage.work)) for r in running], cores, now)
+        return drift(
+            [repriced(r, model.core_seconds(r.stage.work) + r.stage.waiting) for r in running], cores, now
+        )
 
     def _learn(self, plans: Sequence[QueryExecutionPlan]) -> None:
         """Remember new plans, and which versions of which tables their stages are computed from."""
