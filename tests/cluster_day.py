@@ -184,7 +184,7 @@ def _nodes(
             Decided(
                 "scaling",
                 f"gpu: {target} nodes, because {reason}",
-                epoch=book.state.epoch,
+                revision=book.state.revision,
                 seconds=0.004,
                 inputs={"pool": "gpu", "waiting": waits, "idle_s": 1200.0, "price": 0.72},
                 outcome={"pool": "gpu", "nodes": target, "was": there},
@@ -231,7 +231,7 @@ def _queries(
                     "replan",
                     "p2 finishes 4 min sooner on 2 nodes",
                     id_,
-                    book.state.epoch,
+                    book.state.revision,
                     0.012,
                     {
                         "trigger": "left: worker-1",
@@ -299,7 +299,7 @@ def _auction(
         Decided(
             "auction",
             f"the interval is over: {len(bids)} bids; {who}",
-            epoch=book.state.epoch,
+            revision=book.state.revision,
             seconds=float(rng.uniform(0.002, 0.4)),
             inputs={"policy": "rho-bounded", "seed": 1, "why": "the interval is over", "apps": bids},
             outcome={

@@ -54,7 +54,7 @@ class Book:
         """Write a change of capacity; notices stand until their nodes leave."""
         standing = tuple(n for i, n in sorted(self.state.notices.items()) if i not in left)
         held = standing if notices is None else tuple(notices)
-        self.write(after, CapacityChanged(self.state.epoch + 1, nodes, tuple(left), held, reason=reason))
+        self.write(after, CapacityChanged(self.state.revision + 1, nodes, tuple(left), held, reason=reason))
 
     def grant(
         self, after: float, app: str, *slots: tuple[str, int], reason: str = "", seconds: float = 600.0
@@ -70,7 +70,7 @@ class Book:
                 slot,
                 at,
                 at + seconds,
-                self.state.epoch,
+                self.state.revision,
                 self.state.nodes[node].price / self.state.nodes[node].gpus,
                 None,
                 reason,

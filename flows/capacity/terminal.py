@@ -26,7 +26,7 @@ def cluster_view(view: ClusterView, *, everything: bool = False) -> RenderableTy
     gpus = sum(node.gpus for node in view.nodes)
     price = sum(node.price for node in view.nodes)
     head = (
-        f"cluster {view.cluster}, {clock_text(view.at)} UTC, revision {view.epoch}:"
+        f"cluster {view.cluster}, {clock_text(view.at)} UTC, revision {view.revision}:"
         f" {plural(len(view.nodes), 'node')}, "
         f"{len(view.leases)} of {plural(gpus, 'GPU')} leased, {money(price)}/h"
     )

@@ -241,7 +241,7 @@ def _change(
     if applied.asked or applied.refused:
         for line in applied_lines(applied):
             answer.say(line)
-    if applied.epoch != again.target.epoch:
+    if applied.revision != again.target.revision:
         fail("nothing was done: the fleet has changed meanwhile; check ebbflow fleet status and retry")
     return seen, again.target
 

@@ -162,7 +162,7 @@ def end(
     with opened(request) as fleet, Answer(json=json, dry_run=dry_run) as answer:
         seen = observe(fleet.control, fleet.prices)
         state = gang_of(seen, name)
-        would = end_gang(fleet.gangs, name, seen.fleet.epoch, dry_run=True)
+        would = end_gang(fleet.gangs, name, seen.fleet.revision, dry_run=True)
         answer.tell(gang=name, would=applied_json(would), drained=None, terminated=None)
         for line in applied_lines(would):
             answer.say(line)
@@ -188,5 +188,5 @@ def end(
                 )
                 raise
             answer.tell(drained=asdict(drained), done=True)
-        answer.tell(terminated=applied_json(end_gang(fleet.gangs, name, seen.fleet.epoch)), done=True)
+        answer.tell(terminated=applied_json(end_gang(fleet.gangs, name, seen.fleet.revision)), done=True)
         answer.say(f"{name} is terminated")

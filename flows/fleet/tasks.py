@@ -53,7 +53,7 @@ def observe_fleet(cluster: str, region: str, control: FleetControl, prices: Pric
     seen = observe(control, prices)
     found = status(seen, cluster, region, float("inf"))
     log = get_run_logger()
-    log.info("revision %s: %s", found.epoch, "; ".join(_said(found)) or "no pools")
+    log.info("revision %s: %s", found.revision, "; ".join(_said(found)) or "no pools")
     for problem in found.problems:
         log.warning(problem)
     artifacts.table(f"{FLEET}-{cluster}", _pools(found), f"Pools of {cluster}")
@@ -120,7 +120,7 @@ def start_gang(
     said = "; ".join(verdict.reasons) or "passes"
     _settle(
         cluster,
-        _decision(request.shown, seen.fleet.epoch, why, target, said, started.applied),
+        _decision(request.shown, seen.fleet.revision, why, target, said, started.applied),
         started.applied,
     )
     return started
@@ -134,9 +134,9 @@ def end_gang(
 
     Raises ``AwsError``.
     """
-    applied = fleet_gangs.end_gang(gangs, name, seen.fleet.epoch, dry_run=dry_run)
+    applied = fleet_gangs.end_gang(gangs, name, seen.fleet.revision, dry_run=dry_run)
     row = _decision(
-        name, seen.fleet.epoch, "the gang is terminated", "none", "not checked: it costs nothing", applied
+        name, seen.fleet.revision, "the gang is terminated", "none", "not checked: it costs nothing", applied
     )
     _settle(cluster, row, applied)
     return applied
@@ -168,15 +168,15 @@ def _row(settled: ScaleResult) -> dict[str, Any]:
     wanted, target = settled.wanted, settled.verdict.target
     said = "none" if target is None else target_text(target.nodes, target.on_demand, target.drain)
     guarded = "; ".join(verdict_lines(settled.verdict))
-    return _decision(wanted.pool, wanted.epoch, wanted.reason, said, guarded, settled.applied)
+    return _decision(wanted.pool, wanted.revision, wanted.reason, said, guarded, settled.applied)
 
 
 def _decision(
-    pool: str, epoch: int, wanted: str, target: str, guard: str, applied: ApplyResult
+    pool: str, revision: int, wanted: str, target: str, guard: str, applied: ApplyResult
 ) -> dict[str, Any]:
     return {
         "pool": pool,
-        "epoch": epoch,
+        "revision": revision,
         "wanted": wanted,
         "target": target,
         "guard": guard,

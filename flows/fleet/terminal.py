@@ -26,7 +26,7 @@ _DIM = "bright_black"
 
 def status_view(status: Status) -> RenderableType:
     """Return pools, nodes and what is to be known."""
-    head = f"cluster {status.cluster} in {status.region}, {_clock(status.at)}, revision {status.epoch}"
+    head = f"cluster {status.cluster} in {status.region}, {_clock(status.at)}, revision {status.revision}"
     rate = f"{dollars(status.dollars_per_hour)}/h"
     if status.limit_dollars_per_hour is not None:
         rate += f" of {dollars(status.limit_dollars_per_hour)}/h allowed"

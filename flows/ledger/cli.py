@@ -75,7 +75,7 @@ def status(url: Url = None, cluster: Cluster = "local", json: AsJson = False) ->
             "leases": len(state.leases),
             "apps": found.apps,
             "apps_active": len(state.active()),
-            "revision": state.epoch,
+            "revision": state.revision,
         }
         if json:
             print_json({**asdict(found), "lead_alive": alive, **counts})

@@ -20,7 +20,7 @@ def sentence(change: ledger.Change) -> str:
                 ("notices", [notice.node_id for notice in change.notices]),
             ]
             said = [f"{word} {_names(ids)}" for word, ids in parts if ids]
-            return f"capacity is at revision {change.epoch}" + (": " + "; ".join(said) if said else "")
+            return f"capacity is at revision {change.revision}" + (": " + "; ".join(said) if said else "")
         case ledger.AppEntered():
             team = f" of team {change.spec.team}" if change.spec.team else ""
             return f"{change.spec.kind} {change.spec.id}{team} registered"

@@ -114,7 +114,7 @@ def status_of_fleet(fleet: "LocalFleet") -> FleetStatus:
     nodes = tuple(_node(node, now) for node in fleet.view())
     rates = () if book.network is None else tuple(link.rate for link in book.network.links)
     dollars, gpus = fleet.dollars(), tuple(book.gpus)
-    return FleetStatus(book.name, seen.epoch, dollars, gpus, rates, _spark(book), pools, nodes)
+    return FleetStatus(book.name, seen.revision, dollars, gpus, rates, _spark(book), pools, nodes)
 
 
 def _node(node: "NodeView", now: float) -> NodeRow:

@@ -280,7 +280,7 @@ class _PrefectListener:
                     "ebbflow.plan.replaced",
                     one.app,
                     {
-                        "epoch": one.epoch,
+                        "revision": one.revision,
                         "from": one.inputs.get("current"),
                         "to": one.outcome.get("chosen"),
                         "reason": one.reason,
@@ -346,7 +346,7 @@ def _decision_rows(report: ClusterReport) -> list[dict[str, Any]]:
             "at (s)": round(one.at - report.since, 1),
             "decision": one.kind,
             "app": one.app.removeprefix(app_id(report.pipeline, "")),
-            "epoch": one.epoch,
+            "revision": one.revision,
             "reason": one.reason,
         }
         for one in report.decisions

@@ -85,11 +85,13 @@ class PrefectListener(NullQueryListener):
         self._logger.info("%s: %s, %s rows in %.1f s", stage.name, report.status, report.rows, report.seconds)
 
     def capacity_changed(self, capacity: Capacity, change: str) -> None:
-        self._logger.info("capacity epoch %s: %s; %s cores left", capacity.epoch, change, capacity.cores)
+        self._logger.info(
+            "capacity revision %s: %s; %s cores left", capacity.revision, change, capacity.cores
+        )
         self._emit(
             "ebbflow.capacity.changed",
             {
-                "epoch": capacity.epoch,
+                "revision": capacity.revision,
                 "cores": capacity.cores,
                 "memory_gib": capacity.memory,
                 "nodes": [n.id for n in capacity.nodes],
@@ -104,7 +106,7 @@ class PrefectListener(NullQueryListener):
             self._emit(
                 "ebbflow.plan.replaced",
                 {
-                    "epoch": decision.epoch,
+                    "revision": decision.revision,
                     "from": decision.current,
                     "to": decision.chosen,
                     "reason": spoken(decision),
@@ -141,7 +143,7 @@ def _decision_rows(report: QueryReport) -> Sequence[dict[str, Any]]:
     return [
         {
             "at (s)": round(d.at, 1),
-            "epoch": d.epoch,
+            "revision": d.revision,
             "decision": d.kind,
             "from": d.current,
             "to": d.chosen,

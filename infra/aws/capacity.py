@@ -115,7 +115,7 @@ class AwsCapacity:
         self._released: set[str] = set()
         self._losses = 0
         self._node_seconds = 0.0
-        self._changed = threading.Event()  # replaced whenever the epoch grows
+        self._changed = threading.Event()  # replaced whenever the revision grows
         self._wake = threading.Event()
         self._hurry = False  # an instance has started or ended
         self._stop = threading.Event()
@@ -141,7 +141,7 @@ class AwsCapacity:
     def fleet(self) -> Fleet:
         """Return the fleet as it was last seen, with the notices that have come since, for deciding about it.
 
-        Its epoch is the fleet's own, which targets must name. Raises ``EngineUnavailableError`` as ``capacity`` does.
+        Its revision is the fleet's own, which targets must name. Raises ``EngineUnavailableError`` like ``capacity``.
         """
         self.capacity()
         if self._thread is None:
@@ -150,8 +150,8 @@ class AwsCapacity:
             assert self._fleet is not None
             return self._fleet
 
-    def wait(self, epoch: int, timeout: float) -> Capacity:
-        """Return when the capacity's epoch is not ``epoch`` any more, or after ``timeout`` seconds.
+    def wait(self, revision: int, timeout: float) -> Capacity:
+        """Return when the capacity's revision is not ``revision`` any more, or after ``timeout`` seconds.
 
         Raises ``EngineUnavailableError`` as ``capacity`` does.
         """
@@ -160,7 +160,7 @@ class AwsCapacity:
             changed = self._changed
             found = self.capacity()
             left = end - self._clock.now()
-            if found.epoch != epoch or left <= 0:
+            if found.revision != revision or left <= 0:
                 return found
             self._clock.wait(changed, left if self._thread else min(left, self._refresh))
 
@@ -267,18 +267,18 @@ class AwsCapacity:
             log.warning("interruption notices cannot be sent to the fleet yet: %s", error)
 
     def _tell(self) -> None:
-        """Hand notices to the fleet, which keeps them and whose epoch grows."""
+        """Hand notices to the fleet, which keeps them and whose revision grows."""
         notices = self._feed.notices()
         if notices == self._told:
             return
-        epoch = self._control.take_notices(notices)
+        revision = self._control.take_notices(notices)
         with self._lock:
             self._told = notices
             if self._fleet is not None:
                 there = {node.id for pool in self._fleet.pools for node in pool.nodes}
                 ours = [notice for notice in notices if notice.node_id in there]
                 merged = merge_notices(self._fleet.notices, ours)
-                self._fleet = replace(self._fleet, epoch=epoch, notices=merged)
+                self._fleet = replace(self._fleet, revision=revision, notices=merged)
 
     def _failed(self, error: Exception) -> None:
         now = self._clock.now()
@@ -302,14 +302,14 @@ class AwsCapacity:
             if last is None:
                 self._last = Capacity(1, nodes, notices, now, self._hazard(0, 0.0))
                 return self._last
-            found = Capacity(last.epoch, nodes, notices, now)
+            found = Capacity(last.revision, nodes, notices, now)
             self._node_seconds += len(last.usable) * max(0.0, now - last.at)
             still = {node.id for node in found.usable}
             self._losses += sum(n.id not in still and n.id not in self._released for n in last.usable)
-            epoch = last.epoch + (not found.same_nodes(last))
+            revision = last.revision + (not found.same_nodes(last))
             hazard = self._hazard(self._losses, self._node_seconds)
-            self._last = Capacity(epoch, nodes, notices, max(now, last.at), hazard)
-            if epoch != last.epoch:
+            self._last = Capacity(revision, nodes, notices, max(now, last.at), hazard)
+            if revision != last.revision:
                 self._changed.set()
                 self._changed = threading.Event()
             return self._last

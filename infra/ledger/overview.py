@@ -37,7 +37,7 @@ def enter(database: Database, cluster: str, *, create: bool) -> None:
 
 def _insert(connection: Connection, cluster: str) -> None:
     state = State()
-    fields = ("number", "at", "token", "holder", "epoch", "last_lease", "hazard")
+    fields = ("number", "at", "token", "holder", "revision", "last_lease", "hazard")
     row = {"cluster": cluster, "pruned": 0, **{name: getattr(state, name) for name in fields}}
     module = sqlite if connection.dialect.name == "sqlite" else postgresql
     connection.execute(module.insert(clusters).on_conflict_do_nothing(), row)

@@ -2,8 +2,8 @@
 
 Folders of local fleets that are down: the newest are kept, older ones are removed.
 
-A fleet's folder outlives the fleet: its logs are there, and its book keeps ids and epochs from being used twice. Each
-run of a pipeline on this machine has a fleet of its own, though, and nobody takes those folders away.
+A fleet's folder outlives the fleet: its logs are there, and its state keeps ids and revisions from being used twice.
+Each run of a pipeline on this machine has a fleet of its own, though, and nobody takes those folders away.
 """
 
 import contextlib
@@ -113,7 +113,7 @@ def claim(
             uid,
             time.offset,
             owner=None if stay else marks.own(),
-            epoch=last.epoch + 1,
+            revision=last.revision + 1,
             pools=tuple(found),
             plans=plans,
             numbers=last.numbers,

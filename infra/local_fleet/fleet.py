@@ -134,12 +134,12 @@ class LocalFleet(FaultInjector):
         book = look(self._file, self.book, self._rooms, self._clock)
         now, by = self._clock.now(), self._shift()
         pools = tuple(_later(book.state(pool, now), by) for pool in book.pools)
-        return Fleet(book.epoch, now + by, pools, _moved(book.told(), by))
+        return Fleet(book.revision, now + by, pools, _moved(book.told(), by))
 
     def take_notices(self, notices: Sequence[Notice]) -> int:
         """See ``FleetControl``. What is told ends no node: that is what ``notice`` does."""
         heard = _moved(notices, -self._shift())
-        return self._change(lambda book: changes.hear(book, heard)).epoch
+        return self._change(lambda book: changes.hear(book, heard)).revision
 
     def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
         """See ``FleetControl``."""
@@ -154,7 +154,7 @@ class LocalFleet(FaultInjector):
         def change(current: LocalFleetState) -> LocalFleetState:
             nonlocal said
             later, asked, refused = changes.plan(current, target, self._clock.now())
-            said = ApplyResult(current.epoch, asked, refused, dry_run)
+            said = ApplyResult(current.revision, asked, refused, dry_run)
             return later
 
         with self._acting:
@@ -162,7 +162,7 @@ class LocalFleet(FaultInjector):
             after = change(self.book) if dry_run else self._change(change)
             if not dry_run:
                 self._ensure_keeper()
-        return said if dry_run else replace(said, epoch=after.epoch)
+        return said if dry_run else replace(said, revision=after.revision)
 
     def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> ApplyResult:
         """See ``FleetControl``. The nodes are gone when this returns. Raises ``ClusterError`` for one that stays."""
@@ -171,7 +171,7 @@ class LocalFleet(FaultInjector):
         def change(current: LocalFleetState) -> LocalFleetState:
             nonlocal said
             later, asked, refused = changes.end(current, ids, "terminated on request")
-            said = ApplyResult(current.epoch, asked, refused, dry_run)
+            said = ApplyResult(current.revision, asked, refused, dry_run)
             return later
 
         with self._acting:
@@ -183,7 +183,7 @@ class LocalFleet(FaultInjector):
             for ask in said.asked:
                 if (node := book.node(ask.of)) is not None:
                     finish(self._file, book, node, self._rooms, self._clock)
-            return replace(said, epoch=self.book.epoch)
+            return replace(said, revision=self.book.revision)
 
     def remove(self, pool: str, count: int = 1) -> tuple[str, ...]:
         """Plan ``count`` nodes fewer in a pool, within its limits, and terminate its newest nodes; return their ids.
@@ -208,7 +208,7 @@ class LocalFleet(FaultInjector):
             refused = (
                 Refusal(book.name, "its node supervisor is gone; no node is started before another one runs"),
             )
-        return ApplyResult(book.epoch, (), refused, dry_run)
+        return ApplyResult(book.revision, (), refused, dry_run)
 
     def close(self) -> None:
         """Let go of the fleet, which goes on. May be called twice."""
@@ -216,11 +216,11 @@ class LocalFleet(FaultInjector):
     # --- CapacitySource, PriceSource ------------------------------------------------------------------------
 
     def capacity(self) -> Capacity:
-        """See ``CapacitySource``: the nodes of all pools, with the fleet's own epoch."""
+        """See ``CapacitySource``: the nodes of all pools, with the fleet's own revision."""
         fleet = self.observe()
         nodes = sorted((node for pool in fleet.pools for node in pool.nodes), key=lambda node: node.id)
         hazard = self._hazard(*self.book.experience(self._clock.now()))
-        return Capacity(fleet.epoch, tuple(nodes), fleet.notices, fleet.at, hazard)
+        return Capacity(fleet.revision, tuple(nodes), fleet.notices, fleet.at, hazard)
 
     def offers(self, pool: str) -> tuple[Offer, ...]:
         """Return what a pool's nodes pretend to cost. Raises ``OptionError`` for an unknown pool."""

@@ -15,7 +15,7 @@ class CapacitySource(Protocol):
     """Where observed capacity comes from."""
 
     def capacity(self) -> Capacity:
-        """Look now and return what is there. The epoch grows whenever nodes or notices differ from the last look.
+        """Look now and return what is there. The revision grows whenever nodes or notices differ from the last look.
 
         A source that cannot be reached for a moment returns the last known capacity; it raises
         ``EngineUnavailableError`` only when it never could be reached.
@@ -91,7 +91,7 @@ class Refusal:
 class ApplyResult:
     """What became of a target."""
 
-    epoch: int  # of the fleet when it was applied
+    revision: int  # of the fleet when it was applied
     asked: tuple[ProviderCall, ...] = ()
     refused: tuple[Refusal, ...] = ()
     dry_run: bool = False
@@ -106,14 +106,14 @@ class FleetControl(Protocol):
     """
 
     def observe(self) -> Fleet:
-        """Look now. The epoch grows whenever nodes or notices differ from the last look, also after a restart.
+        """Look now. The revision grows whenever nodes or notices differ from the last look, also after a restart.
 
         Raises ``AwsError`` (or the provider's own) when the provider does not answer.
         """
         ...
 
     def take_notices(self, notices: Sequence[Notice]) -> int:
-        """Record that nodes will leave, durably; return the epoch afterwards, which has grown if that is news.
+        """Record that nodes will leave, durably; return the revision afterwards, which has grown if that is news.
 
         Of one node the firmest notice counts, then the earliest. Notices of nodes that are never seen are dropped
         some minutes after their deadline.
@@ -124,9 +124,9 @@ class FleetControl(Protocol):
         """Plan what ``target`` says, and ask for it.
 
         Growth is asked for at once. No node is ended here: a smaller target first cancels what has not arrived, and
-        its ``drain`` is kept as ``PoolState.draining`` until ``terminate`` ends those nodes, drained. A target for an
-        epoch other than the fleet's present one is refused, and a size outside the pool's limits moved to them, with
-        the reason. Raises ``OptionError`` for an unknown pool, ``NotOursError``, ``AwsError``.
+        its ``drain`` is kept as ``PoolState.draining`` until ``terminate`` ends those nodes, drained. A target for a
+        revision other than the fleet's present one is refused, and a size outside the pool's limits moved to it, all
+        with the reason. Raises ``OptionError`` for an unknown pool, ``NotOursError``, ``AwsError``.
         """
         ...
 
@@ -176,7 +176,7 @@ class GangControl(Protocol):
     def start(self, target: GangTarget, *, dry_run: bool = False) -> Gang:
         """Return the gang, whole; one that is held already as it is.
 
-        A target for an epoch other than the fleet's present one is refused, with the reason. Raises ``OptionError``
+        A target for a revision other than the fleet's present one is refused, with the reason. Raises ``OptionError``
         (as ``held``, and for an unknown pool), ``InsufficientCapacityError`` when whatever had come was returned, and
         ``AwsUnavailableError`` when it is not known what became of the request: the same request can be made again.
         """

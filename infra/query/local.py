@@ -45,5 +45,5 @@ class LocalCapacity:
         self._clock = clock or SystemClock()
 
     def capacity(self) -> Capacity:
-        """Return the one node, always with epoch 1 and no hazard."""
-        return Capacity(epoch=1, nodes=(self._node,), at=self._clock.now())
+        """Return the one node, always with revision 1 and no hazard."""
+        return Capacity(revision=1, nodes=(self._node,), at=self._clock.now())

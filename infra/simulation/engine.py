@@ -109,7 +109,7 @@ class _Run:
         self.ledger = Ledger()
         self.usage = Usage()
         self.notices: dict[str, Notice] = {}
-        self.epoch = 0
+        self.revision = 0
         self.capacity = Capacity(0, ())
         self.most_ahead = cluster.most_ahead()
         self.next_change = 0
@@ -263,9 +263,9 @@ class _Run:
             if id_ in self.ledger.nodes:
                 self.ledger.nodes[id_] = replace(self.ledger.nodes[id_], price=price)
         self.running = [entry for entry in self.running if entry.app.held]
-        self.epoch += 1
+        self.revision += 1
         nodes = tuple(sorted(self.ledger.nodes.values(), key=lambda node: node.id))
-        self.capacity = Capacity(self.epoch, nodes, tuple(self.notices.values()), at=self.now)
+        self.capacity = Capacity(self.revision, nodes, tuple(self.notices.values()), at=self.now)
         self.usage.capacity.set(self.now, self.ledger.gpus)
         self.usage.held.set(self.now, self.held)
         self.usage.price.set(self.now, sum(node.price for node in nodes))

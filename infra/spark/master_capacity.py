@@ -68,12 +68,12 @@ class MasterCapacity:
         notices = merge_notices(nodes, states_by_host(view.workers), records, self._deadlines, now)
         if last is None:
             return Capacity(1, nodes, notices, now, self._hazard(0, 0.0))
-        found = Capacity(last.epoch, nodes, notices, now)
+        found = Capacity(last.revision, nodes, notices, now)
         usable = {node.id for node in found.usable}
         self._losses += sum(node.id not in usable for node in last.usable)
         self._node_seconds += len(last.usable) * max(0.0, now - last.at)
-        epoch = last.epoch if found.same_nodes(last) else last.epoch + 1
-        return Capacity(epoch, nodes, notices, now, self._hazard(self._losses, self._node_seconds))
+        revision = last.revision if found.same_nodes(last) else last.revision + 1
+        return Capacity(revision, nodes, notices, now, self._hazard(self._losses, self._node_seconds))
 
 
 def worker_hosts(view: MasterView, records: dict[str, HostRecord]) -> tuple[Node, ...]:

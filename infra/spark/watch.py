@@ -289,12 +289,12 @@ class ExecutorWatch:
         last = self._last
         if last is None:
             return Capacity(1, nodes, notices, now, self._hazard(0, 0.0), slot)
-        found = Capacity(last.epoch, nodes, notices, now)
+        found = Capacity(last.revision, nodes, notices, now)
         self._node_seconds += len(last.usable) * max(0.0, now - last.at)
         self._losses += self._lost(last, found, states)
         hazard = self._hazard(self._losses, self._node_seconds)
-        epoch = last.epoch if found.same_nodes(last) else last.epoch + 1
-        return Capacity(epoch, nodes, notices, now, hazard, slot)
+        revision = last.revision if found.same_nodes(last) else last.revision + 1
+        return Capacity(revision, nodes, notices, now, hazard, slot)
 
     def _driver_as_node(self, executors: Iterable[Executor]) -> tuple[Node, ...]:
         return tuple(

@@ -1,8 +1,8 @@
 """Frozen dataclasses to plain JSON values and back, led by their type hints.
 
-A field's key is its name, or ``metadata["json"]``; where that is ``None`` the field is left out. Tuples become lists,
-named tuples objects (lists are read as well), and mappings with other keys than texts lists of pairs. Whatever does
-not fit raises ``ValueError`` that names the field.
+A field's key is its name, or ``metadata["json"]``; where that is ``None`` the field is left out. A former key,
+``metadata["former"]``, is read, too. Tuples become lists, named tuples objects (lists are read as well), and mappings
+with other keys than texts lists of pairs. Whatever does not fit raises ``ValueError`` that names the field.
 """
 
 import json
@@ -167,10 +167,13 @@ class Form:
         every = self._strict and not self._sparse
         needed = [key for key, f in keys.items() if every or not _default(f)[0]]
         renamed = {key: f.name for key, f in keys.items() if key != f.name}
+        former = {old: key for key, f in keys.items() if (old := f.metadata.get("former")) is not None}
 
         def whole(data: Any) -> Any:
             if type(data) is not dict:
                 raise ValueError(f"{kind.__name__} wants an object; got {data!r:.80}")
+            if former and not former.keys().isdisjoint(data):
+                data = {former.get(key, key): item for key, item in data.items()}
             values = {}
             for key, item in data.items():
                 part = parts.get(key)

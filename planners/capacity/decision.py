@@ -122,7 +122,7 @@ class _Cycle:
                 Decided(
                     "auction",
                     f"{answer.problem}; every app keeps the allocation of the last auction",
-                    epoch=scene.state.epoch,
+                    revision=scene.state.revision,
                     inputs={"policy": settings.policy.name, "seed": seed},
                     outcome={"failed": True},
                 ),
@@ -133,7 +133,7 @@ class _Cycle:
                 if app in seen.records
             }
             kept = self._held(kept, seen)
-            plan = Plan(kept, scene.state.epoch, memory.plan.at, memory.plan.complete)
+            plan = Plan(kept, scene.state.revision, memory.plan.at, memory.plan.complete)
             return replace(decided, plan=plan, asked=now + FAILED), said
         self.told.pop("policy", None)
         rest = {
@@ -141,7 +141,7 @@ class _Cycle:
             for app, why in seen.left_out.items()
             if app not in presence.silent
         }
-        plan = Plan({**answer.wanted, **rest}, scene.state.epoch, now, False)
+        plan = Plan({**answer.wanted, **rest}, scene.state.revision, now, False)
         wake = answer.wake if isfinite(answer.wake) else inf
         decided = replace(
             decided,

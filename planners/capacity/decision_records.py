@@ -71,7 +71,7 @@ def auction_event(
     if seen.left_out and whole:
         outcome["left_out"] = dict(sorted(seen.left_out.items()))
     reason = _sentence(answer, moved, there, why)
-    return Recorded(Decided("auction", reason, "", scene.state.epoch, 0.0, inputs, outcome), whole)
+    return Recorded(Decided("auction", reason, "", scene.state.revision, 0.0, inputs, outcome), whole)
 
 
 def guard_events(
@@ -97,7 +97,7 @@ def guard_events(
     for app, (rule, reason, outcome) in sorted(rules.items()):
         if told.get(f"guard {app}") != rule:
             found.append(
-                Decided("guard", reason, app, scene.state.epoch, inputs={"rule": rule}, outcome=outcome)
+                Decided("guard", reason, app, scene.state.revision, inputs={"rule": rule}, outcome=outcome)
             )
         told[f"guard {app}"] = rule
     for key in [key for key in told if key.startswith("guard ") and key.removeprefix("guard ") not in rules]:

@@ -296,7 +296,7 @@ def _lease(scene: CycleState, desk: _PendingGrant, node: Node, slot: int, number
         slot,
         scene.now,
         end_of(scene, desk.wanted.until),
-        scene.state.epoch,
+        scene.state.revision,
         node.price / node.gpus,
         None,
         desk.wanted.reason,

@@ -164,7 +164,7 @@ def _tell_of_nodes(scene: CycleState, ended: dict[str, list[Lease]], found: Live
             Decided(
                 "recovery",
                 f"{node} terminated while apps held its GPUs: {said}",
-                epoch=scene.state.epoch,
+                revision=scene.state.revision,
                 inputs={"node": node},
                 outcome={"gpus": dict(sorted(apps.items()))},
             )
@@ -202,7 +202,7 @@ def _by_force(scene: CycleState, memory: Memory, found: LivenessResult) -> None:
                         "recovery",
                         f"the capacity loop terminates remaining processes of {app} on {node}: {why}",
                         app,
-                        scene.state.epoch,
+                        scene.state.revision,
                         outcome={"evict": node},
                     )
                 )
@@ -223,6 +223,6 @@ def _lost(scene: CycleState, found: LivenessResult) -> None:
         found.changes.append(AppMoved(id_, "lost", why))
         found.changes.append(
             Decided(
-                "recovery", f"{id_} marked lost: {why}", id_, scene.state.epoch, outcome={"phase": "lost"}
+                "recovery", f"{id_} marked lost: {why}", id_, scene.state.revision, outcome={"phase": "lost"}
             )
         )

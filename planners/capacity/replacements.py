@@ -38,7 +38,7 @@ def successors(
     drains: Collection[str],
     before: Mapping[str, float],
     now: float,
-    epoch: int,
+    revision: int,
     told: MutableMapping[str, str],
     passed: Passed,
 ) -> Replacements:
@@ -51,7 +51,7 @@ def successors(
         drains: nodes that leave because they are not needed.
         before: what the last call has asked for.
         now: s since the Unix epoch.
-        epoch: of the ledger, for what is written down.
+        revision: of the ledger, for what is written down.
         told: what has been said, not to say it twice; kept up to date.
         passed: the guard. What leaves by itself is billed until it is gone, and is none of those that stay.
     """
@@ -77,8 +77,8 @@ def successors(
         granted = new[: max(may - len(old), 0)]
         asked |= {id_: before[id_] for id_ in old}
         for id_ in granted:
-            changes.append(_event(pool, id_, leaving[id_] - now, epoch))
-        _refused(pool, new[len(granted) :], why, epoch, told, changes)
+            changes.append(_event(pool, id_, leaving[id_] - now, revision))
+        _refused(pool, new[len(granted) :], why, revision, told, changes)
         again = [id_ for id_ in old if not 0 <= now - before[id_] < AGAIN]
         due += [*again, *granted]
         asked |= dict.fromkeys([*again, *granted], now)
@@ -99,11 +99,11 @@ def _room(pool: PoolState, others: int, wanted: int, passed: Passed) -> tuple[in
     return nodes - others, reasons
 
 
-def _event(pool: PoolState, node: str, left: float, epoch: int) -> Decided:
+def _event(pool: PoolState, node: str, left: float, revision: int) -> Decided:
     return Decided(
         "scaling",
         f"{pool.name} launches a replacement node for {node}, which terminates in {max(left, 0.0):.0f} s",
-        epoch=epoch,
+        revision=revision,
         inputs={"pool": pool.name, "planned": pool.planned, "node": node},
         outcome={"replaced": node},
     )
@@ -113,7 +113,7 @@ def _refused(
     pool: PoolState,
     nodes: Sequence[str],
     why: Sequence[str],
-    epoch: int,
+    revision: int,
     told: MutableMapping[str, str],
     changes: list[Change],
 ) -> None:
@@ -128,7 +128,7 @@ def _refused(
             Decided(
                 "guard",
                 f"{', '.join(nodes)} of {pool.name} is not replaced before termination: {reasons}",
-                epoch=epoch,
+                revision=revision,
                 inputs={"pool": pool.name, "planned": pool.planned},
                 outcome={"nodes": pool.planned},
             )

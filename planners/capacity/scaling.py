@@ -151,7 +151,7 @@ class _Scaling:
         fleet = replace(self.fleet, notices=(*self.fleet.notices, *self.scene.state.notices.values()))
 
         def passed(pool: PoolState, nodes: int) -> tuple[int, Sequence[str]]:
-            wanted = Target(pool.name, nodes, self.fleet.epoch, "", min(pool.on_demand, nodes))
+            wanted = Target(pool.name, nodes, self.fleet.revision, "", min(pool.on_demand, nodes))
             verdict = self.checked(wanted, self.money(needs[pool.name]), fleet)
             return (verdict.target.nodes if verdict.target else 0), verdict.reasons
 
@@ -162,7 +162,7 @@ class _Scaling:
             drains,
             self.memory.replacing,
             self.scene.now,
-            self.scene.state.epoch,
+            self.scene.state.revision,
             self.told,
             passed,
         )
@@ -256,7 +256,7 @@ class _Scaling:
         wanted = Target(
             pool.name,
             held.nodes,
-            self.fleet.epoch,
+            self.fleet.revision,
             f"{need.reason}; {held.reason}",
             # what stands in for spot is the fallback's to count
             min(pool.base if self.rules.fallback else pool.on_demand, held.nodes),
@@ -320,7 +320,7 @@ class _Scaling:
                     "guard",
                     f"{pool.name} stays at {_nodes(pool.planned)}: {'; '.join(reasons) or 'no change is allowed'}",
                     need.app,
-                    self.scene.state.epoch,
+                    self.scene.state.revision,
                     inputs=inputs,
                     outcome={"nodes": pool.planned},
                 )
@@ -332,7 +332,7 @@ class _Scaling:
                 "scaling",
                 f"{pool.name} {becomes(pool, passed)}: {passed.reason}",
                 need.app,
-                self.scene.state.epoch,
+                self.scene.state.revision,
                 inputs=inputs,
                 outcome=outcome,
             )

@@ -15,7 +15,7 @@ SOON = 0.5  # s between looks while GPUs are waited for
 class AuctionInputs(NamedTuple):
     """What an auction depends on besides time and the apps' own figures."""
 
-    epoch: int
+    revision: int
     closed: frozenset[str]
     apps: tuple[tuple[str, int, int, int, float], ...]
     out: frozenset[str]
@@ -36,7 +36,7 @@ def signs(scene: CycleState, presence: LivenessResult, refused: Mapping[str, str
         (r.spec.id, r.spec.gpus, r.spec.min_gpus, r.spec.max_gpus, r.spec.weight) for r in active(scene)
     )
     out = frozenset((*presence.silent, *refused))
-    return AuctionInputs(scene.state.epoch, frozenset(scene.closed), apps, out, frozenset(presence.late))
+    return AuctionInputs(scene.state.revision, frozenset(scene.closed), apps, out, frozenset(presence.late))
 
 
 def due(scene: CycleState, memory: Memory, found: AuctionInputs) -> AuctionDue:
@@ -83,7 +83,7 @@ def what_changed(before: AuctionInputs | None, now: AuctionInputs) -> str:
         parts.append("resource requests changed")
     if noticed := sorted(now.closed - before.closed):
         parts.append(f"{_some(noticed)} cordoned")
-    elif before.epoch != now.epoch or before.closed != now.closed:
+    elif before.revision != now.revision or before.closed != now.closed:
         parts.append("capacity changed")
     if out := sorted(now.out - before.out):
         parts.append(f"{_some(out)} not schedulable")

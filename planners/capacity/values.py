@@ -185,7 +185,7 @@ class Plan:
     """What a decision wants everyone to hold; GPUs that others must let go of first are granted later."""
 
     wanted: Mapping[str, DesiredAllocation] = field(default_factory=dict)
-    epoch: int = -1
+    revision: int = -1
     at: float = -inf
     complete: bool = True  # False: something of it is still to be carried out
 

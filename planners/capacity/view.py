@@ -97,7 +97,7 @@ def look(
         beliefs[id_] = believed
         apps.append(app)
     notices = tuple(n for n in scene.state.notices.values() if n.kind == "rebalance")
-    capacity = Capacity(scene.state.epoch, nodes, notices, scene.now, scene.state.hazard)
+    capacity = Capacity(scene.state.revision, nodes, notices, scene.now, scene.state.hazard)
     return PolicyView(View(scene.now, apps, capacity), records, beliefs, left_out)
 
 

@@ -1,6 +1,6 @@
 """What no decision about nodes may break, whoever made it: every ``Target`` passes ``check`` before it is applied.
 
-Refused are targets for an old epoch and those that make no sense; others are moved to the nearest that the rules
+Refused are targets for an old revision and those that make no sense; others are moved to the nearest that the rules
 allow. Where rules contradict each other, the later of this list wins: what was asked for, the most that one decision
 adds, the least that a pool must have, the most that a pool, a team or all may have, money, the most that one decision
 takes away, the last copy of anything. So a limit that falls below what is there is reached over several decisions,
@@ -82,8 +82,8 @@ def _once(
     run: RunMoney | None,
 ) -> GuardResult:
     """Go through all rules once."""
-    if target.epoch != fleet.epoch:
-        return _refused(f"decided for revision {target.epoch}; the fleet is at revision {fleet.epoch}")
+    if target.revision != fleet.revision:
+        return _refused(f"decided for revision {target.revision}; the fleet is at revision {fleet.revision}")
     if target.pool not in (names := sorted(pool.name for pool in fleet.pools)):
         return _refused(f"no pool {target.pool!r}; pools: {', '.join(names) or 'none'}")
     if target.nodes < 0 or not 0 <= target.on_demand <= target.nodes:
@@ -125,14 +125,14 @@ def closed(fleet: Fleet) -> dict[str, str]:
     return found
 
 
-def open_nodes(fleet: Fleet, epoch: int, nodes: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def open_nodes(fleet: Fleet, revision: int, nodes: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return which of ``nodes`` new work may start on, in their order, and why it may not on others.
 
-    For an old ``epoch`` it may on none.
+    For an old ``revision`` it may on none.
     """
     wanted = tuple(dict.fromkeys(nodes))
-    if epoch != fleet.epoch:
-        return (), (f"rejected: decided for revision {epoch}; the fleet is at revision {fleet.epoch}",)
+    if revision != fleet.revision:
+        return (), (f"rejected: decided for revision {revision}; the fleet is at revision {fleet.revision}",)
     there = {node.id for pool in fleet.pools for node in pool.nodes}
     shut = closed(fleet) | {id_: "no such node" for id_ in wanted if id_ not in there}
     good = tuple(id_ for id_ in wanted if id_ not in shut)

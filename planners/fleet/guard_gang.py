@@ -55,17 +55,17 @@ def check_gang(
     beside = tuple((pool.name, pool.planned) for pool in fleet.pools if pool.name != request.shown)
     there = states[request.shown].nodes if request.shown in states else ()
     if held or len(there) >= request.size:
-        return GangVerdict(GangTarget(request, fleet.epoch, f"{why}: the gang exists already", beside))
+        return GangVerdict(GangTarget(request, fleet.revision, f"{why}: the gang exists already", beside))
     firm = request.size if request.market == "on-demand" else 0
     # no node of it is planned yet: what was asked for before and is not there is asked for again
     states[request.shown] = PoolState(request.shown, 0, 0, there, max_nodes=request.size, base=firm)
     with_it = replace(fleet, pools=tuple(states[name] for name in sorted(states)))
     if unknown := _unknown_gpus(request, with_it, limits, new):
         return GangVerdict(None, (f"rejected: {unknown}",))
-    wanted = Target(request.shown, request.size, fleet.epoch, why, firm)
+    wanted = Target(request.shown, request.size, fleet.revision, why, firm)
     verdict = check(wanted, with_it, limits, new={**new, request.shown: gang_node(request, new)}, run=run)
     if verdict.target == wanted:
-        return GangVerdict(GangTarget(request, fleet.epoch, why, beside))
+        return GangVerdict(GangTarget(request, fleet.revision, why, beside))
     if verdict.target is None:
         return GangVerdict(None, verdict.reasons)
     said = "; ".join(verdict.reasons)

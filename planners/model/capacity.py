@@ -66,9 +66,9 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The observed nodes at one epoch. The epoch grows at every change."""
+    """The observed nodes at one revision. The revision grows at every change."""
 
-    epoch: int
+    revision: int
     nodes: tuple[Node, ...]  # sorted by id
     notices: tuple[Notice, ...] = ()
     at: float = 0.0  # seconds since the Unix epoch
@@ -106,7 +106,7 @@ class Capacity:
 class Share:
     """What one app may count on now."""
 
-    epoch: int
+    revision: int
     total: Resources  # summed over nodes
     largest: Resources  # the largest single node: no task may demand more
     nodes: int
@@ -135,7 +135,7 @@ class Share:
         if capacity.slot is not None:
             largest = Resources(*(min(a, b) for a, b in zip(largest, capacity.slot, strict=True)))
         return cls(
-            epoch=capacity.epoch,
+            revision=capacity.revision,
             total=Resources(
                 capacity.cores * fraction, capacity.memory * fraction, network=network * fraction
             ),
@@ -150,7 +150,7 @@ class Share:
         cores: float,
         memory: float,
         nodes: int = 1,
-        epoch: int = 0,
+        revision: int = 0,
         hazard: float = 0.0,
         network: float = 0.0,
     ) -> "Share":
@@ -158,7 +158,7 @@ class Share:
         limit)."""
         per = max(nodes, 1)
         total = Resources(cores, memory, network=network)
-        return cls(epoch, total, Resources(cores / per, memory / per), nodes, hazard)
+        return cls(revision, total, Resources(cores / per, memory / per), nodes, hazard)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,9 @@ def family(pool: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All pools of one cluster at one epoch, which grows at every change of nodes or notices."""
+    """All pools of one cluster at one revision, which grows at every change of nodes or notices."""
 
-    epoch: int
+    revision: int
     at: float  # seconds since the Unix epoch
     pools: tuple[PoolState, ...]  # sorted by name
     notices: tuple[Notice, ...] = ()
@@ -63,11 +63,11 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one pool is to be from now on, decided for a fleet's ``epoch``; a target for an old epoch is dropped."""
+    """What one pool is to be from now on, decided for a fleet's ``revision``; one for an old revision is dropped."""
 
     pool: str
     nodes: int
-    epoch: int
+    revision: int
     reason: str
     on_demand: int = 0  # of ``nodes``
     drain: tuple[str, ...] = ()  # nodes that are to leave, the first to go first

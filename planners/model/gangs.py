@@ -56,14 +56,14 @@ class GangRequest:
 
 @dataclass(frozen=True, slots=True)
 class GangTarget:
-    """A gang that may be started, decided for a fleet's ``epoch`` and beside pools of so many planned nodes.
+    """A gang that may be started, decided for a fleet's ``revision`` and beside pools of so many planned nodes.
 
-    One for an old epoch, or beside a pool that has been let grow since, is not started.
+    One for an old revision, or beside a pool that has been let grow since, is not started.
     ``planners.fleet.guard_gang.check_gang`` alone makes them, and nothing else can be started: so no gang gets past
     the limits.
     """
 
     request: GangRequest
-    epoch: int
+    revision: int
     reason: str
     beside: tuple[tuple[str, int], ...] = ()  # pool, nodes that it is planned to have

@@ -109,7 +109,7 @@ class Lease:
     slot: int
     since: float  # s since the Unix epoch
     until: float
-    epoch: int  # of the capacity it was granted on
+    revision: int = field(metadata={"former": "epoch"})  # of the capacity it was granted on
     price: float = 0.0  # dollars per hour of this GPU
     recalled: float | None = None  # s since the Unix epoch, by when it must be free
     reason: str = ""
@@ -130,7 +130,7 @@ class LoopBegan:
 class CapacityChanged:
     """Nodes came, left, changed or got notices."""
 
-    epoch: int
+    revision: int = field(metadata={"former": "epoch"})
     nodes: tuple[Node, ...] = ()  # that came or changed
     left: tuple[str, ...] = ()
     notices: tuple[Notice, ...] = ()  # all that hold now
@@ -213,7 +213,7 @@ class Decided:
     kind: DecisionKind
     reason: str
     app: str = ""
-    epoch: int = 0
+    revision: int = field(default=0, metadata={"former": "epoch"})
     seconds: float = 0.0  # that it took
     inputs: Mapping[str, Any] = field(default_factory=dict)
     outcome: Mapping[str, Any] = field(default_factory=dict)

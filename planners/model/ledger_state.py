@@ -40,7 +40,7 @@ class State:
     at: float = 0.0  # of the last change
     token: int = 0
     holder: str = ""
-    epoch: int = 0
+    revision: int = field(default=0, metadata={"former": "epoch"})
     last_lease: int = 0  # the highest number of a lease so far
     hazard: float = 0.0
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -76,7 +76,7 @@ def fold(state: State, event: Event, forgotten: MutableMapping[str, AppRecord] |
         case LoopBegan():
             state.token, state.holder = change.token, change.holder
         case CapacityChanged():
-            state.epoch, state.hazard = change.epoch, change.hazard
+            state.revision, state.hazard = change.revision, change.hazard
             for node in change.nodes:
                 state.nodes[node.id] = node
             for id_ in change.left:

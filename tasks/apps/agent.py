@@ -175,11 +175,11 @@ class AppAgent:
         *,
         inputs: Mapping[str, Any] | None = None,
         outcome: Mapping[str, Any] | None = None,
-        epoch: int = 0,
+        revision: int = 0,
         seconds: float = 0.0,
     ) -> None:
         """Write down a decision of the app with what it was based on."""
-        self._outbox.add(Decided(kind, reason, self.spec.id, epoch, seconds, inputs or {}, outcome or {}))
+        self._outbox.add(Decided(kind, reason, self.spec.id, revision, seconds, inputs or {}, outcome or {}))
         self._wake.set()
 
     def figures(self, **fields: Any) -> None:

@@ -139,7 +139,7 @@ class Cycles:
             f"{plural(len(state.nodes), 'node')}, "
             f"{plural(len(state.leases), 'lease')} and {plural(len(state.active()), 'app')} are in the ledger"
         )
-        self._write(state, [Decided("recovery", reason, epoch=state.epoch)])
+        self._write(state, [Decided("recovery", reason, revision=state.revision)])
         self._repair_at = 0.0
 
     # --- observe ------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class Cycles:
         if cycle.auction or cycle.memory.dirty is None:  # else changes are still gathered
             self.figures.saw(self._pending.stamps, self._clock.now())
             self._pending.stamps.clear()
-            self.figures.answered = sight.capacity.epoch if sight.capacity is not None else -1
+            self.figures.answered = sight.capacity.revision if sight.capacity is not None else -1
             self._point("answered")
         return cycle
 

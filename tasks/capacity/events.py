@@ -67,7 +67,7 @@ def of_done(done: Iterable[Done], at: float) -> Iterator[LoopEvent]:
 def _capacity(before: State, change: CapacityChanged) -> Mapping[str, Any]:
     known = before.nodes
     return {
-        "revision": change.epoch,
+        "revision": change.revision,
         "nodes": len(known) - len(change.left) + sum(node.id not in known for node in change.nodes),
         "joined": [node.id for node in change.nodes if node.id not in known][:_NAMED],
         "left": list(change.left[:_NAMED]),
@@ -79,7 +79,7 @@ def _capacity(before: State, change: CapacityChanged) -> Mapping[str, Any]:
 def _decided(change: Decided) -> dict[str, Any]:
     return {
         "app": change.app,
-        "revision": change.epoch,
+        "revision": change.revision,
         "seconds": round(change.seconds, 4),
         "reason": change.reason,
         "outcome": dict(change.outcome),

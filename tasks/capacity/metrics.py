@@ -28,7 +28,7 @@ class LoopMetrics:
     rested: int = 0  # cycles put off because the last took longer than the interval
     outages: int = 0  # of the ledger
     away: float = 0.0  # s in them
-    answered: int = -1  # epoch of the source that the last decision rests on
+    answered: int = -1  # revision of the source that the last decision rests on
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # s, change seen -> written
     deciding: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # s of ``decide``
 

@@ -244,7 +244,7 @@ class Watch:
 
 
 def _same_fleet(before: FleetObservation, after: FleetObservation) -> bool:
-    return before.fleet.epoch == after.fleet.epoch
+    return before.fleet.revision == after.fleet.revision
 
 
 PRICE = 0.05
@@ -260,7 +260,7 @@ DEADLINE = 1.0  # s by which a deadline must differ
 def change(state: State, seen: Capacity) -> CapacityChanged | None:
     """Return what ``seen`` changes in ``state``; ``None`` where it is no news.
 
-    The epoch is the ledger's own: it goes on across loops, while a source counts anew in each process.
+    The revision is the ledger's own: it goes on across loops, while a source counts anew in each process.
     """
     here = {node.id: node for node in seen.nodes}
     came = tuple(node for id_, node in sorted(here.items()) if _differs(state.nodes.get(id_), node))
@@ -270,7 +270,7 @@ def change(state: State, seen: Capacity) -> CapacityChanged | None:
     if not (came or left or _news(state, notices) or _hazard(state, seen)):
         return None
     return CapacityChanged(
-        state.epoch + 1, came, left, notices, seen.hazard, _said(state, replace(seen, notices=notices))
+        state.revision + 1, came, left, notices, seen.hazard, _said(state, replace(seen, notices=notices))
     )
 
 
@@ -278,7 +278,7 @@ def known(state: State) -> Capacity:
     """Return the capacity as the ledger has it."""
     nodes = tuple(node for _, node in sorted(state.nodes.items()))
     notices = tuple(notice for _, notice in sorted(state.notices.items()))
-    return Capacity(state.epoch, nodes, notices, state.at, state.hazard)
+    return Capacity(state.revision, nodes, notices, state.at, state.hazard)
 
 
 def _firmest(notices: Iterable[Notice]) -> tuple[Notice, ...]:

@@ -74,7 +74,7 @@ class ClusterView:
 
     cluster: str
     at: float  # s since the Unix epoch
-    epoch: int
+    revision: int
     events: int
     leader: str  # empty: nobody
     leads: bool  # its lead has not run out
@@ -108,7 +108,7 @@ def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
     return ClusterView(
         ledger.cluster,
         now,
-        state.epoch,
+        state.revision,
         state.number,
         leader.holder if leader is not None and leader.until > 0 else "",
         leader is not None and leader.alive(now),

@@ -61,7 +61,7 @@ def start_gang(gangs: GangControl, verdict: GangVerdict, *, dry_run: bool = Fals
     found: Gang = gangs.start(verdict.target, dry_run=dry_run)
     refused = (Refusal(found.name, found.refused),) if found.refused else ()
     asked = (found.ask,) if found.ask is not None else ()
-    return GangStartResult(found.nodes, ApplyResult(verdict.target.epoch, asked, refused, dry_run))
+    return GangStartResult(found.nodes, ApplyResult(verdict.target.revision, asked, refused, dry_run))
 
 
 def gang_of(seen: Observation, name: str) -> PoolState:
@@ -74,6 +74,6 @@ def gang_of(seen: Observation, name: str) -> PoolState:
     return found[name]
 
 
-def end_gang(gangs: GangControl, name: str, epoch: int = -1, *, dry_run: bool = False) -> ApplyResult:
+def end_gang(gangs: GangControl, name: str, revision: int = -1, *, dry_run: bool = False) -> ApplyResult:
     """Return a gang's nodes to the provider; unknown and ended gangs ask for nothing. Raises ``AwsError``."""
-    return ApplyResult(epoch, tuple(gangs.end(name, dry_run=dry_run)), (), dry_run)
+    return ApplyResult(revision, tuple(gangs.end(name, dry_run=dry_run)), (), dry_run)

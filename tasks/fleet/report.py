@@ -57,7 +57,7 @@ class Status:
     cluster: str
     region: str
     at: float  # seconds since the Unix epoch
-    epoch: int
+    revision: int
     pools: tuple[PoolRow, ...]
     nodes: tuple[NodeRow, ...]
     dollars_per_hour: float | None
@@ -81,7 +81,7 @@ def status(
         cluster,
         region,
         fleet.at,
-        fleet.epoch,
+        fleet.revision,
         pools,
         nodes,
         _total(pool.dollars_per_hour for pool in pools),

@@ -203,7 +203,7 @@ def wish(
     """Return a target as somebody wants it; ``on_demand`` is the present plan's unless given."""
     state = seen.pool(pool)
     planned = state.on_demand if on_demand is None else on_demand
-    return Target(pool, nodes, seen.fleet.epoch, why, max(0, min(planned, nodes)), tuple(drain))
+    return Target(pool, nodes, seen.fleet.revision, why, max(0, min(planned, nodes)), tuple(drain))
 
 
 def size_without(pool: PoolState, ids: Sequence[str]) -> int:
@@ -272,7 +272,7 @@ def act(control: FleetControl, verdict: GuardResult, *, dry_run: bool = False) -
 
 
 def same_choice(first: GuardResult, second: GuardResult) -> bool:
-    """Tell whether two verdicts change a fleet alike, whatever the epoch they are for."""
+    """Tell whether two verdicts change a fleet alike, whatever the revision they are for."""
     if first.target is None or second.target is None:
         return first.target is second.target
-    return replace(first.target, epoch=0, reason="") == replace(second.target, epoch=0, reason="")
+    return replace(first.target, revision=0, reason="") == replace(second.target, revision=0, reason="")

@@ -45,7 +45,7 @@ def for_query(
         plans |= {plan.id: plan for plan in candidates(planner, request.planner, share)}
     found = tuple(plans.values())
     curve = QueryCurve(found, ExecutionState(found[0]), node, clock.now(), MAX_PARALLEL_STAGES)
-    return DeadlineScaling(seconds, boot).decide(state, seen.fleet.epoch, curve)
+    return DeadlineScaling(seconds, boot).decide(state, seen.fleet.revision, curve)
 
 
 def smallest(seen: Observation, pool: str) -> Resources:

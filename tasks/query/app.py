@@ -206,7 +206,7 @@ class QueryMetrics(NullQueryListener):
                 "candidates": [_candidate(estimate) for estimate in decision.estimates],
             },
             outcome={"kind": decision.kind, "chosen": decision.chosen},
-            epoch=decision.epoch,
+            revision=decision.revision,
             seconds=decision.seconds,
         )
         if decision.kind == "wait":

@@ -184,7 +184,7 @@ class Driver:
             str(error),
             frozenset(c.fingerprint for c in lost),
             frozenset(c.fingerprint for c in gone),
-            moved=self.session.share.epoch != run.epoch,
+            moved=self.session.share.revision != run.revision,
         )
 
     def _doubtful(self, outcome: StageOutcome, error: Exception, now: float) -> bool:
@@ -232,7 +232,7 @@ class Driver:
             stage,
             job_id,
             self._clock.now(),
-            share.epoch,
+            share.revision,
             share.total.cores,
             share.hazard,
             [self._checkpoints[fp] for fp in stage.inputs],

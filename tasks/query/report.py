@@ -23,7 +23,7 @@ from ebbflow.tasks.drawing.codec import encode, from_text, to_text
 from ebbflow.tasks.drawing.tables import table_html
 from ebbflow.tasks.drawing.wording import label_text, plural, seconds_text
 
-FORMAT = 2  # of the JSON form; grows when a key changes its name or meaning
+FORMAT = 3  # of the JSON form; grows when a key changes its name or meaning
 _SHOWN = 10  # rows in a notebook
 
 StageStatus = Literal["completed", "reused", "cancelled", "failed"]
@@ -57,7 +57,7 @@ class DecisionReport:
 
     kind: DecisionKind
     at: float  # seconds after the query's start
-    epoch: int
+    revision: int = field(metadata={"former": "epoch"})
     current: str  # plan id before
     chosen: str  # plan id after
     trigger: str
@@ -71,7 +71,7 @@ class DecisionReport:
         return cls(
             kind=decision.kind,
             at=decision.at - started,
-            epoch=decision.epoch,
+            revision=decision.revision,
             current=decision.current,
             chosen=decision.chosen,
             trigger=decision.trigger,
@@ -86,7 +86,7 @@ class SwitchReport:
     """A change from one plan to another."""
 
     at: float  # seconds after the query's start
-    epoch: int
+    revision: int = field(metadata={"former": "epoch"})
     source: str = field(metadata={"json": "from"})
     target: str = field(metadata={"json": "to"})
     reason: str
@@ -98,7 +98,7 @@ class CapacityReport:
     """The capacity from ``at`` until the next entry."""
 
     at: float  # seconds after the query's start
-    epoch: int
+    revision: int = field(metadata={"former": "epoch"})
     cores: float
     memory: float  # GiB
     nodes: int
@@ -120,7 +120,7 @@ class CapacityReport:
         start = f"at start, {shared} queries share the cluster" if shared > 1 else "at start"
         return cls(
             at=capacity.at - started,
-            epoch=capacity.epoch,
+            revision=capacity.revision,
             cores=share.total.cores,
             memory=share.total.memory,
             nodes=share.nodes,
@@ -273,7 +273,7 @@ class QueryReport:
     def switches(self) -> tuple[SwitchReport, ...]:
         """Return the decisions that replaced one plan by another, in order."""
         return tuple(
-            SwitchReport(d.at, d.epoch, d.current, d.chosen, d.reason, d.estimates)
+            SwitchReport(d.at, d.revision, d.current, d.chosen, d.reason, d.estimates)
             for d in self.decisions
             if d.kind == "switch"
         )
@@ -362,7 +362,7 @@ class QueryReport:
 
         Raises ``ReportError`` when ``text`` is no report or of a newer format.
         """
-        return from_text(cls, text, FORMAT, {1: _renamed_keys})
+        return from_text(cls, text, FORMAT, {1: _renamed_keys, 2: dict})  # 2: fields read their former key
 
     def write_json(self, path: Path | str) -> Path:
         """Write the report to ``path`` atomically and return the path."""

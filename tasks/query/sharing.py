@@ -63,7 +63,7 @@ class SharedCapacity:
     """A ``CapacitySource`` that adds the query's portion to another's capacity, and holds the engine to it.
 
     ``capacity`` looks at both, the nodes and the queries, so that an arrival or a departure is a change of
-    capacity like any other, with an epoch of its own. ``hold`` is called with the cores that the query should
+    capacity like any other, with a revision of its own. ``hold`` is called with the cores that the query should
     hold, ``None`` while it is alone, at every look: at once, before anybody plans on the change.
     ``fraction`` of the cluster is the most it takes.
     """
@@ -118,7 +118,7 @@ class SharedCapacity:
         found = replace(seen, portion=portion)
         if self._last is not None:
             changed = not found.same_nodes(self._last)
-            found = replace(found, epoch=max(seen.epoch, self._last.epoch + changed))
+            found = replace(found, revision=max(seen.revision, self._last.revision + changed))
         self._last = found
         return found
 

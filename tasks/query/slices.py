@@ -48,7 +48,7 @@ class StageRun:
     stage: Stage
     job_id: str
     started: float  # seconds since the Unix epoch
-    epoch: int  # of the capacity that it began with
+    revision: int  # of the capacity that it began with
     cores: float
     hazard: float  # expected losses per node-hour
     inputs: Sequence[Checkpoint] = ()

@@ -117,9 +117,9 @@ class Controller:
             orders = Orders.read(self._folder)
             if orders.stop:
                 break
-            epoch = self._attempt("step", lambda orders=orders: self._step(orders))
-            if isinstance(epoch, int):
-                self._attempt("wait", lambda epoch=epoch: self._source.wait(epoch, LOOK))
+            revision = self._attempt("step", lambda orders=orders: self._step(orders))
+            if isinstance(revision, int):
+                self._attempt("wait", lambda revision=revision: self._source.wait(revision, LOOK))
             else:
                 self._clock.wait(self._stop, LOOK)
         self._stop.set()
@@ -149,7 +149,7 @@ class Controller:
         self._size(fleet, pool, orders)
         self._end(pool)
         self._gang(fleet, orders)
-        return capacity.epoch
+        return capacity.revision
 
     def _size(self, fleet: Fleet, pool: PoolState, orders: Orders) -> None:
         seen = Observation(fleet)
@@ -190,7 +190,7 @@ class Controller:
             self._act("gang ended", [str(ask) for ask in end_gang(self._fleet.gangs, GANG).asked])
 
     def _watch(self) -> None:
-        """Write every epoch to the journal, and now and then that the queue has answered."""
+        """Write every revision to the journal, and now and then that the queue has answered."""
         told = 0.0
         while not self._stop.is_set():
             fleet = self._attempt("look", self._source.fleet)
@@ -208,9 +208,9 @@ class Controller:
             "notices": {n.node_id: n.kind for n in fleet.notices},
             "pools": {p.name: [p.planned, p.requested, p.on_demand, list(p.draining)] for p in fleet.pools},
         }
-        if (fleet.epoch, seen) != self._last:
-            self._last = (fleet.epoch, seen)
-            self._journal.write(self._clock, "seen", epoch=fleet.epoch, **seen)
+        if (fleet.revision, seen) != self._last:
+            self._last = (fleet.revision, seen)
+            self._journal.write(self._clock, "seen", revision=fleet.revision, **seen)
 
     def _act(self, what: str, content: list[str], **more: Any) -> None:
         if content:

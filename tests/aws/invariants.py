@@ -30,7 +30,7 @@ def violations(
         *_ended(state, journal, cluster),
         *_notices(state, journal, book, cluster),
         *_memory(seen),
-        *_epochs(seen),
+        *_revisions(seen),
     ]
 
 
@@ -60,7 +60,7 @@ def _limits(state: dict[str, Any], seen: list[dict[str, Any]], cluster: Cluster)
     for line in seen:
         planned = sum(pool[0] for pool in line["pools"].values())
         if planned > MOST:
-            found.append(f"{planned} nodes planned at epoch {line['epoch']}, and {MOST} are allowed")
+            found.append(f"{planned} nodes planned at revision {line['revision']}, and {MOST} are allowed")
     there: set[str] = set()
     for entry in state["log"]:
         if entry["kind"] == "launched" and cluster.names.owns(entry["tags"]):
@@ -93,7 +93,7 @@ def _ended(state: dict[str, Any], journal: list[dict[str, Any]], cluster: Cluste
 def _notices(
     state: dict[str, Any], journal: list[dict[str, Any]], book: NoticeLog, cluster: Cluster
 ) -> list[str]:
-    """Every warning is in the notice file, and those of nodes that we observed are in an epoch.
+    """Every warning is in the notice file, and those of nodes that we observed are in a revision.
 
     A node may be gone before anybody could know: while no controller ran, or because we ended it ourselves.
     """
@@ -112,7 +112,7 @@ def _notices(
             found.append(f"the warning of {id_} was lost")
         known = any(at + TAKEN < last < ended.get(id_, state["now"]) for last in heard)
         if known and id_ in ours & observed and id_ not in noticed:
-            found.append(f"the warning of {id_} is in no epoch")
+            found.append(f"the warning of {id_} is in no revision")
     return found
 
 
@@ -127,13 +127,13 @@ def _memory(seen: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _epochs(seen: list[dict[str, Any]]) -> list[str]:
-    """Epochs never go back, and one epoch means the same nodes and notices."""
+def _revisions(seen: list[dict[str, Any]]) -> list[str]:
+    """Revisions never go back, and one revision means the same nodes and notices."""
     found = []
     for before, after in pairwise(seen):
         same = (before["nodes"], before["notices"]) == (after["nodes"], after["notices"])
-        if after["epoch"] < before["epoch"]:
-            found.append(f"epoch {after['epoch']} follows {before['epoch']}")
-        if after["epoch"] == before["epoch"] and not same:
-            found.append(f"epoch {after['epoch']} has two meanings")
+        if after["revision"] < before["revision"]:
+            found.append(f"revision {after['revision']} follows {before['revision']}")
+        if after["revision"] == before["revision"] and not same:
+            found.append(f"revision {after['revision']} has two meanings")
     return found

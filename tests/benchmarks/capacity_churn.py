@@ -28,7 +28,7 @@ AGAIN = 5.0  # s before the same node changes once more, so that no change hides
 
 
 class Churn:
-    """A source whose epoch is the number of changes so far. ``change`` makes one and says when it was made."""
+    """A source whose revision is the number of changes so far. ``change`` makes one and says when it was made."""
 
     def __init__(self, count: int, seed: int, clock: Clock) -> None:
         self._random, self._clock = random.Random(seed), clock
@@ -37,11 +37,11 @@ class Churn:
         self._there: dict[str, Node] = {}
         self._notices: dict[str, Notice] = {}
         self._touched: dict[str, float] = {}
-        self._epoch = 0
-        self.times: list[float] = []  # of each change; its number is its epoch
+        self._revision = 0
+        self.times: list[float] = []  # of each change; its number is its revision
         for _ in range(count):
             self._join()
-        self._epoch = 0
+        self._revision = 0
 
     def _join(self) -> str:
         self._made += 1
@@ -56,14 +56,14 @@ class Churn:
         with self._lock:
             there = tuple(self._there[name] for name in sorted(self._there))
             notices = tuple(self._notices[name] for name in sorted(self._notices))
-            return Capacity(self._epoch, there, notices, self._clock.now(), 1.0)
+            return Capacity(self._revision, there, notices, self._clock.now(), 1.0)
 
     def change(self) -> None:
         with self._lock:
             now = self._clock.now()
             name = self._left(now) or self._new(now)
             self._touched[name] = now
-            self._epoch += 1
+            self._revision += 1
             self.times.append(now)
             if len(self._touched) > 4 * self._count:
                 self._touched = {n: at for n, at in self._touched.items() if now - at < AGAIN}

@@ -68,7 +68,7 @@ def real_time(
         address = url or f"{folder}/ledger.db"
         with Ledger.open(address, cluster="local", clock=clock) as ledger:
             churn = Churn(nodes, seed, clock)
-            answers: list[tuple[float, int]] = []  # (when, epoch of the source)
+            answers: list[tuple[float, int]] = []  # (when, revision of the source)
 
             def point(name: str) -> None:
                 if name == "answered":

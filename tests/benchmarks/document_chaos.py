@@ -25,15 +25,15 @@ interrupted, the warnings coming through EventBridge and SQS, twice and out of o
 are throttled, fail, or lose their answer after they were carried out; nodes of another installation and of nobody
 stand in the same account. The controller is killed at calls that the seed chooses, before or after AWS has carried
 them out, and started again. At the end no node may be billed that is not known and planned, none ended that is not
-ours or was not drained first, no warning of an observed node missing from the epochs or forgotten by the next
+ours or was not drained first, no warning of an observed node missing from the revisions or forgotten by the next
 process, and the fleet must be of the size that was asked for.
 
 {found["runs"]} runs, {found["kills"]} kills, {found["calls"]:,} calls ({faults}), {found["launched"]:,} nodes,
-{found["interrupted"]:,} interruptions. {verdict} From a warning to the epoch that has it: median
+{found["interrupted"]:,} interruptions. {verdict} From a warning to the revision that has it: median
 {notice["median"]:.2f} s, 95 % within {notice["share_95"]:.2f} s, worst {notice["worst"]:.2f} s, restarts and the
 delays that were injected included; the emulated clock goes {found["speed"]:g} times as fast as the wall, the seconds
 here are the wall's. {found["machine"]}; {found["run_s"]:.1f} s a run.
 {found.get("note", "")}
 
-![from a warning to its epoch](benchmarks/fleet_chaos.svg)
+![from a warning to its revision](benchmarks/fleet_chaos.svg)
 """

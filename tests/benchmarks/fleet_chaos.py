@@ -145,7 +145,7 @@ def _drawn(found: Sequence[dict[str, Any]]) -> str:
     killed = [v for one in found if one["kills"] for v in one["notice_seconds"]]
     series = {"runs without a kill": calm, "runs in which the controller was killed": killed}
     return cdf_svg(
-        "From an interruption warning to the epoch that has it",
+        "From an interruption warning to the revision that has it",
         {name: values for name, values in series.items() if values},
         label="time",
         mark=2.0,

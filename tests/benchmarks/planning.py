@@ -27,7 +27,7 @@ from ebbflow.tasks.drawing.charts import bars_svg
 
 QUERIES = Path(__file__).parent.parent / "fixtures" / "tpch"
 SHARE = Share.uniform(16, 64, nodes=4, hazard=0.5)
-SMALLER = Share.uniform(8, 32, nodes=2, epoch=1, hazard=0.5)
+SMALLER = Share.uniform(8, 32, nodes=2, revision=1, hazard=0.5)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PLAN_MS = {8: 100.0, 12: 1000.0}  # bound on the median by number of relations
 DECISION_MS = 50.0

@@ -39,7 +39,7 @@ AVOID = {
     r"nothing moves": "no allocation changes",
     r"kept as it was found": "allocation unchanged",
     r"described anew|anew": "attributes changed; re-plan, rebuild",
-    r"at epoch|for epoch": "revision",
+    r"(at|for|old|older|capacity) epoch": "revision",
     r"in place of": "replacement node",
     r"(may not|not) be used any more": "cordoned",
     r"was to be free": "release deadline exceeded",

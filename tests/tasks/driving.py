@@ -40,8 +40,8 @@ FOUR_TABLES = """
 """
 
 
-def capacity(epoch: int, nodes: int = 2, cores: int = 1) -> Capacity:
-    return Capacity(epoch, tuple(Node(f"n{i}", cores, 4.0) for i in range(nodes)), at=SystemClock().now())
+def capacity(revision: int, nodes: int = 2, cores: int = 1) -> Capacity:
+    return Capacity(revision, tuple(Node(f"n{i}", cores, 4.0) for i in range(nodes)), at=SystemClock().now())
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Obedient(Replanner):
         current = state.plan.id
         target = self.orders.pop(0) if self.orders and trigger == "as told" else current
         kind: Literal["switch", "stay"] = "stay" if target == current else "switch"
-        return ReplanDecision(kind, share.epoch, now, current, target, "as told", trigger)
+        return ReplanDecision(kind, share.revision, now, current, target, "as told", trigger)
 
 
 @dataclass

@@ -75,13 +75,13 @@ class SpotFleet:
         state = self._store.change(look)
         why = {pool: self._reason(groups[pool], since, now) for pool, since in state.short.items()}
         pools = pools_of(state, groups, instances, nodes, bases, why, now)
-        return Fleet(state.epoch, now, pools, state.told())
+        return Fleet(state.revision, now, pools, state.told())
 
     def take_notices(self, notices: Sequence[Notice]) -> int:
         """See ``FleetControl``. Asks nothing of AWS. Raises ``StorageError``."""
         return self._store.change(
             lambda state: state.after(replace(state, notices=merged(state.notices, notices)))
-        ).epoch
+        ).revision
 
     def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
         """See ``FleetControl``. Raises also ``StorageError``."""
@@ -99,18 +99,18 @@ class SpotFleet:
 
             def plan(state: FleetState) -> FleetState:
                 nonlocal stale
-                stale = target.epoch != state.epoch
+                stale = target.revision != state.revision
                 refused.clear()
                 return state if stale else self._planned(state, target, group, refused)
 
             state = plan(self._store.read()) if dry_run else self._store.change(plan)
             if stale:
-                why = f"decided for revision {target.epoch}; the fleet is at revision {state.epoch}"
-                return ApplyResult(state.epoch, (), (Refusal(target.pool, why),), dry_run)
+                why = f"decided for revision {target.revision}; the fleet is at revision {state.revision}"
+                return ApplyResult(state.revision, (), (Refusal(target.pool, why),), dry_run)
             asks = asg.steps(group, state.plans[target.pool])
             if not dry_run:
                 self._perform(asks)
-            return ApplyResult(state.epoch, asks, tuple(refused), dry_run)
+            return ApplyResult(state.revision, asks, tuple(refused), dry_run)
 
     def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> ApplyResult:
         """See ``FleetControl``. Raises also ``StorageError``."""
@@ -131,7 +131,7 @@ class SpotFleet:
                     refused.append(ask)
                 else:
                     asked += self._perform([ask], dry_run)
-            return ApplyResult(state.epoch, tuple(asked), tuple(refused), dry_run)
+            return ApplyResult(state.revision, tuple(asked), tuple(refused), dry_run)
 
     def replace_leaving(self, notices: Sequence[Notice], *, dry_run: bool = False) -> ApplyResult:
         """See ``ReplacingFleetControl``: the group ends such a node once its hook has it drained, and starts one.
@@ -164,7 +164,7 @@ class SpotFleet:
                     refused.append(Refusal(name, why))
                 else:
                     asked += self._perform([asg.end(group, name, replaced=True)], dry_run)
-            return ApplyResult(state.epoch, tuple(asked), tuple(refused), dry_run)
+            return ApplyResult(state.revision, tuple(asked), tuple(refused), dry_run)
 
     def repair(self, *, dry_run: bool = False) -> ApplyResult:
         """See ``FleetControl``. A pool that cannot be repaired is refused with the reason, and the others go on.
@@ -191,7 +191,7 @@ class SpotFleet:
                     log.error("pool %s cannot be repaired: %s", pool, error)
                     refused.append(Refusal(pool, str(error)))
             ends, unsettled = self.gangs.repair(self._instances.ours(), dry_run=dry_run)
-            return ApplyResult(state.epoch, (*asked, *ends), (*refused, *unsettled), dry_run)
+            return ApplyResult(state.revision, (*asked, *ends), (*refused, *unsettled), dry_run)
 
     def close(self) -> None:
         """See ``FleetControl``."""

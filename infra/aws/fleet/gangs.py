@@ -159,7 +159,7 @@ class Gangs:
                 again = replace(known, since=new.since)
                 return replace(state, gangs={**state.gangs, request.name: again})
             # whatever else was decided without this gang must not pass any more
-            return replace(state, epoch=state.epoch + 1, gangs={**state.gangs, request.name: new})
+            return replace(state, revision=state.revision + 1, gangs={**state.gangs, request.name: new})
 
         state = record(self._store.read()) if dry_run else self._store.change(record)
         if stale:
@@ -297,8 +297,8 @@ class Gangs:
 
 def _stale(target: GangTarget, state: FleetState) -> str:
     """Return why a target was decided for another fleet than there is; empty where it was not."""
-    if target.epoch != state.epoch:
-        return f"decided for revision {target.epoch}; the fleet is at revision {state.epoch}"
+    if target.revision != state.revision:
+        return f"decided for revision {target.revision}; the fleet is at revision {state.revision}"
     beside = dict(target.beside)
     grown = sorted(pool for pool, plan in state.plans.items() if plan.nodes > beside.get(pool, 0))
     return f"{', '.join(grown)} may have more nodes than when it was decided" if grown else ""

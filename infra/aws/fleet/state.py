@@ -1,4 +1,4 @@
-"""What a fleet must not forget: its plans, its epoch, and the notices it was told of.
+"""What a fleet must not forget: its plans, its revision, and the notices it was told of.
 
 It is small and is written whole, before anything is asked of AWS. ``FolderStore`` keeps it in a file; whatever can
 replace one value by another atomically can be a ``FleetStore``.
@@ -65,7 +65,7 @@ class FleetState:
     """All that is kept of one cluster's fleet."""
 
     cluster: str
-    epoch: int = 0
+    revision: int = field(default=0, metadata={"former": "epoch"})
     plans: Mapping[str, Plan] = field(default_factory=dict)  # by pool
     gangs: Mapping[str, GangPlan] = field(default_factory=dict)  # by name
     seen: tuple[ObservedNode, ...] = ()  # sorted by id
@@ -78,9 +78,9 @@ class FleetState:
         return tuple(notice for notice in self.notices if notice.node_id in there)
 
     def after(self, later: "FleetState") -> "FleetState":
-        """Return ``later`` with this epoch, or the next where nodes or their notices differ."""
+        """Return ``later`` with this revision, or the next where nodes or their notices differ."""
         changed = (self.seen, self.told()) != (later.seen, later.told())
-        return replace(later, epoch=self.epoch + changed)
+        return replace(later, revision=self.revision + changed)
 
 
 class FleetStore(Protocol):
@@ -101,7 +101,7 @@ class FleetStore(Protocol):
 class FolderStore:
     """A ``FleetStore`` in a local folder, one file a cluster. Safe for several threads and processes of a machine.
 
-    A file that cannot be read is an error, not an empty state: an epoch that began anew would let old decisions pass.
+    A file that cannot be read is an error, not an empty state: a revision counted from 0 lets old decisions pass.
     """
 
     def __init__(self, folder: str | Path, cluster: str, clock: Clock | None = None) -> None:

@@ -39,7 +39,7 @@ def observed(
     ending: Sequence[Notice],
     now: float,
 ) -> FleetState:
-    """Return the state after a look; the epoch grows where nodes or their notices differ from the last look.
+    """Return the state after a look; the revision grows where nodes or their notices differ from the last look.
 
     ``nodes`` are those of ``instances`` that run, ``ending`` the notices of nodes that their groups end.
     """

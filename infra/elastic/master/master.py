@@ -74,9 +74,9 @@ class Master(JobState):
     # --- messages and time
 
     def receive(self, envelope: Envelope) -> None:
-        """Handle a message of this epoch from a node that is not lost; joins and losses are of no epoch."""
+        """Handle a message of this revision from a node that is not lost; joins and losses are of no revision."""
         outside = isinstance(envelope.message, Join | NodeLoss | Scale)
-        current = envelope.epoch == self.epoch or isinstance(envelope.message, ActorFailure)
+        current = envelope.revision == self.revision or isinstance(envelope.message, ActorFailure)
         if not outside and not (node_of(envelope.sender) in self.nodes and current):
             return
         if self.phase not in {"done", "failed"}:

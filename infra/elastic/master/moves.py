@@ -24,7 +24,7 @@ class Membership:
         self._job_state = job_state
 
     def welcome_joined(self) -> None:
-        """Greet those who have joined; again, if their answer was of an older epoch or their places are no more."""
+        """Greet those who have joined; again, if their answer was of an older revision or their places are gone."""
         job_state = self._job_state
         for node in job_state.nodes.state("joining"):
             node.welcomed.clear()
@@ -81,7 +81,7 @@ class Rebalancer:
         self._since = 0.0
 
     def forget(self) -> None:
-        """Drop the moves under way: their epoch is over."""
+        """Drop the moves under way: their revision is over."""
         self.under_way = set()
 
     def start(self) -> None:

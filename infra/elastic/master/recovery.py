@@ -33,9 +33,9 @@ class Recovery:
         self._since = 0.0
 
     def dissolve(self) -> None:
-        """Start a new epoch, in which nothing of the old one counts; nodes that were about to leave may go."""
+        """Start a new revision, in which nothing of the old one counts; nodes that were about to leave may go."""
         job_state = self._job_state
-        job_state.epoch += 1
+        job_state.revision += 1
         self._moves.forget()
         job_state.awaited = set()
         for node in job_state.nodes.state("leaving", "departing"):

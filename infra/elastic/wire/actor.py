@@ -16,7 +16,7 @@ class Actor:
 
     def __init__(self, address: Address, send: Send, now: Now) -> None:
         self.address = address
-        self.epoch = 0
+        self.revision = 0
         self.done = False
         self._send = send
         self._now = now
@@ -24,20 +24,20 @@ class Actor:
         self._handlers: dict[type, Callable[[Address, Any], None]] = {}
 
     def send(self, to: Address, message: Any) -> None:
-        """Send in the present epoch."""
-        self._send(to, Envelope(self.address, self.epoch, message))
+        """Send in the present revision."""
+        self._send(to, Envelope(self.address, self.revision, message))
 
     def receive(self, envelope: Envelope) -> None:
-        """Handle a message; one of an older epoch is ignored, one of a newer kept until the master speaks."""
-        if envelope.sender == MASTER and envelope.epoch > self.epoch:
-            self.epoch = envelope.epoch
+        """Handle a message; one of an older revision is ignored, one of a newer kept until the master speaks."""
+        if envelope.sender == MASTER and envelope.revision > self.revision:
+            self.revision = envelope.revision
             self._handle(envelope)
             early, self._early = self._early, []
             for waiting in early:
                 self.receive(waiting)
-        elif envelope.epoch > self.epoch:
+        elif envelope.revision > self.revision:
             self._early.append(envelope)
-        elif envelope.epoch == self.epoch:
+        elif envelope.revision == self.revision:
             self._handle(envelope)
 
     def _handle(self, envelope: Envelope) -> None:

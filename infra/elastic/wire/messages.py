@@ -1,4 +1,4 @@
-"""What master, workers and servers say to each other. Every message travels in an envelope with the job's epoch."""
+"""Messages between master, workers and servers. Every one travels in an envelope with the job's revision."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

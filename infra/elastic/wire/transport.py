@@ -16,10 +16,10 @@ from ebbflow.infra.elastic.wire.messages import Address
 
 @register
 class Envelope(NamedTuple):
-    """A message on its way. Actors of a newer epoch, after a recovery, ignore what was sent in an older one."""
+    """A message on its way. Actors of a newer revision, after a recovery, ignore what was sent in an older one."""
 
     sender: Address
-    epoch: int
+    revision: int
     message: Any
 
 

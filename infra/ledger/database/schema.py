@@ -28,7 +28,7 @@ clusters = Table(
     Column("at", Double, nullable=False),  # of the last event
     Column("token", BigInteger, nullable=False),
     Column("holder", Text, nullable=False),
-    Column("revision", BigInteger, key="epoch", nullable=False),
+    Column("revision", BigInteger, nullable=False),
     Column("last_lease", BigInteger, nullable=False),
     Column("interruption_rate", Double, key="hazard", nullable=False),
     Column("pruned", BigInteger, nullable=False),  # events up to this one may be gone; a snapshot has them
@@ -143,7 +143,7 @@ leases = Table(
     Column("slot", Integer, nullable=False),
     Column("since", Double, nullable=False),
     Column("until", Double, nullable=False),
-    Column("revision", BigInteger, key="epoch", nullable=False),
+    Column("revision", BigInteger, nullable=False),
     Column("price", Double, nullable=False),  # dollars per hour
     Column("preempt_deadline", Double, key="recalled"),
     Column("reason", Text, nullable=False),
@@ -181,7 +181,7 @@ decisions = Table(  # what they were based on stands in the event
     Column("at", Double, nullable=False),
     Column("kind", Text, nullable=False),
     Column("app", Text, nullable=False),
-    Column("revision", BigInteger, key="epoch", nullable=False),
+    Column("revision", BigInteger, nullable=False),
     Column("seconds", Double, nullable=False),
     Column("reason", Text, nullable=False),
     PrimaryKeyConstraint("cluster", "number"),

@@ -12,7 +12,7 @@ from ebbflow.planners.model.ledger import CHANGES, Change
 
 T = TypeVar("T")
 
-FORMAT = 1
+FORMAT = 2
 LARGEST = 16 * 1024 * 1024  # characters of one change
 VALUES = Form(strict=True, sparse=True, named=True)
 _NAMES: Mapping[type, str] = {kind: name for name, kind in CHANGES.items()}

@@ -41,7 +41,7 @@ from ebbflow.planners.model.ledger import (
 from ebbflow.planners.model.ledger_state import State
 
 _CHUNK = 500  # values in one IN list
-_HEAD = ("number", "at", "token", "holder", "epoch", "last_lease", "hazard")
+_HEAD = ("number", "at", "token", "holder", "revision", "last_lease", "hazard")
 
 Row = dict[str, Any]
 
@@ -160,7 +160,7 @@ def project(
             connection.execute(checkpoints.insert(), {**row, "step": change.step, "at": event.at})
         case Decided():
             row = {**key, "number": event.number, "at": event.at, "kind": change.kind, "app": change.app}
-            more = {"epoch": change.epoch, "seconds": change.seconds, "reason": change.reason}
+            more = {"revision": change.revision, "seconds": change.seconds, "reason": change.reason}
             connection.execute(decisions.insert(), {**row, **more})
 
 

@@ -27,7 +27,7 @@ _CLOSE = 1e-9  # relative: sums of the same numbers in another order
 def from_tables(connection: Connection, cluster: str) -> State:
     """Return the state that the tables hold. Raises ``LedgerError`` for a specification that cannot be read."""
     row = connection.execute(select(clusters).where(clusters.c.cluster == cluster)).one()
-    names = ("number", "at", "token", "holder", "epoch", "last_lease", "hazard")
+    names = ("number", "at", "token", "holder", "revision", "last_lease", "hazard")
     state = State(**{name: getattr(row, name) for name in names})
     for row in _rows(connection, nodes, cluster):
         if row.gone is None:

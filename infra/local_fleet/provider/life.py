@@ -114,7 +114,7 @@ def abandoned(folder: Path, clock: Clock) -> None:
 
 
 def teardown(file: LocalFleetStateFile, uid: str, rooms: Rooms, clock: Clock) -> None:
-    """End all that belongs to one life of a fleet. What must not be used twice, ids and epochs, stays in the book."""
+    """End all that belongs to one life of a fleet. What must not be used twice, ids and revisions, stays stored."""
     with contextlib.suppress(InfraError):
         file.change(uid, lambda book: replace(book, up=False))
     marks.destroy(marks.below(uid), clock)

@@ -83,8 +83,8 @@ def plan(
     """Return the book with what ``target`` says, what that asks for, and what is refused."""
     pool = book.pool(target.pool)
     assert pool is not None
-    if target.epoch != book.epoch:
-        why = f"decided for revision {target.epoch}; the fleet is at revision {book.epoch}"
+    if target.revision != book.revision:
+        why = f"decided for revision {target.revision}; the fleet is at revision {book.revision}"
         return book, (), (Refusal(pool.name, why),)
     old, refused = book.plans[pool.name], list[Refusal]()
     nodes = min(max(target.nodes, pool.min_nodes), pool.max_nodes)

@@ -93,7 +93,7 @@ class SparkPart:
 
 @dataclass(frozen=True, slots=True)
 class LocalFleetState:
-    """All that is kept of one fleet. It outlives the fleet itself: ids and epochs are never used twice."""
+    """All that is kept of one fleet. It outlives the fleet itself: ids and revisions are never used twice."""
 
     name: str
     uid: str  # of this life of the fleet; in the marks of all its processes
@@ -101,7 +101,7 @@ class LocalFleetState:
     up: bool = True
     owner: Identity | None = None  # whose end ends the fleet; None: nobody's
     keeper: Identity | None = None
-    epoch: int = 0
+    revision: int = field(default=0, metadata={"former": "epoch"})
     pools: tuple[LocalPool, ...] = ()
     plans: Mapping[str, PoolPlan] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)  # pool -> nodes ever asked for
@@ -211,9 +211,9 @@ class LocalFleetState:
     # --- changes --------------------------------------------------------------------------------------------
 
     def after(self, later: "LocalFleetState") -> "LocalFleetState":
-        """Return ``later`` with this epoch, or the next where nodes or notices that are seen differ."""
+        """Return ``later`` with this revision, or the next where nodes or notices that are seen differ."""
         changed = (self._sight(), self.told()) != (later._sight(), later.told())
-        return replace(later, epoch=self.epoch + changed)
+        return replace(later, revision=self.revision + changed)
 
     def _sight(self) -> tuple[tuple[Node, ...], ...]:
         return tuple(self.seen(pool) for pool in self.pools)

@@ -65,7 +65,7 @@ class LocalFleetStateFile:
         return book
 
     def change(self, uid: str, how: Callable[[LocalFleetState], LocalFleetState]) -> LocalFleetState:
-        """Replace the book by ``how`` of it, durably before this returns; the epoch follows what is seen.
+        """Replace the book by ``how`` of it, durably before this returns; the revision follows what is seen.
 
         ``how`` must be quick. Raises ``ClusterError`` when the fleet ``uid`` is no longer there, ``StorageError``.
         """

@@ -54,7 +54,7 @@ class UtilityBand:
         """Return the band with an empty window."""
         return replace(self, seen=())
 
-    def decide(self, pool: PoolState, epoch: int, curve: Curve) -> Target:
+    def decide(self, pool: PoolState, revision: int, curve: Curve) -> Target:
         """Return the pool's target. ``curve``: the utility of n nodes with allocations made for them.
 
         It is asked for O(log(most)) counts, and taken to fall with their number: a job's GPUs add less and less.
@@ -62,11 +62,11 @@ class UtilityBand:
         least, most = limits(pool)
         now = min(max(pool.planned, least), most)
         if len(self.seen) < self.rounds:
-            return to(pool, epoch, now, f"{len(self.seen)} of {self.rounds} rounds observed at this size")
+            return to(pool, revision, now, f"{len(self.seen)} of {self.rounds} rounds observed at this size")
         mean = fmean(self.seen)
         band = f"[{self.low:g}, {self.high:g}]"
         if self.low <= mean <= self.high:
-            return to(pool, epoch, now, f"mean utility {mean:.3f} lies within {band}")
+            return to(pool, revision, now, f"mean utility {mean:.3f} lies within {band}")
         if mean > self.high:
             first, last = now, most
         else:
@@ -78,10 +78,10 @@ class UtilityBand:
                 if first < last
                 else "max_nodes of the pool is reached"
             )
-            return to(pool, epoch, now, f"mean utility {mean:.3f} lies outside {band}, but {rest}")
+            return to(pool, revision, now, f"mean utility {mean:.3f} lies outside {band}, but {rest}")
         where = "above" if mean > self.high else "below"
         said = f"mean utility {mean:.3f} lies {where} {band}; on {found} nodes it would be {curve(found):.3f}"
-        return to(pool, epoch, found, said)
+        return to(pool, revision, found, said)
 
 
 def _middle(curve: Curve, first: int, last: int, wanted: float) -> int:

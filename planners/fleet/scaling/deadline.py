@@ -35,7 +35,7 @@ class DeadlineScaling:
         if not 0 <= self.boot < inf:
             raise OptionError(f"boot must be >= 0 s and finite; got {self.boot}")
 
-    def decide(self, pool: PoolState, epoch: int, curve: Curve, bound: Curve | None = None) -> Target:
+    def decide(self, pool: PoolState, revision: int, curve: Curve, bound: Curve | None = None) -> Target:
         """Return the pool's target. ``curve``: seconds that the work takes on n nodes from when they all work.
 
         Estimates by list scheduling may rise with a node more (Graham, 1969), so counts are tried one by one from
@@ -56,16 +56,16 @@ class DeadlineScaling:
                 if nodes > least:
                     fewer = curve(nodes - 1) + boot(nodes - 1)
                     said += f"; on {nodes - 1} " + ("it cannot run" if fewer == inf else f"in {fewer:.0f} s")
-                return to(pool, epoch, nodes, said)
+                return to(pool, revision, nodes, said)
         none = f"no number of nodes from {least} to {most} suffices"
         soonest, nodes = min((curve(nodes) + boot(nodes), nodes) for nodes in range(least, most + 1))
         if soonest == inf:
             kept = min(max(pool.planned, least), most)
-            return to(pool, epoch, kept, f"{none}: the work runs on none of them")
+            return to(pool, revision, kept, f"{none}: the work runs on none of them")
         said = (
             f"{none} to complete within {self.seconds:.0f} s; {nodes} complete it soonest, in {soonest:.0f} s"
         )
-        return to(pool, epoch, nodes, said)
+        return to(pool, revision, nodes, said)
 
 
 class QueryCurve:

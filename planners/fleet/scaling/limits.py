@@ -15,8 +15,8 @@ class Rule(Protocol):
 
     name: ClassVar[str]
 
-    def decide(self, pool: PoolState, epoch: int, curve: Curve) -> Target:
-        """Return what ``pool`` is to be from now on, decided for ``epoch``, with the reason."""
+    def decide(self, pool: PoolState, revision: int, curve: Curve) -> Target:
+        """Return what ``pool`` is to be from now on, decided for ``revision``, with the reason."""
         ...
 
 
@@ -32,8 +32,8 @@ def limits(pool: PoolState) -> tuple[int, int]:
     return pool.min_nodes, pool.max_nodes
 
 
-def to(pool: PoolState, epoch: int, nodes: int, reason: str) -> Target:
+def to(pool: PoolState, revision: int, nodes: int, reason: str) -> Target:
     """Return the target of ``nodes`` for ``pool``; the pool's own on-demand base stays."""
     verb = "keep" if nodes == pool.planned else "grow to" if nodes > pool.planned else "shrink to"
     said = f"{verb} {nodes}: {reason}"
-    return Target(pool.name, nodes, epoch, said, min(pool.on_demand, nodes))
+    return Target(pool.name, nodes, revision, said, min(pool.on_demand, nodes))

@@ -86,7 +86,7 @@ class PerGpuScaling:
         if not self.explore >= 1:
             raise OptionError(f"explore must be >= 1 times the nodes; got {self.explore}")
 
-    def decide(self, pool: PoolState, epoch: int, curve: Curve) -> Target:
+    def decide(self, pool: PoolState, revision: int, curve: Curve) -> Target:
         """Return the pool's target: what is planned, or more.
 
         ``curve``: ``measure`` per GPU on n nodes, over that of a single GPU.
@@ -95,18 +95,18 @@ class PerGpuScaling:
         now = max(pool.planned, least, 1)
         ceiling = min(most, max(now, int(self.explore * now)))
         if now > ceiling:
-            return to(pool, epoch, most, f"max_nodes of the pool is {most}")
+            return to(pool, revision, most, f"max_nodes of the pool is {most}")
         here = curve(now)
         said = f"{self.measure} per GPU on {now} nodes is {here:.3f} of a single GPU's, "
         if here <= self.trigger:
-            return to(pool, epoch, now, f"{said}not above {self.trigger:.3f}")
+            return to(pool, revision, now, f"{said}not above {self.trigger:.3f}")
         found = _nearest(curve, now, ceiling, self.trigger, self.target)
         said += f"above {self.trigger:.3f}; "
         if found == now:
             said += f"no count up to {ceiling} comes nearer to {self.target:.3f}"
         else:
             said += f"{found} nodes, with {curve(found):.3f}, come nearest to {self.target:.3f}"
-        return to(pool, epoch, found, said)
+        return to(pool, revision, found, said)
 
 
 def _nearest(curve: Callable[[int], float], now: int, most: int, trigger: float, target: float) -> int:

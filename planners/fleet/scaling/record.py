@@ -22,7 +22,7 @@ class Recorded:
 
     rule: Rule
     pool: PoolState
-    epoch: int
+    revision: int
     asked: Mapping[int, float]  # value of the curve by nodes
     target: Target
 
@@ -39,7 +39,7 @@ class Recorded:
                 )
             return self.asked[nodes]
 
-        return self.rule.decide(self.pool, self.epoch, curve)
+        return self.rule.decide(self.pool, self.revision, curve)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as values that JSON has; infinite seconds become ``null``."""
@@ -47,7 +47,7 @@ class Recorded:
             "rule": self.rule.name,
             "settings": asdict(self.rule),  # type: ignore[call-overload]
             "pool": asdict(self.pool),
-            "epoch": self.epoch,
+            "revision": self.revision,
             "asked": [
                 [nodes, None if isinf(value) else value] for nodes, value in sorted(self.asked.items())
             ],
@@ -65,13 +65,13 @@ class Recorded:
         return cls(
             kind(**_frozen(data["settings"])),
             PoolState(**pool),
-            data["epoch"],
+            data["revision"],
             {nodes: inf if value is None else value for nodes, value in data["asked"]},
             Target(**_frozen(data["target"])),
         )
 
 
-def recorded(rule: Rule, pool: PoolState, epoch: int, curve: Curve) -> Recorded:
+def recorded(rule: Rule, pool: PoolState, revision: int, curve: Curve) -> Recorded:
     """Return what ``rule`` decides, with all that it asked; no count is asked for twice."""
     asked: dict[int, float] = {}
 
@@ -80,8 +80,8 @@ def recorded(rule: Rule, pool: PoolState, epoch: int, curve: Curve) -> Recorded:
             asked[nodes] = curve(nodes)
         return asked[nodes]
 
-    target = rule.decide(pool, epoch, noted)
-    return Recorded(rule, pool, epoch, asked, target)
+    target = rule.decide(pool, revision, noted)
+    return Recorded(rule, pool, revision, asked, target)
 
 
 def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:

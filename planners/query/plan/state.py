@@ -60,7 +60,7 @@ class ReplanDecision:
     """A decision of the replanner with everything it was based on."""
 
     kind: DecisionKind
-    epoch: int
+    revision: int
     at: float  # seconds since the Unix epoch
     current: str  # plan id before
     chosen: str  # plan id after

@@ -104,7 +104,7 @@ def start_decision(
         reason = f"wait: {why_nothing_fits(chosen, launch.share)}"
     return ReplanDecision(
         kind="start" if isfinite(seconds) else "wait",
-        epoch=launch.share.epoch,
+        revision=launch.share.revision,
         at=now,
         current=plan.id,
         chosen=plan.id,

@@ -80,7 +80,7 @@ class Execution:
     Guarantees, whatever order reports come in: a stage starts only when all its inputs are checkpointed and
     only if the current plan needs it; at most ``max_parallel_stages`` (0: any number) run at once, the
     longest remaining path first; a finished output is never computed again unless it is lost; a late
-    result of a cancelled stage is kept; only policy "qoop" changes plans; shares of an older epoch than the
+    result of a cancelled stage is kept; only policy "qoop" changes plans; shares of an older revision than the
     newest seen are dropped; without usable capacity nothing new starts, and what runs is left to the engine.
 
     ``chosen`` is the plan to begin with; ``None`` lets the policy choose when ``begin`` is called.
@@ -113,7 +113,7 @@ class Execution:
         # estimates must know the limit that the execution keeps to
         replanner.max_parallel_stages = max_parallel_stages
         replanner.replace_candidates(candidates)
-        self._share = Share.uniform(0, 0, 0, epoch=-1)
+        self._share = Share.uniform(0, 0, 0, revision=-1)
         self._considered = self._share  # the share of the last decision that weighed the candidates
         self._checkpoints: dict[str, StageOutput] = {}
         self._running: dict[str, _Run] = {}
@@ -189,7 +189,7 @@ class Execution:
         """Weigh the plans on a new share; ``candidates``, if given, are plans made for it (``on_candidates``)."""
         if candidates is not None:
             self._check_renewed(candidates)
-        if share.epoch < self._share.epoch or self._finished:
+        if share.revision < self._share.revision or self._finished:
             return []
         if self._share.total.cores <= 0 < share.total.cores:
             for run in self._running.values():  # the tasks of before went with their nodes and begin again
@@ -323,7 +323,9 @@ class Execution:
         return replace(self._note(now, trigger, reason), estimates=(assessed.estimate,))
 
     def _note(self, now: float, trigger: str, reason: str) -> ReplanDecision:
-        return ReplanDecision("stay", self._share.epoch, now, self._plan.id, self._plan.id, reason, trigger)
+        return ReplanDecision(
+            "stay", self._share.revision, now, self._plan.id, self._plan.id, reason, trigger
+        )
 
     def _switch(self, decision: ReplanDecision, now: float) -> list[Action]:
         """Change plans: keep shared running stages, let nearly finished ones end, cancel the rest."""

@@ -133,7 +133,7 @@ class Replanner:
         kind, reason = self._verdict(plans, assessed, costs, best, share)
         return ReplanDecision(
             kind=kind,
-            epoch=share.epoch,
+            revision=share.revision,
             at=now,
             current=current.id,
             chosen=plans[best].id if kind == "switch" else current.id,

@@ -314,7 +314,7 @@ def planning_share(capacity: Capacity, fraction: float = 1.0) -> Share:
     share = Share.of(capacity, fraction)
     if share.total.cores > 0:
         return share
-    return Share.uniform(1.0, 1.0, 1, epoch=share.epoch, hazard=share.hazard)
+    return Share.uniform(1.0, 1.0, 1, revision=share.revision, hazard=share.hazard)
 
 
 def _deviates(stage: Stage, rows: int) -> bool:

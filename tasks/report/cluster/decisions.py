@@ -59,7 +59,7 @@ def decisions(history: History, ids: set[str] | None, begin: float, end: float) 
         if begin <= event.at <= end and (ids is None or not decided.app or decided.app in ids):
             rows.append(
                 DecisionRow(
-                    event.number, event.at, decided.kind, decided.app, decided.epoch, decided.reason,
+                    event.number, event.at, decided.kind, decided.app, decided.revision, decided.reason,
                     decided.seconds, decided.inputs, decided.outcome,
                 )
             )  # fmt: skip

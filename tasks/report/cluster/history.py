@@ -92,7 +92,7 @@ class History:
             span = self._present[node.id] = NodeSpan(node, state.at, prices=[(state.at, node.price)])
             self.nodes.append(span)
             self._count(node, 1)
-        self._step(state.at, state.epoch, sum(n.kind == "interruption" for n in state.notices.values()))
+        self._step(state.at, state.revision, sum(n.kind == "interruption" for n in state.notices.values()))
         for record in sorted(state.apps.values(), key=lambda a: a.number):
             app = AppHistory(record.spec, len(self.apps) + 1, record.entered)
             app.phases.append(PhaseSpan(record.entered, record.phase, record.reason))
@@ -257,12 +257,12 @@ class History:
                 first = min((deadlines[n] for n in nodes if n in deadlines), default=None)
                 on = 0 if kind == "came" else self._on(set(nodes))
                 self.changes.append(
-                    CapacityChange(at, kind, tuple(nodes), change.epoch, on, first, change.reason)
+                    CapacityChange(at, kind, tuple(nodes), change.revision, on, first, change.reason)
                 )
         leaving = sum(n.kind == "interruption" and n.node_id in self._present for n in change.notices)
-        self._step(at, change.epoch, leaving)
+        self._step(at, change.revision, leaving)
 
-    def _step(self, at: float, epoch: int, leaving: int) -> None:
+    def _step(self, at: float, revision: int, leaving: int) -> None:
         """Note what is there from ``at`` on."""
         kinds = tuple(
             KindCount(kind, market, count, self._gpus[kind, market])
@@ -270,7 +270,7 @@ class History:
             if count
         )
         gpus = sum(kind.gpus for kind in kinds)
-        self.steps.append(CapacityStep(at, epoch, len(self._present), gpus, self._cores, leaving, kinds))
+        self.steps.append(CapacityStep(at, revision, len(self._present), gpus, self._cores, leaving, kinds))
 
     def _count(self, node: Node, sign: int) -> None:
         self._kinds[node.instance_type, node.market] += sign

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ebbflow.planners.model.ledger import AppKind, AppPhase, DecisionKind
 from ebbflow.tasks.drawing.codec import from_text, to_text
 
-FORMAT = 1  # of the JSON form; grows when a key changes its meaning
+FORMAT = 2  # of the JSON form; grows when a key changes its name or meaning
 
 ChangeKind = Literal[
     "came",
@@ -48,7 +48,7 @@ class CapacityStep:
     """The nodes from ``at`` until the next entry."""
 
     at: float
-    epoch: int
+    revision: int = field(metadata={"former": "epoch"})
     nodes: int
     gpus: int
     cores: int
@@ -63,7 +63,7 @@ class CapacityChange:
     at: float
     kind: ChangeKind
     nodes: tuple[str, ...]
-    epoch: int = 0
+    revision: int = field(default=0, metadata={"former": "epoch"})
     leases: int = 0  # that were on them
     deadline: float | None = None  # of notices, the first
     reason: str = ""
@@ -207,7 +207,7 @@ class DecisionRow:
     at: float
     kind: DecisionKind
     app: str
-    epoch: int
+    revision: int = field(metadata={"former": "epoch"})
     reason: str
     seconds: float = 0.0  # that it took
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -320,8 +320,8 @@ class ClusterReport:
 
     @classmethod
     def from_json(cls, text: str) -> "ClusterReport":
-        """Read what ``to_json`` wrote. Keys unknown to this version are ignored.
+        """Read what ``to_json`` of this or an older version wrote. Keys unknown to this version are ignored.
 
         Raises ``ReportError`` when ``text`` is no report or of a newer format.
         """
-        return from_text(cls, text, FORMAT)
+        return from_text(cls, text, FORMAT, {1: dict})  # 1: fields read their former key

@@ -234,8 +234,8 @@ def _decision(group: Sequence[DecisionRow], when: When, names: Mapping[str, str]
     if row.seconds > 0:
         slowest = max(one.seconds for one in group)
         notes.append(f"took {'up to ' if len(group) > 1 else ''}{short(slowest)}")
-    if row.epoch:
-        notes.append(f"for revision {row.epoch} of the observed capacity")
+    if row.revision:
+        notes.append(f"for revision {row.revision} of the observed capacity")
     if len(group) > 1:
         notes.append(f"{len(group)} times since {clock_text(group[0].at)}; inputs are the last one's")
     return {

@@ -99,7 +99,7 @@ class ClusterSimulator:
         self._active: dict[str, _Query] = {}
         self._ended: dict[str, _Query] = {}
         self._now = 0.0
-        self._epoch = 0
+        self._revision = 0
         self._used = self._busy = self._population = 0.0
         self._rounds = self._tasks = 0
         self._planner_seconds = self._scheduler_seconds = 0.0
@@ -235,9 +235,9 @@ class ClusterSimulator:
                     self._follow(query)
 
     def _shares(self) -> dict[str, Share]:
-        self._epoch += 1
+        self._revision += 1
         weights = {name: query.submission.weight for name, query in self._active.items()}
-        shares = resource_feedback(weights, self._whole, self._epoch)
+        shares = resource_feedback(weights, self._whole, self._revision)
         return {name: self._active[name].submission.at_least(share) for name, share in shares.items()}
 
     def _assign(self) -> None:

@@ -64,7 +64,7 @@ def _until(job: Job, rival: Job | None, left: Mapping[Pool, int] | None) -> Limi
     return limit
 
 
-def resource_feedback(weights: Mapping[str, float], whole: Share, epoch: int) -> dict[str, Share]:
+def resource_feedback(weights: Mapping[str, float], whole: Share, revision: int) -> dict[str, Share]:
     """Return the share of each active query: ``whole`` · w/Σw (QOOP, RESOURCE_FEEDBACK of pseudocode 1).
 
     It is what a query may count on whatever the others do; what they leave comes on top of it, unpromised.
@@ -72,6 +72,6 @@ def resource_feedback(weights: Mapping[str, float], whole: Share, epoch: int) ->
     not positive and finite.
     """
     return {
-        query: Share(epoch, whole.total.times(fraction), whole.largest, whole.nodes, whole.hazard)
+        query: Share(revision, whole.total.times(fraction), whole.largest, whole.nodes, whole.hazard)
         for query, fraction in entitlements(weights, 1.0).items()
     }

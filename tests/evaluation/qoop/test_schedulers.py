@@ -249,11 +249,11 @@ def test_a_job_with_the_lowest_share_is_served_first(
 @given(st.dictionaries(st.text("ab", min_size=1), st.floats(0.1, 10), min_size=1), st.floats(1, 600))
 def test_the_shares_told_sum_to_the_cluster(weights: dict[str, float], cores: float) -> None:
     whole_cluster = share(cores, 4 * cores, nodes=20)
-    shares = resource_feedback(weights, whole_cluster, epoch=7)
+    shares = resource_feedback(weights, whole_cluster, revision=7)
     for dimension in range(2):
         told = sum(s.total[dimension] for s in shares.values())
         assert told == pytest.approx(whole_cluster.total[dimension])
-    assert all(s.largest == whole_cluster.largest and s.epoch == 7 for s in shares.values())
+    assert all(s.largest == whole_cluster.largest and s.revision == 7 for s in shares.values())
     assert all(
         s.total.cores / w == pytest.approx(cores / sum(weights.values()))
         for s, w in zip(shares.values(), weights.values(), strict=True)

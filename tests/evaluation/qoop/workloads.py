@@ -40,11 +40,11 @@ class Testbed:
         """Return the number of containers."""
         return self.machines * self.per_machine
 
-    def share(self, containers: float, epoch: int = 0) -> Share:
+    def share(self, containers: float, revision: int = 0) -> Share:
         """Return a share of ``containers``. A task may take several, up to a whole machine."""
         most = min(containers, float(self.per_machine))
         return Share(
-            epoch,
+            revision,
             Resources(containers, containers * self.memory),
             Resources(most, most * self.memory),
             ceil(containers / self.per_machine),

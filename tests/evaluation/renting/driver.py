@@ -84,13 +84,13 @@ class _Run:
     def run(self) -> Outcome:
         """Let time pass until the job is done or given up."""
         begin, last = self.world.begin, self.world.begin + PATIENCE * self.job.allowed
-        decide, epoch = begin, -1
+        decide, revision = begin, -1
         while self.left > 0 and self.clock.now() < last:
             fleet = self.control.observe()
-            if fleet.epoch != epoch or self.clock.now() >= decide:
+            if fleet.revision != revision or self.clock.now() >= decide:
                 self._decide(fleet)
                 complete = self._use(self.control.observe())
-                epoch = self._epoch()
+                revision = self._revision()
                 pause = INTERVAL if complete else SOON
                 decide = self.clock.now() + pause if self.strategy.again else inf
             self._wait(min(decide, last, self.fleet.next_change()))
@@ -142,9 +142,9 @@ class _Run:
                 self._apply(pool.name, nodes, firm)
 
     def _apply(self, pool: str, nodes: int, on_demand: int) -> None:
-        self.control.apply(Target(pool, nodes, self._epoch(), self.strategy.reason, on_demand))
+        self.control.apply(Target(pool, nodes, self._revision(), self.strategy.reason, on_demand))
 
-    def _epoch(self) -> int:
+    def _revision(self) -> int:
         return self.control.take_notices(())
 
     def _situation(self, fleet: Fleet) -> Situation:
@@ -227,7 +227,7 @@ class _Run:
             if (spot + firm, firm) == (pool.planned, pool.on_demand) and len(pool.nodes) <= spot + firm:
                 continue
             uses = {node.id: NodeUse(busy=1.0 if node.id in busy else 0.0) for node in pool.nodes}
-            target = Target(pool.name, spot + firm, self._epoch(), "the plan is there without them", firm)
+            target = Target(pool.name, spot + firm, self._revision(), "the plan is there without them", firm)
             target = with_drains(target, pool, uses, notices=fleet.notices)
             self.control.apply(target)
             self.control.terminate(may_end(target.drain, pool.nodes, uses))

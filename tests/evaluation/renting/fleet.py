@@ -72,18 +72,18 @@ class SimulatedFleet:
         self._heard: dict[str, Notice] = {}
         for life in self._pools.values():
             life.fill(self._now)
-        self._epoch, self._shown = 1, self._sight()
+        self._revision, self._shown = 1, self._sight()
 
     # --- FleetControl ---------------------------------------------------------------------------------------
 
     def observe(self) -> Fleet:
-        """Return the fleet as it is now. The epoch grows with every change of working nodes or notices."""
+        """Return the fleet as it is now. The revision grows with every change of working nodes or notices."""
         self._advance()
         pools = tuple(pool.state(self._now) for pool in self._pools.values())
-        return Fleet(self._epoch, self._now, pools, self._notices())
+        return Fleet(self._revision, self._now, pools, self._notices())
 
     def take_notices(self, notices: Sequence[Notice]) -> int:
-        """Note that nodes will leave; return the epoch. Those of nodes that are not there are dropped."""
+        """Note that nodes will leave; return the revision. Those of nodes that are not there are dropped."""
         self._advance()
         present = {id_ for pool in self._pools.values() for id_ in pool.stays}
         for notice in notices:
@@ -91,7 +91,7 @@ class SimulatedFleet:
             if notice.node_id in present and (known is None or _firmness(notice) < _firmness(known)):
                 self._heard[notice.node_id] = notice
         self._look()
-        return self._epoch
+        return self._revision
 
     def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
         """Plan what ``target`` says. Raises ``OptionError`` for an unknown pool."""
@@ -99,9 +99,9 @@ class SimulatedFleet:
         pool = self._pools.get(target.pool)
         if pool is None:
             raise OptionError(f"pool must be one of {', '.join(self._pools)}; got {target.pool!r}")
-        if target.epoch != self._epoch:
-            why = f"decided for epoch {target.epoch}; the fleet is at {self._epoch}"
-            return ApplyResult(self._epoch, refused=(Refusal(target.pool, why),), dry_run=dry_run)
+        if target.revision != self._revision:
+            why = f"decided for revision {target.revision}; the fleet is at {self._revision}"
+            return ApplyResult(self._revision, refused=(Refusal(target.pool, why),), dry_run=dry_run)
         least, most, refused = pool.setting.least, pool.setting.most, []
         nodes = min(max(target.nodes, least), most)
         if nodes != target.nodes:
@@ -120,7 +120,7 @@ class SimulatedFleet:
             pool.cancel(self._now)
             pool.fill(self._now)
             self._look()
-        return ApplyResult(self._epoch, tuple(asked), tuple(refused), dry_run)
+        return ApplyResult(self._revision, tuple(asked), tuple(refused), dry_run)
 
     def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> ApplyResult:
         """End these nodes, in order; their pool replaces those that it still plans."""
@@ -145,12 +145,12 @@ class SimulatedFleet:
             for pool in self._pools.values():
                 pool.fill(self._now)
             self._look()
-        return ApplyResult(self._epoch, tuple(asked), tuple(refused), dry_run)
+        return ApplyResult(self._revision, tuple(asked), tuple(refused), dry_run)
 
     def repair(self, *, dry_run: bool = False) -> ApplyResult:
         """Return that there is nothing to do: what is planned here is always asked for."""
         self._advance()
-        return ApplyResult(self._epoch, dry_run=dry_run)
+        return ApplyResult(self._revision, dry_run=dry_run)
 
     def close(self) -> None:
         """Do nothing: there are no connections."""
@@ -200,10 +200,10 @@ class SimulatedFleet:
         return working, self._notices()
 
     def _look(self) -> None:
-        """Let the epoch grow if nodes or notices are not what was last seen."""
+        """Let the revision grow if nodes or notices are not what was last seen."""
         seen = self._sight()
         if seen != self._shown:
-            self._epoch, self._shown = self._epoch + 1, seen
+            self._revision, self._shown = self._revision + 1, seen
 
 
 def _firmness(notice: Notice) -> tuple[bool, float]:

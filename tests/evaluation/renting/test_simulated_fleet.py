@@ -43,8 +43,8 @@ class World:
         self.control: FleetControl = self.fleet
 
     def ask(self, nodes: int, on_demand: int = 0, drain: tuple[str, ...] = ()) -> None:
-        epoch = self.control.observe().epoch
-        applied = self.control.apply(Target("gpu", nodes, epoch, "test", on_demand, drain))
+        revision = self.control.observe().revision
+        applied = self.control.apply(Target("gpu", nodes, revision, "test", on_demand, drain))
         assert not applied.refused
 
     def at(self, seconds: float) -> Fleet:
@@ -86,7 +86,7 @@ def test_a_price_above_the_limit_takes_nodes_back_two_minutes_later_but_not_on_d
     world.ask(2, on_demand=1)
     before = world.at(999.0)
     told = world.at(1000.0)
-    assert told.epoch == before.epoch + 1
+    assert told.revision == before.revision + 1
     assert told.notices == (Notice("gpu-00002", BEGIN + 1120.0),)
     assert ids(told.pools[0]) == ["gpu-00001", "gpu-00002"]
     gone = world.at(1120.0)
@@ -159,25 +159,25 @@ def test_a_pool_never_falls_below_its_least() -> None:
     world.at(120.0)
     applied = world.control.terminate(["gpu-00001"])
     assert "below its 1 nodes" in applied.refused[0].why
-    epoch = world.control.observe().epoch
-    applied = world.control.apply(Target("gpu", 0, epoch, "less"))
+    revision = world.control.observe().revision
+    applied = world.control.apply(Target("gpu", 0, revision, "less"))
     assert "may have 1 to 10" in applied.refused[0].why
 
 
-def test_targets_of_another_epoch_and_of_unknown_pools_are_refused() -> None:
+def test_targets_of_another_revision_and_of_unknown_pools_are_refused() -> None:
     world = World()
-    epoch = world.control.observe().epoch
-    applied = world.control.apply(Target("gpu", 3, epoch + 1, "early"))
+    revision = world.control.observe().revision
+    applied = world.control.apply(Target("gpu", 3, revision + 1, "early"))
     assert not applied.asked
-    assert "decided for epoch" in applied.refused[0].why
+    assert "decided for revision" in applied.refused[0].why
     with pytest.raises(OptionError, match="pool must be one of gpu"):
-        world.control.apply(Target("cpu", 1, epoch, "wrong"))
+        world.control.apply(Target("cpu", 1, revision, "wrong"))
 
 
 def test_a_dry_run_says_what_it_would_ask_and_changes_nothing() -> None:
     world = World()
-    epoch = world.control.observe().epoch
-    applied = world.control.apply(Target("gpu", 3, epoch, "look", 1), dry_run=True)
+    revision = world.control.observe().revision
+    applied = world.control.apply(Target("gpu", 3, revision, "look", 1), dry_run=True)
     assert [str(ask) for ask in applied.asked] == ["gpu: 3 nodes", "gpu: 1 nodes on-demand at least"]
     assert world.pool(500.0).planned == 0
 
@@ -185,7 +185,7 @@ def test_a_dry_run_says_what_it_would_ask_and_changes_nothing() -> None:
 def test_notices_that_others_bring_are_kept_until_firmer_ones_come() -> None:
     world = World(Supply(prices((0, 1.0), (1000, 5.0))))
     world.ask(1)
-    first = world.at(200.0).epoch
+    first = world.at(200.0).revision
     advice = Notice("gpu-00001", BEGIN + 900.0, "rebalance")
     assert world.control.take_notices([advice, Notice("other", 0.0)]) == first + 1
     assert world.control.take_notices([advice]) == first + 1
@@ -237,7 +237,7 @@ def test_whatever_is_asked_the_fleet_is_consistent_and_repeats_itself(
                 nodes, len(before.pools[0].nodes)
             )
             changed = (ids(before.pools[0]), before.notices) != (ids(pool), fleet.notices)
-            assert fleet.epoch >= before.epoch + changed
+            assert fleet.revision >= before.revision + changed
             if ends and pool.nodes:
                 world.control.terminate([pool.nodes[0].id])
             seen.append((fleet, world.fleet.dollars()))

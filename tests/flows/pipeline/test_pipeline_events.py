@@ -35,7 +35,7 @@ def test_each_change_of_plan_is_told_once(monkeypatch: pytest.MonkeyPatch) -> No
     (event,) = emitted
     assert event["event"] == "ebbflow.plan.replaced"
     assert event["resource"] == {"prefect.resource.id": "ebbflow.app.p.orders"}
-    assert event["payload"] == {"epoch": 7, "from": "qep-a", "to": "qep-b", "reason": "left: n2"}
+    assert event["payload"] == {"revision": 7, "from": "qep-a", "to": "qep-b", "reason": "left: n2"}
     report.decisions = (*decisions, decision(9, "replan", {"kind": "switch", "chosen": "qep-c"}))
     listener.tick()
     assert [one["payload"]["to"] for one in emitted] == ["qep-b", "qep-c"]

@@ -263,13 +263,13 @@ def test_a_lost_node_is_an_event_and_a_decision(
     report = run_query(JOINED, **options(tables, tmp_path))
     assert report.rows == 6
     assert [(c.cores, c.left) for c in report.capacity] == [(3.0, ()), (2.0, ("n2",))]
-    assert report.decisions[-1].epoch == 2 or any(d.epoch == 2 for d in report.decisions)
+    assert report.decisions[-1].revision == 2 or any(d.revision == 2 for d in report.decisions)
 
     run = newest_run()
     (event,) = events(run.id, "ebbflow.capacity.")
     assert event["event"] == "ebbflow.capacity.changed"
     assert event["payload"]["nodes"] == ["n0", "n1"]
-    assert (event["payload"]["cores"], event["payload"]["epoch"]) == (2, 2)
+    assert (event["payload"]["cores"], event["payload"]["revision"]) == (2, 2)
     assert event["payload"]["change"] == "left: n2"
 
 
@@ -288,7 +288,7 @@ def test_a_switch_of_plans_is_an_event() -> None:
     switching()
     (event,) = events(newest_run().id, "ebbflow.plan.")
     assert event["event"] == "ebbflow.plan.replaced"
-    assert event["payload"] == {"epoch": 7, "from": "qep-a", "to": "qep-b", "reason": "qep-b is sooner"}
+    assert event["payload"] == {"revision": 7, "from": "qep-a", "to": "qep-b", "reason": "qep-b is sooner"}
 
 
 def test_the_client_reads_flow_runs_without_any_argument() -> None:

@@ -176,7 +176,7 @@ def test_one_query_loses_and_gains_workers_is_right_and_leaves_no_process(home: 
     assert changes[0]["cores"] == 3
     assert min(c["cores"] for c in changes) < 3
     assert any(c["noticed"] or c["left"] for c in changes)
-    assert {d["epoch"] for d in report["decisions"]} >= {c["epoch"] for c in changes[:2]}
+    assert {d["revision"] for d in report["decisions"]} >= {c["revision"] for c in changes[:2]}
     assert "<svg" in page.read_text()
 
     assert "✓ verified: equal to DuckDB's result" in text

@@ -30,14 +30,14 @@ def nodes(*names):
 
 
 class FakeFleet:
-    """A fleet whose nodes a test sets, with the epochs of a real one."""
+    """A fleet whose nodes a test sets, with the revisions of a real one."""
 
     def __init__(self, *names):
         self.pools = {"etl": nodes(*names)}
         self.draining = ()
         self.planned = len(names)
         self.known = {}
-        self.epoch = 1
+        self.revision = 1
         self.shown = None
         self.looks = 0
         self.error = None
@@ -49,18 +49,18 @@ class FakeFleet:
         there = {node.id for pool in self.pools.values() for node in pool}
         told = tuple(n for _, n in sorted(self.known.items()) if n.node_id in there)
         if self.shown != (self.pools, told):
-            self.epoch += 1
+            self.revision += 1
             self.shown = (dict(self.pools), told)
         pools = tuple(
             PoolState(name, self.planned, self.planned, found, draining=self.draining)
             for name, found in sorted(self.pools.items())
         )
-        return Fleet(self.epoch, 0.0, pools, told)
+        return Fleet(self.revision, 0.0, pools, told)
 
     def take_notices(self, notices):
         self.known |= {notice.node_id: notice for notice in notices}
-        self.epoch += 1
-        return self.epoch
+        self.revision += 1
+        return self.revision
 
 
 class FakeFeed:
@@ -106,19 +106,19 @@ def test_the_nodes_of_all_pools_count_or_those_of_some(feed, clock):
     assert [n.id for n in make(fleet, feed, clock, pools=["gpu"]).capacity().nodes] == ["i-c"]
 
 
-def test_a_notice_is_an_epoch_without_a_look_at_ec2(feed, clock):
+def test_a_notice_is_a_revision_without_a_look_at_ec2(feed, clock):
     fleet = FakeFleet("i-a", "i-b")
     source = make(fleet, feed, clock)
     first = source.capacity()
-    assert source.capacity().epoch == first.epoch == 1
+    assert source.capacity().revision == first.revision == 1
     feed.tell(warning("i-a"))
     found = source.capacity()
-    assert found.epoch == 2
+    assert found.revision == 2
     assert found.notices == (Notice("i-a", START + 120),)
     assert [n.id for n in found.usable] == ["i-b"]
     assert fleet.looks == 1
     feed.tell(warning("i-a"))
-    assert source.capacity().epoch == 2
+    assert source.capacity().revision == 2
 
 
 def test_the_notice_of_a_node_that_is_not_seen_yet_counts_from_its_first_sight(feed, clock):
@@ -141,16 +141,16 @@ def test_a_node_that_is_said_to_have_ended_is_gone_before_ec2_says_so(feed, cloc
     assert ([n.id for n in found.nodes], found.notices) == (["i-b"], ())
 
 
-def test_the_fleet_is_told_of_notices_and_its_own_epoch_is_shown(feed, clock):
+def test_the_fleet_is_told_of_notices_and_its_own_revision_is_shown(feed, clock):
     fleet = FakeFleet("i-a", "i-b")
     source = make(fleet, feed, clock)
     before = source.fleet()
     feed.tell(warning("i-a"), warning("i-other"))
     after = source.fleet()
-    assert after.epoch == fleet.epoch == before.epoch + 1
+    assert after.revision == fleet.revision == before.revision + 1
     assert after.notices == (Notice("i-a", START + 120),)
     assert after.pools == before.pools
-    assert source.look().epoch == 2
+    assert source.look().revision == 2
     assert source.fleet().notices == after.notices
 
 
@@ -168,9 +168,9 @@ def test_a_fleet_that_has_forgotten_a_notice_is_told_again(feed, clock):
     assert fleet.known.keys() == {"i-a"}  # told at once, not at the next look
     assert source.fleet().notices == (Notice("i-a", START + 120),)
     source.look()
-    told = fleet.epoch
+    told = fleet.revision
     source.look()  # and not once more
-    assert (source.fleet().epoch, fleet.known.keys()) == (told, {"i-a"})
+    assert (source.fleet().revision, fleet.known.keys()) == (told, {"i-a"})
 
 
 def test_a_fleet_that_cannot_keep_notices_hinders_nobody(feed, clock, caplog):
@@ -197,7 +197,7 @@ def test_in_an_outage_the_last_nodes_count_and_notices_go_on(feed, clock, caplog
     fleet.error = error
     clock.sleep(6)
     found = source.capacity()
-    assert (len(found.nodes), found.epoch, fleet.looks) == (2, 1, 2)
+    assert (len(found.nodes), found.revision, fleet.looks) == (2, 1, 2)
     assert source.status().stale_since == clock.now()
     assert source.status().error == str(error)
     feed.tell(warning("i-b"))
@@ -266,15 +266,15 @@ def test_however_it_comes_the_capacity_in_the_end_is_the_same(pair, there, split
     assert not {n.id for n in ends[0].nodes} & ended
 
 
-def test_waiting_ends_with_the_next_epoch_or_in_time(feed):
+def test_waiting_ends_with_the_next_revision_or_in_time(feed):
     source = make(FakeFleet("i-a"), feed)
     begun = time.monotonic()
-    assert source.wait(1, 0.2).epoch == 1
+    assert source.wait(1, 0.2).revision == 1
     assert time.monotonic() - begun >= 0.15
     teller = threading.Timer(0.1, feed.tell, [warning("i-a")])
     teller.start()
     begun = time.monotonic()
-    assert source.wait(1, 30).epoch == 2
+    assert source.wait(1, 30).revision == 2
     assert time.monotonic() - begun < 10
     teller.join()
 
@@ -285,7 +285,7 @@ def test_a_thread_looks_at_once_when_a_node_ends_or_one_is_missing(feed):
         first = source.wait(0, 10)
         fleet.pools = {"etl": nodes("i-a")}
         feed.tell(events.StateChange("i-b", START, "terminated"))
-        second = source.wait(first.epoch, 10)
+        second = source.wait(first.revision, 10)
         assert [n.id for n in second.nodes] == ["i-a"]
         deadline = time.monotonic() + 10
         while len(source.fleet().pools[0].nodes) > 1:
@@ -293,7 +293,7 @@ def test_a_thread_looks_at_once_when_a_node_ends_or_one_is_missing(feed):
             time.sleep(0.02)
         fleet.pools = {"etl": nodes("i-a", "i-c")}
         feed.tell(events.StateChange("i-c", START, "running"))
-        assert [n.id for n in source.wait(second.epoch, 10).nodes] == ["i-a", "i-c"]
+        assert [n.id for n in source.wait(second.revision, 10).nodes] == ["i-a", "i-c"]
         looks = fleet.looks
         feed.tell(events.StateChange("i-foreign", START, "terminated"))
         feed.tell(events.StateChange("i-foreign", START, "running"))
@@ -333,7 +333,7 @@ def source(lab, tmp_path):
         lab.account.faults(Faults())
 
 
-def test_a_notice_is_an_epoch_within_two_seconds(lab, source):
+def test_a_notice_is_a_revision_within_two_seconds(lab, source):
     first = source.capacity()
     assert len(first.usable) == 3
     taken = []
@@ -341,7 +341,7 @@ def test_a_notice_is_an_epoch_within_two_seconds(lab, source):
         before = source.capacity()
         sent = time.monotonic()
         lab.account.interrupt([node.id], end=False)
-        after = source.wait(before.epoch, 20)
+        after = source.wait(before.revision, 20)
         taken.append(time.monotonic() - sent)
         assert node.id in {n.node_id for n in after.notices}
     assert sorted(taken)[1] < 2  # on a busy machine one may be late
@@ -349,7 +349,7 @@ def test_a_notice_is_an_epoch_within_two_seconds(lab, source):
     assert source.capacity().at >= first.at
 
 
-def test_a_notice_is_an_epoch_though_ec2_fails(lab, source, monkeypatch):
+def test_a_notice_is_a_revision_though_ec2_fails(lab, source, monkeypatch):
     first = source.capacity()
 
     def away(*_, **__):
@@ -357,10 +357,10 @@ def test_a_notice_is_an_epoch_though_ec2_fails(lab, source, monkeypatch):
 
     monkeypatch.setattr(source._control, "observe", away)
     lab.account.interrupt([first.nodes[0].id], end=False)
-    after = source.wait(first.epoch, 20)
+    after = source.wait(first.revision, 20)
     assert [n.node_id for n in after.notices] == [first.nodes[0].id]
-    assert replace(after, epoch=1, notices=(), at=0.0, hazard=0.0) == replace(
-        first, epoch=1, at=0.0, hazard=0.0
+    assert replace(after, revision=1, notices=(), at=0.0, hazard=0.0) == replace(
+        first, revision=1, at=0.0, hazard=0.0
     )
 
 
@@ -371,7 +371,7 @@ def test_an_interruption_takes_the_node_and_its_notice_away_and_brings_another(l
     found, deadline = first, time.monotonic() + 20
     while gone in {n.id for n in found.nodes} or len(found.usable) < 3:
         assert time.monotonic() < deadline
-        found = source.wait(found.epoch, 1)
+        found = source.wait(found.revision, 1)
     assert found.notices == ()
     assert source.losses == 1
 
@@ -390,4 +390,4 @@ def test_a_notice_is_kept_although_a_look_of_ec2_leaves_its_node_out(lab, tmp_pa
     assert [n.node_id for n in source.look().notices] == [name]
     # the fleet's own record has it again, so that whoever else looks at it knows
     assert [n.node_id for n in fleet.observe().notices] == [name]
-    assert source.fleet().epoch == fleet.observe().epoch
+    assert source.fleet().revision == fleet.observe().revision

@@ -28,8 +28,8 @@ def node(name: str, gpus: int = 2, **more: Any) -> Node:
     return Node(name, cores=8, memory=32.0, gpus=gpus, price=1.2, **more)
 
 
-def nodes(*names: str, epoch: int = 1, gpus: int = 2) -> CapacityChanged:
-    return CapacityChanged(epoch, tuple(node(name, gpus) for name in names))
+def nodes(*names: str, revision: int = 1, gpus: int = 2) -> CapacityChanged:
+    return CapacityChanged(revision, tuple(node(name, gpus) for name in names))
 
 
 def app(name: str, **more: Any) -> AppEntered:
@@ -37,7 +37,7 @@ def app(name: str, **more: Any) -> AppEntered:
 
 
 def lease(number: int, app: str = "a", node: str = "n1", slot: int = 0, since: float = 1_000_000.0) -> Lease:
-    return Lease(number, app, node, slot, since, since + 60.0, epoch=1, price=0.6, reason="first")
+    return Lease(number, app, node, slot, since, since + 60.0, revision=1, price=0.6, reason="first")
 
 
 def grant(*leases: Lease) -> Granted:

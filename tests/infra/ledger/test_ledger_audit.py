@@ -18,7 +18,7 @@ def events(*changes: Change, first: int = 1) -> list[Event]:
 def test_nothing_is_said_of_a_clean_ledger() -> None:
     clean = events(
         *START, grant(lease(1), lease(2, slot=1)), Extended((1,), 9.0), Recalled((2,), 5.0), Ended((2,)),
-        grant(lease(3, "b", slot=1)), CapacityChanged(2, left=("n2",)), nodes("n2", epoch=3),
+        grant(lease(3, "b", slot=1)), CapacityChanged(2, left=("n2",)), nodes("n2", revision=3),
         grant(lease(9, "b", "n2"), lease(7, "b", "n2", 1)),
         CapacityChanged(4, notices=(Notice("n1", 9.0, "rebalance"),)), Ended((1,)), grant(lease(10)), decision(),
     )  # fmt: skip
@@ -39,7 +39,7 @@ def test_nothing_is_said_of_a_clean_ledger() -> None:
         ((grant(lease(1), lease(2, "b")),), "allocated twice"),
         ((grant(lease(1)), Recalled((1,), 3.0), grant(lease(2, "b"))), "allocated twice"),
         (
-            (grant(lease(1)), CapacityChanged(2, left=("n1",)), nodes("n1", epoch=3), grant(lease(2))),
+            (grant(lease(1)), CapacityChanged(2, left=("n1",)), nodes("n1", revision=3), grant(lease(2))),
             "allocated twice",
         ),
         ((CapacityChanged(2, left=("n1",)), grant(lease(1))), "node 'n1' has left"),

@@ -106,7 +106,7 @@ def test_the_format_of_today_is_read_for_ever() -> None:
     kept: dict[str, tuple[str, Change]] = {
         "leader-elected": ('{"token":2,"holder":"h"}', LoopBegan(2, "h")),
         "capacity-changed": (
-            '{"epoch":1,"nodes":[{"id":"n","cores":4,"memory":8.0,"gpus":2}],'
+            '{"revision":1,"nodes":[{"id":"n","cores":4,"memory":8.0,"gpus":2}],'
             '"notices":[{"node_id":"n","deadline":9.5}],"hazard":0.5}',
             CapacityChanged(1, (Node("n", 4, 8.0, gpus=2),), notices=(Notice("n", 9.5),), hazard=0.5),
         ),
@@ -116,7 +116,7 @@ def test_the_format_of_today_is_read_for_ever() -> None:
         ),
         "app-phase-changed": ('{"app":"a","phase":"lost"}', AppMoved("a", "lost")),
         "lease-granted": (
-            '{"leases":[{"number":1,"app":"a","node":"n","slot":0,"since":1.0,"until":2.0,"epoch":1}]}',
+            '{"leases":[{"number":1,"app":"a","node":"n","slot":0,"since":1.0,"until":2.0,"revision":1}]}',
             Granted((Lease(1, "a", "n", 0, 1.0, 2.0, 1),)),
         ),
         "lease-extended": ('{"leases":[1],"until":{"$float":"inf"}}', Extended((1,), math.inf)),
@@ -130,7 +130,8 @@ def test_the_format_of_today_is_read_for_ever() -> None:
     }
     assert set(kept) == set(CHANGES)
     for kind, (body, change) in kept.items():
-        assert codec.unpack(kind, 1, body) == change
+        assert codec.unpack(kind, codec.FORMAT, body) == change
+        assert codec.unpack(kind, 1, body.replace('"revision":', '"epoch":')) == change
         assert codec.pack(change).body == body
 
 

@@ -42,7 +42,7 @@ def filled(place: Place) -> Ledger:
     loop = ledger.lead("loop-1")
     loop.write([CapacityChanged(1, (node("n1"), node("n2", 1)), hazard=0.25, reason="first look")])
     loop.write(
-        [grant(lease(1), lease(2, slot=1), lease(3, "b", "n2")), decision(app="a", epoch=1, seconds=0.2)]
+        [grant(lease(1), lease(2, slot=1), lease(3, "b", "n2")), decision(app="a", revision=1, seconds=0.2)]
     )
     ledger.clock.time += 30  # type: ignore[attr-defined]
     loop.write([Extended((1, 2), 1_000_200.0, "goes on"), Recalled((3,), 1_000_050.0, "n2 leaves")])
@@ -98,7 +98,7 @@ def test_what_was_written_is_what_a_new_process_reads(place: Place) -> None:
     assert state.leases[1].until == 1_000_200.0
     assert set(state.nodes) == {"n1", "n3"}
     assert state.notices == {}
-    assert (state.token, state.holder, state.epoch) == (1, "loop-1", 3)
+    assert (state.token, state.holder, state.revision) == (1, "loop-1", 3)
 
 
 def test_a_state_that_was_returned_never_changes(place: Place) -> None:
@@ -241,13 +241,13 @@ def test_who_resigns_makes_room_at_once_and_writes_no_more(place: Place) -> None
     with ledger.lead("one") as loop:
         loop.write([nodes("n1")])
     with pytest.raises(StaleLoopError, match="has resigned"):
-        loop.write([nodes("n2", epoch=2)])
+        loop.write([nodes("n2", revision=2)])
     with pytest.raises(StaleLoopError, match="has resigned"):
         loop.renew()
     other = place.open().lead("two")
     loop.resign()  # again, and too late: it takes nothing from the new one
     other.renew()
-    other.write([nodes("n2", epoch=2)])
+    other.write([nodes("n2", revision=2)])
 
 
 def test_a_loop_takes_over_from_itself_and_from_others_when_told(place: Place) -> None:

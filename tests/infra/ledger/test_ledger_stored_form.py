@@ -33,7 +33,7 @@ STORED = [
     (STATE, '{"number":7,"at":2.5,"nodes":{"n":{"id":"n","cores":4,"memory":8.0,"gpus":2}},"notices":{"n":'
     '{"node_id":"n","deadline":{"$float":"inf"}}},"apps":{"a":{"spec":{"id":"a","kind":"training","budget":2.0},'
     '"entered":1.0,"number":1,"ended":3.0}},"leases":[[1,{"number":1,"app":"a","node":"n","slot":0,"since":1.0,'
-    '"until":2.0,"epoch":1,"recalled":1.5}]],"booked":[[["n",0],1]],"teams":{"t":{"$float":"-inf"}},'
+    '"until":2.0,"revision":1,"recalled":1.5}]],"booked":[[["n",0],1]],"teams":{"t":{"$float":"-inf"}},'
     '"pipelines":{"p":0.5}}'),
     (REPORT, '{"at":1.0,"holds":[1,2],"progress":0.5,"job":{"k":[{"$float":"inf"},{"x\\ufffdy":[1,null,true]}],'
     '"3":"\\ufffd"},"trials":[{"lr":0.1}],"message":"d\\u00e9j\\u00e0"}'),
@@ -45,4 +45,5 @@ def test_a_value_is_stored_as_ever_and_what_was_stored_is_read(value: Any, store
     assert codec.dump(value) == codec.dump_known(value) == stored
     again = codec.load(type(value), codec.FORMAT, stored)
     assert codec.dump(again) == stored
+    assert codec.load(type(value), 1, stored.replace('"revision":', '"epoch":')) == again
     assert value != STATE or again == value

@@ -42,20 +42,20 @@ def test_the_first_nodes_come_and_capacity_has_all_of_them(make):
         ("gpu-2", 2, 2, 0.36, "g.small", "here"),
         ("sql-1", 0, 1, 0.0, "local", ""),
     ]
-    assert capacity.epoch == quick.fleet.observe().epoch
+    assert capacity.revision == quick.fleet.observe().revision
     assert [pool.name for pool in quick.fleet.observe().pools] == ["gpu", "sql"]
 
 
-def test_the_epoch_of_two_handles_is_one_and_grows_at_changes_only(make):
+def test_the_revision_of_two_handles_is_one_and_grows_at_changes_only(make):
     quick = make(GPU)
     quick.until(lambda book: len(there(book)) == 2)
-    other, first = quick.again(), quick.fleet.capacity().epoch
+    other, first = quick.again(), quick.fleet.capacity().revision
     time.sleep(0.1)  # in which the keeper looks several times
-    assert quick.fleet.capacity().epoch == other.capacity().epoch == first
+    assert quick.fleet.capacity().revision == other.capacity().revision == first
     other.kill("gpu-1")
-    assert quick.fleet.capacity().epoch > first
+    assert quick.fleet.capacity().revision > first
     quick.until(lambda book: there(book) == ["gpu-2", "gpu-3"])
-    assert quick.fleet.capacity().epoch == first + 2
+    assert quick.fleet.capacity().revision == first + 2
 
 
 def test_a_noticed_node_is_told_replaced_and_gone_at_its_deadline(make):
@@ -115,7 +115,7 @@ def test_starts_that_fail_are_tried_again_later_and_the_reason_is_told(make):
     assert quick.fleet.observe().pools[0].short_why == "no disk"
     assert quick.fleet.book.plans["gpu"].again > quick.clock.now()
     quick.room.broken = ""
-    quick.fleet.apply(Target("gpu", 1, quick.fleet.observe().epoch, "again"))  # which does not wait
+    quick.fleet.apply(Target("gpu", 1, quick.fleet.observe().revision, "again"))  # which does not wait
     book = quick.until(lambda book: len(there(book)) == 1)
     assert (book.plans["gpu"].tries, quick.fleet.problems()) == (0, [])
 
@@ -136,11 +136,11 @@ def test_a_node_that_arrives_too_late_for_the_plan_is_not_seen_at_all(make):
     quick.room.gate.clear()
     quick.fleet.add("gpu", 2)
     quick.until(lambda book: len(quick.room.started) == 2)
-    epoch = quick.fleet.observe().epoch
+    revision = quick.fleet.observe().revision
     quick.fleet.add("gpu", -2)
     quick.room.gate.set()
     quick.until(lambda book: not book.nodes)
-    assert (quick.fleet.observe().epoch, quick.room.up) == (epoch, set())
+    assert (quick.fleet.observe().revision, quick.room.up) == (revision, set())
 
 
 def test_an_end_that_a_crash_cut_off_is_carried_out_by_the_keeper(make):
@@ -171,7 +171,7 @@ def test_a_lost_keeper_is_told_in_a_dry_run_and_started_again(make):
 def test_down_leaves_what_must_not_be_used_twice_and_the_next_life_goes_on_from_there(make, tmp_path):
     quick = make(GPU)
     quick.until(lambda book: len(there(book)) == 2)
-    epoch = quick.fleet.observe().epoch
+    revision = quick.fleet.observe().revision
     quick.close()
     assert quick.room.up == set()
     for use in (quick.fleet.observe, quick.fleet.capacity, lambda: quick.fleet.kill("gpu-1")):
@@ -180,7 +180,7 @@ def test_down_leaves_what_must_not_be_used_twice_and_the_next_life_goes_on_from_
     quick.fleet.down()
     again = make(GPU)
     again.until(lambda book: there(book) == ["gpu-3", "gpu-4"])
-    assert again.fleet.observe().epoch > epoch
+    assert again.fleet.observe().revision > revision
     assert again.fleet.lost("gpu-1") == "the fleet was taken down"
 
 
@@ -200,8 +200,8 @@ def test_whoever_has_another_clock_is_told_deadlines_by_it(make):
     assert jumped.observe().notices == (Notice("gpu-1", pytest.approx(deadline, abs=0.2)),)
     assert here.capacity().notices == (Notice("gpu-1", pytest.approx(deadline - 3600.0, abs=0.2)),)
     assert {n.id: n.deadline for n in jumped.view()}["gpu-1"] == pytest.approx(deadline, abs=0.2)
-    epoch = here.take_notices([Notice("gpu-2", quick.clock.now() + 30.0)])
-    assert jumped.take_notices([Notice("gpu-2", clock.now() + 40.0)]) == epoch  # which is later
+    revision = here.take_notices([Notice("gpu-2", quick.clock.now() + 30.0)])
+    assert jumped.take_notices([Notice("gpu-2", clock.now() + 40.0)]) == revision  # which is later
     jumped.notice("gpu-1", 0.2)
     quick.until(lambda book: book.node("gpu-1") is None)
     quick.room.gate.clear()

@@ -173,12 +173,12 @@ def test_a_kill_takes_everything_of_the_node_and_nothing_of_others(fleet, run):
         of_other = [pid for one in fleet.left_over("two") for pid in one.pids]
         machine = fleet.book.node(node).process.pid
         assert len(alive([*here["pids"], *of_other, machine])) == 5
-        epoch = fleet.capacity().epoch
+        revision = fleet.capacity().revision
         fleet.kill(node)
         assert alive([*here["pids"], *of_other, machine]) == []
         assert alive(there["pids"]) == there["pids"]
         assert pool.lost(node) == "killed without notice"
-        assert fleet.capacity().epoch > epoch
+        assert fleet.capacity().revision > revision
         assert node not in {n.id for n in fleet.capacity().nodes}
         with pytest.raises(ClusterError, match=f"there is no node '{node}'"):
             pool.start(node, 1, Entry("x:1", "00" * 32, "run", node, "key2", "", ""))
@@ -328,7 +328,7 @@ def test_a_keeper_that_stands_still_loses_no_node_and_does_what_was_asked_meanwh
             os.kill(keeper, signal.SIGSTOP)
             eventually(lambda: psutil.Process(keeper).status() == "stopped")
         try:
-            fleet.apply(Target("gpu", 2, fleet.observe().epoch, "for a test"))
+            fleet.apply(Target("gpu", 2, fleet.observe().revision, "for a test"))
             assert len(two(fleet)) == 1
         finally:
             os.kill(keeper, signal.SIGCONT)

@@ -9,7 +9,7 @@ from ebbflow.planners.errors import OptionError
 def test_the_machine_is_one_node_that_never_changes() -> None:
     source = LocalCapacity()
     first, second = source.capacity(), source.capacity()
-    assert first.epoch == second.epoch == 1
+    assert first.revision == second.revision == 1
     assert first.same_nodes(second)
     (node,) = first.usable
     assert node.cores >= 1

@@ -109,15 +109,15 @@ def test_nodes_count_once_their_executor_is_there(watched: Watched) -> None:
     assert ids(capacity) == ["worker-1", "worker-2"]
     assert capacity.cores == 2
     assert all(0.1 < node.memory < 0.5 for node in capacity.nodes)
-    assert watched.watch.capacity().epoch == capacity.epoch
+    assert watched.watch.capacity().revision == capacity.revision
 
 
-def test_an_added_node_joins_with_a_new_epoch(watched: Watched) -> None:
+def test_an_added_node_joins_with_a_new_revision(watched: Watched) -> None:
     before = watched.watch.capacity()
     assert watched.cluster.add() == "worker-3"
     capacity = seen(watched.watch, lambda c: len(c.nodes) == 3)
     assert ids(capacity) == ["worker-1", "worker-2", "worker-3"]
-    assert capacity.epoch > before.epoch
+    assert capacity.revision > before.revision
     status = watched.cluster.status().nodes[2]
     assert status.cores_used == 1
 
@@ -128,7 +128,7 @@ def test_a_notice_is_seen_with_its_deadline_before_the_node_leaves(watched: Watc
     capacity = seen(watched.watch, lambda c: c.notices, 10)
     assert [(n.node_id, n.deadline) for n in capacity.notices] == [("worker-1", deadline)]
     assert [n.id for n in capacity.usable] == ["worker-2", "worker-3"]
-    assert (capacity.epoch, watched.watch.losses) == (before.epoch + 1, 1)
+    assert (capacity.revision, watched.watch.losses) == (before.revision + 1, 1)
 
 
 def test_a_killed_node_takes_its_executor_along_and_is_seen_at_once(watched: Watched) -> None:

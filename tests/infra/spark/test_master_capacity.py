@@ -50,10 +50,10 @@ def test_workers_of_one_host_are_one_node(master, source):
     assert [(n.id, n.cores, n.memory) for n in found.nodes] == [("h1", 3, 3.0), ("h2", 2, 2.0)]
 
 
-def test_the_epoch_grows_with_each_change_only(master, source):
-    assert [source.capacity().epoch for _ in range(3)] == [1, 1, 1]
+def test_the_revision_grows_with_each_change_only(master, source):
+    assert [source.capacity().revision for _ in range(3)] == [1, 1, 1]
     master.workers = (worker("h1"),)
-    assert (source.capacity().epoch, source.capacity().epoch) == (2, 2)
+    assert (source.capacity().revision, source.capacity().revision) == (2, 2)
 
 
 def test_a_decommissioned_worker_has_a_notice_whose_deadline_stands(master, source):

@@ -109,7 +109,7 @@ def test_only_executors_count_not_the_driver_nor_workers_without_one(world: Worl
     world.executors = [driver(), executor("0", ONE)]
     capacity = world.watch().capacity()
     assert ids(capacity) == ["worker-1"]
-    assert (capacity.epoch, capacity.cores) == (1, 1)
+    assert (capacity.revision, capacity.cores) == (1, 1)
     assert capacity.memory == pytest.approx(434031820 / 2**30, abs=1e-6)
 
 
@@ -125,14 +125,14 @@ def test_executors_of_one_host_are_one_node(world: World) -> None:
     assert [(n.id, n.cores, n.memory) for n in capacity.nodes] == [(ONE, 3, 3.0), (TWO, 1, 1.5)]
 
 
-def test_the_epoch_grows_at_changes_only(world: World) -> None:
+def test_the_revision_grows_at_changes_only(world: World) -> None:
     watch = world.watch()
-    epochs = []
+    revisions = []
     for present in ([], [], ["0"], ["0"], ["0", "1"], ["1"], ["1"]):
         world.executors = [driver(), *(executor(i, (ONE, TWO)[int(i)]) for i in present)]
         world.clock.sleep(1)
-        epochs.append(watch.capacity().epoch)
-    assert epochs == [1, 1, 2, 2, 3, 4, 4]
+        revisions.append(watch.capacity().revision)
+    assert revisions == [1, 1, 2, 2, 3, 4, 4]
 
 
 def test_a_death_that_only_the_master_knows_of_is_believed(world: World) -> None:
@@ -168,7 +168,7 @@ def test_a_decommissioned_worker_is_noticed_with_a_deadline_that_stays(world: Wo
     second = watch.capacity()
     assert first.notices == second.notices
     assert [(n.node_id, n.deadline) for n in first.notices] == [(ONE, 1120.0)]
-    assert second.epoch == 1
+    assert second.revision == 1
 
 
 def test_a_host_that_comes_back_is_noticed_with_a_deadline_of_its_own(world: World) -> None:
@@ -279,7 +279,7 @@ def test_an_executor_that_ends_on_a_living_worker_is_no_lost_node(world: World) 
     watch = world.watch()
     watch.capacity()
     world.executors = [executor("0", ONE)]
-    assert (watch.capacity().epoch, watch.losses) == (2, 0)
+    assert (watch.capacity().revision, watch.losses) == (2, 0)
     world.master = master(worker(ONE, "DEAD"), worker(TWO))
     assert (ids(watch.capacity()), watch.losses) == ([], 1)
 

@@ -112,7 +112,7 @@ class World:
         self.write(
             [
                 CapacityChanged(
-                    self.state.epoch + 1, came, left, tuple(n for n in kept if n.node_id not in gone)
+                    self.state.revision + 1, came, left, tuple(n for n in kept if n.node_id not in gone)
                 )
             ]
         )
@@ -325,8 +325,8 @@ def pool(
     return PoolState(name, size, size, nodes, max_nodes=most, **more)  # type: ignore[arg-type]
 
 
-def fleet_of(*pools: PoolState, epoch: int = 1, at: float = START) -> Fleet:
-    return Fleet(epoch, at, tuple(sorted(pools, key=lambda p: p.name)))
+def fleet_of(*pools: PoolState, revision: int = 1, at: float = START) -> Fleet:
+    return Fleet(revision, at, tuple(sorted(pools, key=lambda p: p.name)))
 
 
 def applied(fleet: Fleet, target: Target) -> Fleet:

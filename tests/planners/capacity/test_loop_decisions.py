@@ -46,7 +46,7 @@ class Vague:
         return Decision({one.id: Grant((), reason=reason) for one in view.apps}, **rest)
 
 
-def test_an_app_that_arrives_gets_leases_at_once_with_price_epoch_and_reason():
+def test_an_app_that_arrives_gets_leases_at_once_with_price_revision_and_reason():
     world = World(RIGID, [node("n1", 4, price=2.0)])
     world.enter(app("a", 3))
     cycle = world.step()
@@ -56,7 +56,7 @@ def test_an_app_that_arrives_gets_leases_at_once_with_price_epoch_and_reason():
         (2, "n1", 1, "a"),
         (3, "n1", 2, "a"),
     ]
-    assert {(x.price, x.epoch, x.until) for x in granted[0].leases} == {(0.5, 1, world.now + 60)}
+    assert {(x.price, x.revision, x.until) for x in granted[0].leases} == {(0.5, 1, world.now + 60)}
     assert cycle.auction
     decided = next(change for change in cycle.changes if isinstance(change, Decided))
     assert decided.kind == "auction"

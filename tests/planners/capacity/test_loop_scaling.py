@@ -63,9 +63,9 @@ class Rented(World):
             )
             for p in self.fleet.pools
         )
-        self.fleet = replace(self.fleet, pools=pools, epoch=self.fleet.epoch + 1)
+        self.fleet = replace(self.fleet, pools=pools, revision=self.fleet.revision + 1)
         left = tuple(sorted(id_ for id_ in gone if id_ in self.state.nodes))
-        self.write([CapacityChanged(self.state.epoch + 1, tuple(n for _, n in came), left)])
+        self.write([CapacityChanged(self.state.revision + 1, tuple(n for _, n in came), left)])
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -360,4 +360,4 @@ def test_what_becomes_of_a_pool_is_said_as_people_say_it(target, said):
     values = {"drain": ("n0",), **target}
     if "n1" in values["drain"]:
         values["drain"] = ("n0", "n1")
-    assert becomes(there, Target("gpu", epoch=1, reason="", **values)) == said
+    assert becomes(there, Target("gpu", revision=1, reason="", **values)) == said

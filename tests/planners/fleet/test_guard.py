@@ -1,4 +1,4 @@
-"""What no target may break: money, floors and ceilings, quotas, last copies, deadlines, epochs and steps."""
+"""What no target may break: money, floors and ceilings, quotas, last copies, deadlines, revisions and steps."""
 
 from dataclasses import replace
 from math import inf
@@ -29,12 +29,12 @@ def pool(name: str = "etl", count: int = 4, **options: Any) -> PoolState:
     )
 
 
-def fleet(*pools: PoolState, notices: tuple[Notice, ...] = (), epoch: int = 7) -> Fleet:
-    return Fleet(epoch, 1000.0, tuple(sorted(pools or (pool(),), key=lambda one: one.name)), notices)
+def fleet(*pools: PoolState, notices: tuple[Notice, ...] = (), revision: int = 7) -> Fleet:
+    return Fleet(revision, 1000.0, tuple(sorted(pools or (pool(),), key=lambda one: one.name)), notices)
 
 
 def want(nodes: int, name: str = "etl", **options: Any) -> Target:
-    return Target(name, nodes, options.pop("epoch", 7), "wanted", **options)
+    return Target(name, nodes, options.pop("revision", 7), "wanted", **options)
 
 
 def passed(verdict: GuardResult) -> Target:
@@ -53,8 +53,8 @@ def size(verdict: GuardResult) -> tuple[int, int, tuple[str, ...]]:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        (want(5, epoch=6), "decided for revision 6; the fleet is at revision 7"),
-        (want(5, epoch=8), "decided for revision 8; the fleet is at revision 7"),
+        (want(5, revision=6), "decided for revision 6; the fleet is at revision 7"),
+        (want(5, revision=8), "decided for revision 8; the fleet is at revision 7"),
         (want(5, "cpu"), "no pool 'cpu'; pools: etl"),
         (want(-1), "got 0 on-demand of -1 nodes"),
         (want(2, on_demand=3), "got 3 on-demand of 2 nodes"),

@@ -45,7 +45,7 @@ def asked(request: GangRequest = RUN, where: Fleet | None = None, **limits: Any)
 # --- worked examples ---------------------------------------------------------------------------------------------
 
 
-def test_what_breaks_no_limit_passes_for_the_epoch_it_was_decided_for() -> None:
+def test_what_breaks_no_limit_passes_for_the_revision_it_was_decided_for() -> None:
     assert asked() == GangVerdict(GangTarget(RUN, 7, "asked for", (("etl", 4), ("gpu", 2))))
 
 
@@ -346,7 +346,7 @@ def test_a_refusal_names_the_limit_and_a_larger_gang_is_refused_as_well(
     request, where, limits, options = case
     refused = check_gang(request, where, limits, **options)
     if refused.target is not None:
-        assert refused == GangVerdict(replace(refused.target, request=request, epoch=where.epoch))
+        assert refused == GangVerdict(replace(refused.target, request=request, revision=where.revision))
         return
     assert len(refused.reasons) == 1
     numbers = [limits.dollars_per_hour, limits.dollars_per_run, limits.nodes, limits.grow]

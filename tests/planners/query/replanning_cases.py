@@ -46,8 +46,8 @@ def plan(name: str, *stages: Stage) -> QueryExecutionPlan:
     return QueryExecutionPlan(name, stages)
 
 
-def share(cores: float, memory: float = 64, *, nodes: int = 1, epoch: int = 0) -> Share:
-    return Share.uniform(cores, memory, nodes, epoch)
+def share(cores: float, memory: float = 64, *, nodes: int = 1, revision: int = 0) -> Share:
+    return Share.uniform(cores, memory, nodes, revision)
 
 
 def output(fp: str) -> StageOutput:
@@ -82,8 +82,8 @@ quarters = st.integers(1, 24).map(lambda n: n / 4)
 
 
 @st.composite
-def shares(draw: st.DrawFn, epoch: int = 0) -> Share:
-    return share(draw(st.sampled_from([2, 4, 8])), draw(st.sampled_from([8, 16])), epoch=epoch)
+def shares(draw: st.DrawFn, revision: int = 0) -> Share:
+    return share(draw(st.sampled_from([2, 4, 8])), draw(st.sampled_from([8, 16])), revision=revision)
 
 
 @st.composite

@@ -89,7 +89,7 @@ class ScriptedLoop:
                     slot,
                     now,
                     now + seconds,
-                    state.epoch,
+                    state.revision,
                     self._nodes[node].price / self._nodes[node].gpus,
                 )
                 for place, (node, slot) in enumerate(slots, 1)
@@ -112,7 +112,7 @@ class ScriptedLoop:
         with self._lock:
             state = self.state
             numbers = tuple(n for n, lease in state.leases.items() if lease.node == node)
-            changes: list[Change] = [CapacityChanged(state.epoch + 1, left=(node,))]
+            changes: list[Change] = [CapacityChanged(state.revision + 1, left=(node,))]
             changes += [Ended(numbers, "gone")] if numbers else []
             self._patiently(lambda: self._leadership.write(changes))
 

@@ -35,10 +35,10 @@ class Source:
     def __init__(self, **gpus: int) -> None:
         self.nodes = {name: Node(name, 4, 8.0, gpus=count, price=1.0) for name, count in gpus.items()}
         self.notices: tuple[Notice, ...] = ()
-        self.epoch = 1
+        self.revision = 1
 
     def capacity(self) -> Capacity:
-        return Capacity(self.epoch, tuple(node for _, node in sorted(self.nodes.items())), self.notices)
+        return Capacity(self.revision, tuple(node for _, node in sorted(self.nodes.items())), self.notices)
 
 
 class World:

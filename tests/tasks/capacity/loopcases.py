@@ -61,7 +61,7 @@ class FakeSource:
         self._lock = threading.Lock()
         self._there = {one.id: one for one in there}
         self._notices: dict[str, Notice] = {}
-        self._epoch = 1
+        self._revision = 1
         self.broken: Exception | None = None
         self.looks = 0
 
@@ -72,24 +72,24 @@ class FakeSource:
                 raise self.broken
             there = tuple(self._there[name] for name in sorted(self._there))
             notices = tuple(self._notices[name] for name in sorted(self._notices) if name in self._there)
-            return Capacity(self._epoch, there, notices, self._clock.now())
+            return Capacity(self._revision, there, notices, self._clock.now())
 
     def add(self, *some: Node) -> None:
         with self._lock:
             self._there |= {one.id: one for one in some}
-            self._epoch += 1
+            self._revision += 1
 
     def take(self, *names: str) -> None:
         with self._lock:
             for name in names:
                 self._there.pop(name, None)
                 self._notices.pop(name, None)
-            self._epoch += 1
+            self._revision += 1
 
     def notice(self, name: str, seconds: float) -> None:
         with self._lock:
             self._notices[name] = Notice(name, self._clock.now() + seconds)
-            self._epoch += 1
+            self._revision += 1
 
 
 @dataclass

@@ -20,14 +20,14 @@ class FileSource:
 
     def __init__(self, path: Path) -> None:
         self._path, self._clock = path, SystemClock()
-        self._epoch, self._last = 0, None
+        self._revision, self._last = 0, None
 
     def capacity(self) -> Capacity:
         there = json.loads(self._path.read_text())
         if there != self._last:
-            self._epoch, self._last = self._epoch + 1, there
+            self._revision, self._last = self._revision + 1, there
         found = tuple(node(name, gpus) for name, gpus in sorted(there))
-        return Capacity(self._epoch, found, (), self._clock.now())
+        return Capacity(self._revision, found, (), self._clock.now())
 
 
 def write(path: Path, content: object) -> None:

@@ -298,7 +298,7 @@ def test_a_decision_for_nodes_that_have_left_meanwhile_is_dropped_once(world, mo
     real, calls = loop_module.decide, []
 
     def slow(situation, *given):
-        calls.append(situation.state.epoch)
+        calls.append(situation.state.revision)
         if len(calls) < 3:  # while it is decided, a node leaves that the decision counts on
             world.source.take(f"n{len(calls) - 1}")
             world.loop._watch._capacity.look()
@@ -349,7 +349,7 @@ class Fleet:
 
         seen = self.fleet.observe()
         there = sorted((one for pool in seen.pools for one in pool.nodes), key=lambda one: one.id)
-        return Capacity(seen.epoch, tuple(there), seen.notices, seen.at)
+        return Capacity(seen.revision, tuple(there), seen.notices, seen.at)
 
     def rented(self):
         offer = Offer("g5", "z", "spot", 0.5, 8, 32.0, 2)

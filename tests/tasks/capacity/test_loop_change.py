@@ -18,10 +18,10 @@ NODES = st.dictionaries(
 NOTICES = st.dictionaries(NAMES, st.tuples(st.floats(0, 1e4), st.sampled_from(["interruption", "rebalance"])))
 
 
-def seen(there, notices=None, hazard=0.0, epoch=1):
+def seen(there, notices=None, hazard=0.0, revision=1):
     found = tuple(replace(node(name, gpus), price=price) for name, (gpus, price) in sorted(there.items()))
     told = tuple(Notice(name, at, kind) for name, (at, kind) in sorted((notices or {}).items()))
-    return Capacity(epoch, found, told, 5.0, hazard)
+    return Capacity(revision, found, told, 5.0, hazard)
 
 
 def written(state, capacity):
@@ -35,14 +35,14 @@ def test_the_first_look_brings_all_nodes():
     found = written(state := State(), seen({"n0": (2, 1.0), "n1": (1, 1.0)}))
     assert isinstance(found, CapacityChanged)
     assert [one.id for one in found.nodes] == ["n0", "n1"]
-    assert found.epoch == state.epoch == 1
+    assert found.revision == state.revision == 1
     assert "arrived: n0, n1" in found.reason
 
 
 def test_the_same_again_is_no_news():
     state = State()
     written(state, seen({"n0": (2, 1.0)}))
-    assert change(state, seen({"n0": (2, 1.0)}, epoch=77)) is None  # a source counts epochs of its own
+    assert change(state, seen({"n0": (2, 1.0)}, revision=77)) is None  # a source counts revisions of its own
 
 
 def test_only_what_differs_is_written():
@@ -105,9 +105,9 @@ def test_written_changes_lead_to_what_was_seen(looks):
     state = State()
     for there, notices, hazard in looks:
         capacity = seen(there, notices, hazard)
-        before = state.epoch
+        before = state.revision
         found = written(state, capacity)
-        assert state.epoch == before + (found is not None)
+        assert state.revision == before + (found is not None)
         assert change(state, capacity) is None  # nothing is left to say
         ledgers, usable = known(state), {one.id for one in capacity.usable}
         assert {one.id for one in ledgers.nodes} == set(there)

@@ -65,7 +65,7 @@ def test_hands_without_threads_do_it_at_once():
     hands.evict("a", "n1", "late")
     assert fleet.calls == [3, ("n1",)]
     first, second, third = hands.done()
-    assert (first.applied.epoch, second.what, third) == (
+    assert (first.applied.revision, second.what, third) == (
         1,
         "end n1, drained",
         EvictionResult("a", "n1", True, "late"),

@@ -38,8 +38,8 @@ def pool(*nodes: Node, planned: int | None = None, **more) -> PoolState:
 class Control:
     """A ``FleetControl`` that shows one fleet and remembers what it was asked."""
 
-    def __init__(self, *pools: PoolState, notices: tuple[Notice, ...] = (), epoch: int = 7) -> None:
-        self.fleet = Fleet(epoch, NOW, pools, notices)
+    def __init__(self, *pools: PoolState, notices: tuple[Notice, ...] = (), revision: int = 7) -> None:
+        self.fleet = Fleet(revision, NOW, pools, notices)
         self.targets: list[tuple[Target, bool]] = []
 
     def observe(self) -> Fleet:
@@ -47,7 +47,9 @@ class Control:
 
     def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
         self.targets.append((target, dry_run))
-        return ApplyResult(self.fleet.epoch, (ProviderCall("size", target.pool, target.nodes),), (), dry_run)
+        return ApplyResult(
+            self.fleet.revision, (ProviderCall("size", target.pool, target.nodes),), (), dry_run
+        )
 
 
 class Market:
@@ -145,7 +147,7 @@ def test_the_guard_counts_new_nodes_at_the_dearest_spot_and_the_cheapest_on_dema
 def test_what_the_guard_refuses_is_not_applied() -> None:
     control = Control(pool(node("a")))
     seen = observe(control, Market())
-    stale = replace(wish(seen, "etl", 2, "more"), epoch=6)
+    stale = replace(wish(seen, "etl", 2, "more"), revision=6)
     done = act(control, guard(seen, stale, FleetRules()))
     assert control.targets == []
     assert done.refused[0].of == "guard"
@@ -154,9 +156,9 @@ def test_what_the_guard_refuses_is_not_applied() -> None:
     assert [dry for _, dry in control.targets] == [True]
 
 
-def test_two_verdicts_are_the_same_choice_whatever_the_epoch() -> None:
-    first = observe(Control(pool(node("a")), epoch=7), Market())
-    later = observe(Control(pool(node("a")), epoch=9), Market())
+def test_two_verdicts_are_the_same_choice_whatever_the_revision() -> None:
+    first = observe(Control(pool(node("a")), revision=7), Market())
+    later = observe(Control(pool(node("a")), revision=9), Market())
     one, two, other = (
         guard(seen, wish(seen, "etl", count, f"{count}"), FleetRules())
         for seen, count in ((first, 2), (later, 2), (later, 3))

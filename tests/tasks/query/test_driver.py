@@ -145,7 +145,7 @@ def test_a_real_change_of_capacity_is_weighed_by_the_real_replanner(ride: Ride, 
     driver = ride.drive(engine)
     told = ride.listener.decisions
     assert [d.trigger for d in told][:1] == ["the query begins"]
-    assert any(d.trigger == "arrived: n2" and d.epoch == 2 and d.estimates for d in told)
+    assert any(d.trigger == "arrived: n2" and d.revision == 2 and d.estimates for d in told)
     assert right(ride, driver)
 
 
@@ -413,7 +413,7 @@ def test_without_capacity_nothing_starts_until_some_comes(ride: Ride, engine: Sc
     assert right(ride, driver)
 
 
-def test_a_share_of_an_older_epoch_is_recorded_but_changes_nothing(ride: Ride, engine: Scripted) -> None:
+def test_a_share_of_an_older_revision_is_recorded_but_changes_nothing(ride: Ride, engine: Scripted) -> None:
     _when_ended(ride, SHARED, lambda: ride.tell(capacity(1, nodes=0), "out of order"))
     driver = ride.drive(engine, first=capacity(5))
     assert "out of order" not in [d.trigger for d in ride.listener.decisions]

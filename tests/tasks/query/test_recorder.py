@@ -32,7 +32,7 @@ def _book(heard: Recorder) -> RunRecorder:
 
 def run() -> StageRun:
     seen = StageProgress(9, 3, 2)
-    return StageRun(AB, "ab-1", STARTED + 5.0, epoch=1, cores=4.0, hazard=0.0, progress=seen)
+    return StageRun(AB, "ab-1", STARTED + 5.0, revision=1, cores=4.0, hazard=0.0, progress=seen)
 
 
 def test_a_completed_stage_is_reported_with_what_the_engine_has_counted(

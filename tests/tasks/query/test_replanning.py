@@ -22,8 +22,8 @@ class Clock(SystemClock):
         return self.time
 
 
-def seen(epoch: int) -> Capacity:
-    return Capacity(epoch, tuple(Node(f"n{i}", 2, 8.0) for i in range(3)))
+def seen(revision: int) -> Capacity:
+    return Capacity(revision, tuple(Node(f"n{i}", 2, 8.0) for i in range(3)))
 
 
 def test_a_slow_machine_stays_slow_at_every_change_of_capacity(tpch: str, tmp_path: Path) -> None:

@@ -42,10 +42,10 @@ def test_the_json_has_the_documented_keys():
     }
     assert wanted <= data.keys()
     assert [(s["from"], s["to"]) for s in data["switches"]] == [("p1", "p2"), ("p2", "p1")]
-    assert {"at", "epoch", "reason", "estimates"} <= data["switches"][0].keys()
+    assert {"at", "revision", "reason", "estimates"} <= data["switches"][0].keys()
     assert {"kind", "trigger", "current", "chosen", "planner_seconds"} <= data["decisions"][0].keys()
     assert {"name", "fingerprint", "rows", "bytes", "seconds", "status"} <= data["stages"][0].keys()
-    assert {"at", "epoch", "cores", "memory", "nodes", "change"} <= data["capacity"][0].keys()
+    assert {"at", "revision", "cores", "memory", "nodes", "change"} <= data["capacity"][0].keys()
 
 
 def test_infinite_estimates_are_null_in_json_and_infinite_again_after_reading():
@@ -87,6 +87,7 @@ def test_any_stage_survives_the_way_through_json(stages):
         '{"format": 99}',
         '{"format": 1}',
         '{"format": 2}',
+        '{"format": 3}',
         '{"format": 1.0}',
         '{"format": []}',
         "null",
@@ -112,7 +113,15 @@ def test_a_value_of_the_wrong_type_is_refused(key, value):
 def test_a_report_of_format_1_is_read(make):
     data = json.loads(make().to_json())
     older = {{"planner": "policy", "name": "title"}.get(key, key): value for key, value in data.items()}
-    assert QueryReport.from_json(json.dumps({**older, "format": 1})) == make()
+    text = json.dumps({**older, "format": 1}).replace('"revision":', '"epoch":')
+    assert QueryReport.from_json(text) == make()
+
+
+@pytest.mark.parametrize("make", EVERY)
+def test_a_report_of_format_2_is_read(make):
+    data = json.loads(make().to_json())
+    text = json.dumps({**data, "format": 2}).replace('"revision":', '"epoch":')
+    assert QueryReport.from_json(text) == make()
 
 
 def test_an_unknown_status_is_refused_and_an_unknown_key_ignored():
@@ -153,7 +162,7 @@ def test_switches_are_the_decisions_that_switched():
 def test_a_decision_is_reported_relative_to_the_start():
     decision = ReplanDecision("stay", 3, STARTED + 4.5, "a", "a", "too little", "left: n", (), 0.01)
     shown = DecisionReport.of(decision, STARTED)
-    assert (shown.at, shown.epoch, shown.kind, shown.planner_seconds) == (4.5, 3, "stay", 0.01)
+    assert (shown.at, shown.revision, shown.kind, shown.planner_seconds) == (4.5, 3, "stay", 0.01)
 
 
 def test_capacity_is_reported_with_what_changed():

@@ -75,15 +75,15 @@ class Registry:
 
 class Nodes:
     def __init__(self, *cores: int) -> None:
-        self.epoch = 0
+        self.revision = 0
         self.set(*cores)
 
     def set(self, *cores: int) -> None:
-        self.epoch += 1
+        self.revision += 1
         self.nodes = tuple(Node(f"n{i}", n, 2.0 * n, host=f"n{i}") for i, n in enumerate(cores))
 
     def capacity(self) -> Capacity:
-        return Capacity(self.epoch, self.nodes, slot=Resources(1.0, 2.0))
+        return Capacity(self.revision, self.nodes, slot=Resources(1.0, 2.0))
 
 
 class Cluster:
@@ -120,20 +120,20 @@ def test_a_query_alone_has_everything_and_is_held_to_nothing() -> None:
     assert Share.of(alone).total == Resources(3.0, 6.0)
 
 
-def test_every_arrival_and_departure_is_a_change_of_capacity_with_an_epoch_of_its_own() -> None:
+def test_every_arrival_and_departure_is_a_change_of_capacity_with_a_revision_of_its_own() -> None:
     cluster = Cluster(2, 2, 2)
     a = cluster.arrive("a")
     first = a.capacity()
     b = cluster.arrive("b", weight=2.0)
     second = a.capacity()
     assert not second.same_nodes(first)
-    assert second.epoch == first.epoch + 1
+    assert second.revision == first.revision + 1
     assert str(CapacityDiff.between(first, second)) == "2 queries share the cluster: 6 -> 2 cores"
     assert told(b) == (4.0, 2)
     c = cluster.arrive("c", weight=3.0)
     assert [told(q) for q in (a, b, c)] == [(1.0, 3), (2.0, 3), (3.0, 3)]
     assert cluster.held == {"a": 1.0, "b": 2.0, "c": 3.0}
-    assert a.capacity().epoch == a.capacity().epoch
+    assert a.capacity().revision == a.capacity().revision
     c.leave()
     assert [told(q) for q in (a, b)] == [(2.0, 2), (4.0, 2)]
     before = a.capacity()
@@ -151,7 +151,7 @@ def test_a_share_follows_the_nodes() -> None:
     cluster.nodes.set(1, 1)
     after = a.capacity()
     assert [told(q) for q in (a, b)] == [(1.0, 2), (1.0, 2)]
-    assert after.epoch > before.epoch
+    assert after.revision > before.revision
     assert str(CapacityDiff.between(before, after)) == (
         "left: n2, n3; 2 queries share the cluster: 2 -> 1 cores"
     )

@@ -404,7 +404,7 @@ def test_a_gang_of_an_unknown_pool(open_fleet):
 # --- the guard --------------------------------------------------------------------------------------------------
 
 
-def test_a_gang_that_was_decided_for_an_old_epoch_is_not_started(open_fleet, lab):
+def test_a_gang_that_was_decided_for_an_old_revision_is_not_started(open_fleet, lab):
     control = open_fleet()
     passed, other = let(control), let(control, replace(RUN, name="run-2"))
     first = control.gangs.start(passed)
@@ -415,7 +415,7 @@ def test_a_gang_that_was_decided_for_an_old_epoch_is_not_started(open_fleet, lab
     assert "decided for revision" in refused.refused
     assert control.gangs.start(other, dry_run=True).refused == refused.refused
     assert control.gangs.start(passed).nodes == first.nodes  # held: nothing is asked
-    stale = control.apply(Target("gpu", 2, other.epoch, "decided beside it"))
+    stale = control.apply(Target("gpu", 2, other.revision, "decided beside it"))
     assert stale.asked == ()
     assert "revision" in stale.refused[0].why
     assert len(lab.account.calls("CreateFleet")) == 1
@@ -424,7 +424,7 @@ def test_a_gang_that_was_decided_for_an_old_epoch_is_not_started(open_fleet, lab
 def test_a_gang_is_not_started_beside_a_pool_that_was_let_grow_since(open_fleet, lab):
     control = open_fleet()
     passed = let(control)
-    control.apply(Target("gpu", 3, control.observe().epoch, "more"))
+    control.apply(Target("gpu", 3, control.observe().revision, "more"))
     assert "gpu may have more nodes than when it was decided" in control.gangs.start(passed).refused
     assert lab.account.calls("CreateFleet") == []
     assert len(start(control).nodes) == 4

@@ -150,8 +150,8 @@ def _pool(fleet):
 
 
 def _apply(world, nodes, drain=(), **options):
-    epoch = world.fleet.observe().epoch
-    return world.fleet.apply(Target(POOL, nodes, epoch, "a test wants it", drain=tuple(drain)), **options)
+    revision = world.fleet.observe().revision
+    return world.fleet.apply(Target(POOL, nodes, revision, "a test wants it", drain=tuple(drain)), **options)
 
 
 def _grown(world, nodes):
@@ -170,24 +170,24 @@ def test_planned_nodes_are_requested_at_once_and_observed_when_they_have_arrived
     before = world.fleet.observe()
     world.wet()
     after = world.settle(4)
-    assert after.epoch > before.epoch
+    assert after.revision > before.revision
     (pool,) = after.pools
     assert [n.id for n in pool.nodes] == sorted(n.id for n in pool.nodes)
     assert {(n.market, n.cores) for n in pool.nodes} == {("spot", 2)}
     assert pool.short_since is None
 
 
-def test_an_epoch_is_the_same_as_long_as_nodes_and_notices_are(world):
+def test_a_revision_is_the_same_as_long_as_nodes_and_notices_are(world):
     first = _grown(world, 3)
     again = world.fleet.observe()
-    assert again.epoch == first.epoch
+    assert again.revision == first.revision
     assert again.pools[0].nodes == first.pools[0].nodes
     world.lose(1)
-    assert world.fleet.observe().epoch > first.epoch
+    assert world.fleet.observe().revision > first.revision
 
 
-def test_a_target_for_an_old_epoch_is_dropped(world):
-    old = world.fleet.observe().epoch
+def test_a_target_for_an_old_revision_is_dropped(world):
+    old = world.fleet.observe().revision
     _grown(world, 3)
     applied = world.fleet.apply(Target(POOL, 9, old, "too late"))
     assert applied.asked == ()
@@ -204,7 +204,7 @@ def test_a_size_outside_the_pools_limits_is_moved_to_them_and_said_so(world):
 
 def test_an_unknown_pool_is_an_error(world):
     with pytest.raises(OptionError, match="nowhere"):
-        world.fleet.apply(Target("nowhere", 1, world.fleet.observe().epoch, "a test wants it"))
+        world.fleet.apply(Target("nowhere", 1, world.fleet.observe().revision, "a test wants it"))
 
 
 def test_a_smaller_target_ends_nothing_and_named_nodes_leave_when_they_are_ended(world):
@@ -267,20 +267,20 @@ def test_a_lost_node_is_replaced(world):
     assert pool.planned == 4
 
 
-def test_a_notice_makes_an_epoch_and_the_firmest_and_then_the_earliest_counts(world):
+def test_a_notice_makes_a_revision_and_the_firmest_and_then_the_earliest_counts(world):
     first = _grown(world, 2)
     node = first.pools[0].nodes[0].id
     advice = Notice(node, world.now() + 60, "rebalance")
     firm, earlier = Notice(node, world.now() + 120), Notice(node, world.now() + 90)
-    epoch = world.fleet.take_notices([advice])
-    assert epoch > first.epoch
-    assert world.fleet.take_notices([advice]) == epoch
-    epoch = world.fleet.take_notices([firm])
-    assert world.fleet.take_notices([advice, firm]) == epoch
-    epoch = world.fleet.take_notices([earlier])
+    revision = world.fleet.take_notices([advice])
+    assert revision > first.revision
+    assert world.fleet.take_notices([advice]) == revision
+    revision = world.fleet.take_notices([firm])
+    assert world.fleet.take_notices([advice, firm]) == revision
+    revision = world.fleet.take_notices([earlier])
     seen = world.fleet.observe()
-    assert (seen.epoch, seen.notices) == (epoch, (earlier,))
-    assert world.fleet.take_notices([firm, Notice("i-ffffffffffffffff0", world.now() + 60)]) == epoch
+    assert (seen.revision, seen.notices) == (revision, (earlier,))
+    assert world.fleet.take_notices([firm, Notice("i-ffffffffffffffff0", world.now() + 60)]) == revision
 
 
 def test_a_dry_run_says_what_it_would_ask_and_asks_nothing(world):
@@ -307,12 +307,12 @@ def test_a_restart_forgets_nothing(emulated):
     nodes = [n.id for n in first.pools[0].nodes]
     _apply(emulated, 3, nodes[:1])
     notice = Notice(nodes[1], emulated.now() + 90)
-    epoch = emulated.fleet.take_notices([notice])
+    revision = emulated.fleet.take_notices([notice])
     emulated.fleet.close()
     emulated.fleet.close()
     emulated.fleet = emulated.restarted()
     emulated.fleet.repair()
     after = emulated.fleet.observe()
-    assert (after.epoch, after.notices) == (epoch, (notice,))
+    assert (after.revision, after.notices) == (revision, (notice,))
     assert (after.pools[0].planned, after.pools[0].draining) == (3, (nodes[0],))
     assert [n.id for n in after.pools[0].nodes] == nodes

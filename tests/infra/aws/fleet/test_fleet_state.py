@@ -39,7 +39,7 @@ notices = st.builds(Notice, node_id=ids, deadline=times, kind=st.sampled_from(["
 states = st.builds(
     FleetState,
     cluster=st.just("lab"),
-    epoch=st.integers(0, 10**9),
+    revision=st.integers(0, 10**9),
     plans=st.dictionaries(ids, plans, max_size=3),
     gangs=st.dictionaries(ids, gangs, max_size=3),
     seen=st.lists(seen, max_size=4).map(tuple),
@@ -62,7 +62,7 @@ def test_an_unknown_cluster_begins_empty(tmp_path):
 PARTS = {
     "version": 1,
     "cluster": "lab",
-    "epoch": 1,
+    "revision": 1,
     "plans": {},
     "gangs": {},
     "seen": [],
@@ -89,13 +89,13 @@ def test_a_state_that_cannot_be_understood_is_an_error_not_a_new_beginning(tmp_p
     with pytest.raises(StorageError, match="restore it"):
         store.read()
     with pytest.raises(StorageError):
-        store.change(lambda state: replace(state, epoch=1))
+        store.change(lambda state: replace(state, revision=1))
     assert (tmp_path / "lab.json").read_bytes() == data
 
 
 def test_no_flipped_byte_of_a_state_is_believed(tmp_path):
     store, path = FolderStore(tmp_path, "lab"), tmp_path / "lab.json"
-    store.change(lambda state: replace(state, epoch=7, plans={"gpu": Plan(3, reason="work waits")}))
+    store.change(lambda state: replace(state, revision=7, plans={"gpu": Plan(3, reason="work waits")}))
     whole = path.read_bytes()
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -104,7 +104,7 @@ def test_no_flipped_byte_of_a_state_is_believed(tmp_path):
 
 
 def test_a_state_of_another_cluster_is_refused(tmp_path):
-    FolderStore(tmp_path, "lab").change(lambda state: replace(state, epoch=1))
+    FolderStore(tmp_path, "lab").change(lambda state: replace(state, revision=1))
     (tmp_path / "lab.json").rename(tmp_path / "prod.json")
     with pytest.raises(StorageError, match="belongs to the cluster 'lab'"):
         FolderStore(tmp_path, "prod").read()
@@ -114,30 +114,30 @@ def test_no_change_is_lost_among_threads(tmp_path):
     def count(_: int) -> None:
         store = FolderStore(tmp_path, "lab")
         for _ in range(20):
-            store.change(lambda state: replace(state, epoch=state.epoch + 1))
+            store.change(lambda state: replace(state, revision=state.revision + 1))
 
     threads = [threading.Thread(target=count, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert FolderStore(tmp_path, "lab").read().epoch == 80
+    assert FolderStore(tmp_path, "lab").read().revision == 80
 
 
 def test_nothing_secret_and_nothing_but_json_is_kept(tmp_path):
-    FolderStore(tmp_path, "lab").change(lambda state: replace(state, epoch=7))
-    assert json.loads((tmp_path / "lab.json").read_text())["epoch"] == 7
+    FolderStore(tmp_path, "lab").change(lambda state: replace(state, revision=7))
+    assert json.loads((tmp_path / "lab.json").read_text())["revision"] == 7
     assert sorted(p.name for p in tmp_path.iterdir()) == ["lab.json", "lab.json.lock"]
 
 
 def test_a_change_that_fails_changes_nothing(tmp_path):
     store = FolderStore(tmp_path, "lab")
-    store.change(lambda state: replace(state, epoch=3))
+    store.change(lambda state: replace(state, revision=3))
 
     def fail(_: FleetState) -> FleetState:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
         store.change(fail)
-    assert store.read().epoch == 3
-    assert store.change(lambda state: state).epoch == 3
+    assert store.read().revision == 3
+    assert store.change(lambda state: state).revision == 3

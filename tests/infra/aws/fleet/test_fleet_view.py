@@ -42,27 +42,27 @@ def look(
 def test_the_first_look_adopts_what_is_there():
     state = look(FleetState("lab"), "i-1", "i-2", found=group("i-1", "i-2", base=1))
     assert state.plans == {"etl": Plan(2, 1, reason="found so")}
-    assert state.epoch == 1
+    assert state.revision == 1
     assert [seen.id for seen in state.seen] == ["i-1", "i-2"]
 
 
-def test_the_epoch_grows_when_and_only_when_nodes_or_their_notices_change():
+def test_the_revision_grows_when_and_only_when_nodes_or_their_notices_change():
     state = look(FleetState("lab"), "i-1", "i-2")
     same = look(state, "i-1", "i-2", now=500.0)
-    assert same.epoch == state.epoch
-    assert look(state, "i-1").epoch == state.epoch + 1
-    assert look(state, "i-1", "i-2", "i-3").epoch == state.epoch + 1
+    assert same.revision == state.revision
+    assert look(state, "i-1").revision == state.revision + 1
+    assert look(state, "i-1", "i-2", "i-3").revision == state.revision + 1
     told = state.after(replace(state, notices=(Notice("i-1", 900.0),)))
-    assert told.epoch == state.epoch + 1
-    assert look(told, "i-1", "i-2").epoch == told.epoch
+    assert told.revision == state.revision + 1
+    assert look(told, "i-1", "i-2").revision == told.revision
     foreign = state.after(replace(state, notices=(Notice("i-9", 900.0),)))
-    assert foreign.epoch == state.epoch
+    assert foreign.revision == state.revision
 
 
 def test_a_price_is_no_change_of_nodes():
     state = look(FleetState("lab"), "i-1")
     dearer = observed(state, {"etl": group("i-1")}, [instance("i-1")], [node("i-1", price=1.0)], (), 1.0)
-    assert dearer.epoch == state.epoch
+    assert dearer.revision == state.revision
 
 
 def test_a_notice_counts_from_the_first_look_at_its_node_and_goes_with_it():
@@ -72,7 +72,7 @@ def test_a_notice_counts_from_the_first_look_at_its_node_and_goes_with_it():
     assert seen.told() == (Notice("i-1", 300.0),)
     gone = look(seen, now=301.0)
     assert gone.notices == ()
-    assert gone.epoch == seen.epoch + 1
+    assert gone.revision == seen.revision + 1
 
 
 def test_a_notice_of_a_node_that_never_comes_is_dropped_in_the_end():

@@ -43,7 +43,7 @@ def pool(fleet: Fleet, name: str = "etl") -> PoolState:
 
 
 def target(control: SpotFleet, nodes: int, **more: object) -> Target:
-    return Target("etl", nodes, control.observe().epoch, "a test", **more)
+    return Target("etl", nodes, control.observe().revision, "a test", **more)
 
 
 def grown(control: SpotFleet, nodes: int) -> list[str]:
@@ -182,24 +182,24 @@ def test_nodes_that_have_not_come_are_cancelled_before_any_leaves(open_fleet, la
     assert sorted(n["id"] for n in lab.nodes("etl")) == nodes[1:]
 
 
-def test_a_target_for_an_old_epoch_is_dropped(open_fleet, lab):
+def test_a_target_for_an_old_revision_is_dropped(open_fleet, lab):
     control = open_fleet()
     wish = target(control, 5)
     control.take_notices([Notice(lab.nodes("etl")[0]["id"], time.time() + 120)])
     applied = control.apply(wish)
     assert applied.asked == ()
-    assert f"revision {wish.epoch}" in applied.refused[0].why
+    assert f"revision {wish.revision}" in applied.refused[0].why
     assert lab.group("etl")["DesiredCapacity"] == 1
 
 
-def test_the_epoch_and_the_notices_survive_a_restart(open_fleet, lab):
+def test_the_revision_and_the_notices_survive_a_restart(open_fleet, lab):
     control = open_fleet()
     (node,) = grown(control, 1)
     told = control.take_notices([Notice(node, 5e9), Notice("i-elsewhere", 5e9)])
     assert control.take_notices([Notice(node, 5e9)]) == told
     control.close()
     again = open_fleet().observe()
-    assert again.epoch == told
+    assert again.revision == told
     assert again.notices == (Notice(node, 5e9),)
 
 
@@ -484,7 +484,7 @@ def test_only_nodes_that_leave_and_are_needed_are_replaced(open_fleet, lab):
     first, second = grown(control, 2)
     stranger = lab.account.strangers(1)[0]
     advice = [Notice(first, time.time() + 60, "rebalance"), *leaving("i-00000000000000000")]
-    assert control.replace_leaving(advice) == ApplyResult(control.observe().epoch)
+    assert control.replace_leaving(advice) == ApplyResult(control.observe().revision)
     # a process that ended here has planned less and has not asked for it
     group = lab.names.group("etl")
     control.apply(target(control, 1, drain=(second,)))

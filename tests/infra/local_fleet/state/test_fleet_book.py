@@ -1,4 +1,4 @@
-"""The book of a local fleet: it is whole whatever cuts a writing off, and ids and epochs only grow."""
+"""The book of a local fleet: it is whole whatever cuts a writing off, and ids and revisions only grow."""
 
 import builtins
 import os
@@ -37,7 +37,7 @@ texts = st.text(max_size=20)
 
 def book_of(*pools, **changed):
     plans = {pool.name: PoolPlan(pool.start) for pool in pools}
-    return replace(LocalFleetState("lab", "u1", epoch=3, pools=pools, plans=plans), **changed)
+    return replace(LocalFleetState("lab", "u1", revision=3, pools=pools, plans=plans), **changed)
 
 
 @st.composite
@@ -95,7 +95,7 @@ def test_what_is_written_is_what_is_read(book):
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda row: row.pop("epoch"),
+        lambda row: row.pop("revision"),
         lambda row: row.update(format=99),
         lambda row: row.update(more=1),
         lambda row: row["plans"].clear(),
@@ -184,7 +184,7 @@ def test_a_writing_that_is_cut_off_leaves_the_old_book_or_the_new(steps, reason)
         machine = Machine(steps)
         patch.setattr(files, "os", machine)
         patch.setattr(files, "open", machine.opened, raising=False)
-        after = replace(before.planned("gpu", reason=reason), epoch=before.epoch + 1)
+        after = replace(before.planned("gpu", reason=reason), revision=before.revision + 1)
         try:
             file.write(after)
             cut_off = False
@@ -231,7 +231,7 @@ class Clocked:
         pool = draw(st.sampled_from(["gpu", "sql"]))
         kind = draw(st.sampled_from(["plan", "give", "take", "lose", "end", "hear", "notice", "wait"]))
         if kind == "plan":
-            target = Target(pool, draw(st.integers(0, 6)), book.epoch, "test", drain=tuple(nodes[:1]))
+            target = Target(pool, draw(st.integers(0, 6)), book.revision, "test", drain=tuple(nodes[:1]))
             return changes.plan(book, target, now)[0]
         if kind == "give":
             return changes.give(book, pool, 4, now)
@@ -262,13 +262,13 @@ class Clocked:
 
 
 @given(st.data())
-def test_epochs_grow_exactly_at_what_is_seen_and_ids_are_never_used_twice(data):
+def test_revisions_grow_exactly_at_what_is_seen_and_ids_are_never_used_twice(data):
     history = Clocked(data.draw)
     ever = set()
     for _ in range(data.draw(st.integers(1, 25))):
-        seen, epoch, before = history.visible(), history.book.epoch, {n.id for n in history.book.nodes}
+        seen, revision, before = history.visible(), history.book.revision, {n.id for n in history.book.nodes}
         history.book = history.book.after(history.act())
-        assert history.book.epoch == epoch + (history.visible() != seen)
+        assert history.book.revision == revision + (history.visible() != seen)
         new = {n.id for n in history.book.nodes} - before
         assert not new & ever
         ever |= new
@@ -282,7 +282,7 @@ def test_epochs_grow_exactly_at_what_is_seen_and_ids_are_never_used_twice(data):
 
 
 def test_ids_go_on_where_the_fleets_last_life_ended():
-    book = book_of(GPU, numbers={"gpu": 7}, epoch=40)
+    book = book_of(GPU, numbers={"gpu": 7}, revision=40)
     assert [node.id for node in changes.give(book, "gpu", 4, 0.0).nodes] == ["gpu-8"]
 
 
@@ -381,10 +381,10 @@ def test_a_reading_follows_changes_however_quickly_they_come(tmp_path):
 
 def test_a_change_within_one_tick_of_the_file_systems_clock_is_read(tmp_path):
     file = LocalFleetStateFile(tmp_path)
-    file.write(book_of(GPU, epoch=4))
+    file.write(book_of(GPU, revision=4))
     was = file.path.stat()
-    assert file.read().epoch == 4
+    assert file.read().revision == 4
     with file.path.open("r+b") as content:  # the same inode, size and time
-        content.write(encoded(book_of(GPU, epoch=5)))
+        content.write(encoded(book_of(GPU, revision=5)))
     os.utime(file.path, ns=(was.st_atime_ns, was.st_mtime_ns))
-    assert file.read().epoch == 5
+    assert file.read().revision == 5

@@ -37,7 +37,7 @@ def test_the_rule_and_the_function_for_schedulers_agree(now: int) -> None:
     curve = per_gpu_curve(IMAGENET, 16, 4)
     target = PerGpuScaling(explore=16).decide(pool(now, max_nodes=16), 7, curve)
     assert target.nodes == nodes_wanted(IMAGENET, now, 16, 4)
-    assert (target.pool, target.epoch) == ("etl", 7)
+    assert (target.pool, target.revision) == ("etl", 7)
 
 
 def test_by_throughput_it_grows_where_goodput_says_stay() -> None:

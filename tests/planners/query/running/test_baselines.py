@@ -62,8 +62,8 @@ def test_no_plan_finishes_before_clarinets(plans: tuple[QueryExecutionPlan, ...]
     [("qoop", BUSHY), ("clarinet", BUSHY), ("volcano", LEFT_DEEP), ("single", LEFT_DEEP)],
 )
 def test_each_policy_starts_with_its_plan_and_says_why(policy: str, chosen: QueryExecutionPlan) -> None:
-    decision = initial(PLANS, share(2, epoch=3), policy, now=5)
-    assert (decision.kind, decision.chosen, decision.epoch, decision.at) == ("start", chosen.id, 3, 5)
+    decision = initial(PLANS, share(2, revision=3), policy, now=5)
+    assert (decision.kind, decision.chosen, decision.revision, decision.at) == ("start", chosen.id, 3, 5)
     assert decision.reason.startswith(f"start: {chosen.id} is the ")
     assert decision.reason.endswith(f"it would finish in {simulate(chosen, share(2)).seconds:.1f} s")
     assert [e.plan_id for e in decision.estimates] == [p.id for p in PLANS]

@@ -62,7 +62,7 @@ def test_a_result_that_exists_already_finishes_the_query_at_once() -> None:
     query = execution()
     actions = query.begin(share(2), {"ABCD": output("ABCD")}, 0)
     assert [type(a) for a in actions] == [Reuse, Finish]
-    assert query.on_share(share(4, epoch=1), 1, "late") == []
+    assert query.on_share(share(4, revision=1), 1, "late") == []
 
 
 def test_volatile_checkpoints_of_earlier_runs_are_ignored() -> None:
@@ -73,7 +73,7 @@ def test_volatile_checkpoints_of_earlier_runs_are_ignored() -> None:
 def test_a_switch_cancels_what_is_not_shared_and_starts_the_new_plan() -> None:
     query = execution()
     query.begin(share(2), {}, 0)
-    actions = query.on_share(share(4, epoch=1), 1, "arrived: w2")
+    actions = query.on_share(share(4, revision=1), 1, "arrived: w2")
     assert [(type(a), a.stage.output_fp) for a in actions if not isinstance(a, Finish)] == [
         (Cancel, "AB"),
         (Cancel, "CD"),
@@ -96,7 +96,7 @@ def test_a_switch_keeps_running_stages_that_both_plans_need() -> None:
     query = execution(plans=shared_stage_plans())
     assert started(query.begin(share(1), {}, 0)) == ["AB"]
     assert query.plan.id == "narrow"
-    assert query.on_share(share(8, epoch=1), 4, "arrived") == []
+    assert query.on_share(share(8, revision=1), 4, "arrived") == []
     assert query.plan.id == "wide"
     (start,) = query.on_finished(output("AB"), 8)
     assert isinstance(start, Start)
@@ -106,11 +106,11 @@ def test_a_switch_keeps_running_stages_that_both_plans_need() -> None:
 def test_backtracking_resumes_a_plan_from_its_checkpoints() -> None:
     query = execution(hysteresis=0.1)
     query.begin(share(2), {}, 0)
-    query.on_share(share(4, epoch=1), 1, "arrived")
+    query.on_share(share(4, revision=1), 1, "arrived")
     query.on_finished(output("AC"), 2)
     query.on_finished(output("AB"), 2, late=True)
     assert query.plan is WIDE
-    actions = query.on_share(share(1, epoch=2), 2.5, "left")
+    actions = query.on_share(share(1, revision=2), 2.5, "left")
     assert query.plan is LEFT_DEEP
     assert Reuse(LEFT_DEEP.by_fp["AB"], output("AB")) not in actions  # announced when it arrived
     assert started(actions) == ["ABC"]
@@ -120,7 +120,7 @@ def test_backtracking_resumes_a_plan_from_its_checkpoints() -> None:
 def test_a_late_result_of_a_cancelled_stage_is_kept_as_a_checkpoint() -> None:
     query = execution()
     query.begin(share(2), {}, 0)
-    query.on_share(share(4, epoch=1), 1, "arrived")
+    query.on_share(share(4, revision=1), 1, "arrived")
     query.on_finished(output("CD"), 2, late=True)
     assert "CD" in query.checkpoints
     assert query.on_finished(output("CD"), 2, late=True) == []
@@ -136,7 +136,7 @@ def twin_plans() -> tuple[QueryExecutionPlan, ...]:
 def test_a_running_stage_gives_way_to_a_better_form_and_a_late_result_ends_the_twin() -> None:
     query = execution(plans=twin_plans())
     query.begin(share(1), {}, 0)
-    actions = query.on_share(share(8, epoch=1), 5, "arrived")
+    actions = query.on_share(share(8, revision=1), 5, "arrived")
     assert [type(a) for a in actions] == [Cancel, Start]
     assert [s.physical_key for s in query.running] == ["wide"]
     actions = query.on_finished(output("AB"), 6, late=True)
@@ -158,7 +158,7 @@ def test_a_nearly_finished_stage_may_end_before_the_plan_changes() -> None:
     )
     query = execution(plans=(slow, fast), chosen=slow, switch_cost=1.5)
     query.begin(share(1), {}, 0)
-    actions = query.on_share(share(8, epoch=1), 9, "arrived")  # AB has 1 s left
+    actions = query.on_share(share(8, revision=1), 9, "arrived")  # AB has 1 s left
     assert query.plan is fast
     assert [type(a) for a in actions] == [Start]
     assert {s.output_fp for s in query.running} == {"AB", "BC"}
@@ -169,20 +169,20 @@ def test_a_nearly_finished_stage_may_end_before_the_plan_changes() -> None:
 def test_without_capacity_the_query_waits_and_what_runs_is_left_alone() -> None:
     query = execution()
     query.begin(share(2), {}, 0)
-    assert query.on_share(replace(NOTHING, epoch=1), 1, "left: w1, w2") == []
+    assert query.on_share(replace(NOTHING, revision=1), 1, "left: w1, w2") == []
     assert query.decisions[-1].kind == "wait"
     assert query.waiting
     assert {s.output_fp for s in query.running} == {"AB", "CD"}
     assert query.on_finished(output("AB"), 2) == []
     assert query.on_finished(output("CD"), 2) == []
-    assert started(query.on_share(share(2, epoch=2), 3, "arrived")) == ["ABCD"]
+    assert started(query.on_share(share(2, revision=2), 3, "arrived")) == ["ABCD"]
 
 
 def test_a_query_that_began_without_capacity_chooses_its_plan_when_nodes_arrive() -> None:
     query = execution("clarinet")
     assert query.begin(NOTHING, {}, 0) == []
     assert query.decisions[-1].kind == "wait"
-    assert started(query.on_share(share(4, epoch=1), 60, "arrived")) == ["AC", "BD"]
+    assert started(query.on_share(share(4, revision=1), 60, "arrived")) == ["AC", "BD"]
     assert [d.kind for d in query.decisions] == ["wait", "start"]
 
 
@@ -191,8 +191,8 @@ def test_other_policies_never_change_their_plan(policy: str) -> None:
     query = execution(policy)
     query.begin(share(2), {}, 0)
     first = query.plan
-    assert query.on_share(share(64, epoch=1), 1, "arrived") == []
-    query.on_share(replace(NOTHING, epoch=2), 2, "left")
+    assert query.on_share(share(64, revision=1), 1, "arrived") == []
+    query.on_share(replace(NOTHING, revision=2), 2, "left")
     query.on_candidates(PLANS, 3, "sizes")
     assert query.plan is first
     assert {d.kind for d in query.decisions} == {"start", "stay", "wait"}
@@ -200,22 +200,22 @@ def test_other_policies_never_change_their_plan(policy: str) -> None:
     assert query.decisions[2].reason == "wait: there is no usable node"
 
 
-def test_a_share_of_an_older_epoch_is_dropped() -> None:
+def test_a_share_of_an_older_revision_is_dropped() -> None:
     query = execution()
-    query.begin(share(2, epoch=5), {}, 0)
-    assert query.on_share(share(4, epoch=4), 1, "late") == []
-    assert query.share.epoch == 5
+    query.begin(share(2, revision=5), {}, 0)
+    assert query.on_share(share(4, revision=4), 1, "late") == []
+    assert query.share.revision == 5
     assert len(query.decisions) == 1
 
 
 def test_small_changes_are_noted_without_weighing_plans_until_they_add_up() -> None:
     query = execution(chosen=BUSHY)
     query.begin(share(100), {}, 0)
-    query.on_share(share(96, epoch=1), 1, "left")
+    query.on_share(share(96, revision=1), 1, "left")
     assert query.decisions[-1].reason == "stay: the share changed by less than 5 %"
-    query.on_share(share(93, epoch=2), 2, "left")
+    query.on_share(share(93, revision=2), 2, "left")
     assert query.decisions[-1].estimates
-    query.on_share(share(94, epoch=3), 3, "arrived")
+    query.on_share(share(94, revision=3), 3, "arrived")
     assert not query.decisions[-1].estimates
 
 
@@ -252,7 +252,7 @@ def test_new_estimates_apply_to_a_running_stage_that_would_now_have_other_partit
     query = execution("single")
     query.begin(share(2), {}, 0)
     slower = tuple(replace(s, duration=10.0, physical_key=f"{s.physical_key}, 8") for s in LEFT_DEEP.stages)
-    query.on_share(share(8, epoch=1), 1, "arrived", (replace(LEFT_DEEP, stages=slower),))
+    query.on_share(share(8, revision=1), 1, "arrived", (replace(LEFT_DEEP, stages=slower),))
     assert query.expected(1).estimate.seconds == 29
     assert query.expected(1).remaining.foreign == ()
 
@@ -292,8 +292,8 @@ def test_an_overdue_task_is_expected_a_tenth_of_its_age_later() -> None:
 def test_tasks_that_lost_all_nodes_begin_again_when_nodes_return() -> None:
     query = execution(plans=(plan("q", stage("A", duration=4)),))
     query.begin(share(1), {}, 0)
-    query.on_share(replace(NOTHING, epoch=1), 3, "left")
-    query.on_share(share(1, epoch=2), 100, "arrived")
+    query.on_share(replace(NOTHING, revision=1), 3, "left")
+    query.on_share(share(1, revision=2), 100, "arrived")
     assert query.expected(100).estimate.seconds == 4
 
 
@@ -372,7 +372,7 @@ def test_any_order_of_events_leads_to_the_result_by_legal_steps(
     every = sorted({s.output_fp for p in plans for s in p.stages})
     chaos = Chaos(query, limit)
     chaos.known = data.draw(st.sets(st.sampled_from(every), max_size=1))
-    now, epoch = 0.0, 0
+    now, revision = 0.0, 0
     capacity = data.draw(st.one_of(shares(), st.just(NOTHING)))
     chaos.apply(query.begin(capacity, {fp: output(fp) for fp in chaos.known}, now))
     for _ in range(data.draw(st.integers(0, 25))):
@@ -395,12 +395,12 @@ def test_any_order_of_events_leads_to_the_result_by_legal_steps(
                 data.draw(st.sampled_from(fps)), 9, done, now, data.draw(st.sampled_from([None, 0, 2]))
             )
         elif event == "share":
-            epoch += 1
+            revision += 1
             capacity = data.draw(st.one_of(shares(), st.just(NOTHING)))
-            chaos.apply(query.on_share(replace(capacity, epoch=epoch), now, "share"))
-        elif event == "old" and epoch:
+            chaos.apply(query.on_share(replace(capacity, revision=revision), now, "share"))
+        elif event == "old" and revision:
             before = query.plan
-            assert query.on_share(share(8, 16, epoch=epoch - 1), now, "old") == []
+            assert query.on_share(share(8, 16, revision=revision - 1), now, "old") == []
             assert query.plan is before
         elif event == "sizes":
             factor = data.draw(st.sampled_from([0.5, 2]))
@@ -410,7 +410,7 @@ def test_any_order_of_events_leads_to_the_result_by_legal_steps(
             )
             chaos.apply(query.on_candidates(renewed, now, "sizes"))
     if not chaos.result:
-        chaos.apply(query.on_share(share(8, 16, epoch=epoch + 1), now, "plenty"))
+        chaos.apply(query.on_share(share(8, 16, revision=revision + 1), now, "plenty"))
     for _ in range(len(every) + 1):
         if chaos.result:
             break
@@ -434,13 +434,13 @@ def test_a_query_finishes_on_any_capacity_that_is_eventually_there(
     engine = Engine(Execution(plans, None, "qoop", Replanner(plans)), share(2, 8))
     engine.begin()
     now = 0.0
-    for epoch, (wait, capacity) in enumerate(changes, 1):
+    for revision, (wait, capacity) in enumerate(changes, 1):
         now += wait / 4
         engine.run(until=now)
         if engine.result is None:
-            engine.resize(replace(capacity, epoch=epoch))
+            engine.resize(replace(capacity, revision=revision))
     if engine.result is None:
-        engine.resize(share(8, 16, epoch=99))
+        engine.resize(share(8, 16, revision=99))
     engine.run()
     assert engine.result == output(plans[0].sink.output_fp)
     assert engine.finished_at == max(engine.completed.values())

@@ -30,14 +30,14 @@ def at_one_second() -> ExecutionState:
 
 def decide(h: float, **options: float) -> ReplanDecision:
     return Replanner(PLANS, hysteresis=h, **options).decide(
-        at_one_second(), share(4, epoch=7), 1, "arrived: w2"
+        at_one_second(), share(4, revision=7), 1, "arrived: w2"
     )
 
 
 def test_figure_2_4_switches_at_fifteen_percent() -> None:
     decision = decide(0.15)
     assert (decision.kind, decision.current, decision.chosen) == ("switch", BUSHY.id, WIDE.id)
-    assert (decision.epoch, decision.at, decision.trigger) == (7, 1, "arrived: w2")
+    assert (decision.revision, decision.at, decision.trigger) == (7, 1, "arrived: w2")
     assert {e.plan_id: e.seconds for e in decision.estimates} == {BUSHY.id: 6, WIDE.id: 5, LEFT_DEEP.id: 8}
     assert decision.reason == (
         "switch: (AC)(BD) would finish in 5.0 s against 6.0 s of (AB)(CD), 17 % sooner, above the 15 % "
@@ -59,7 +59,7 @@ def test_figure_2_4_runs_to_its_published_end(h: float, end: float, plans: int) 
     engine = Engine(Execution(PLANS, None, "qoop", Replanner(PLANS, hysteresis=h)), share(2))
     engine.begin()
     engine.run(until=1)
-    engine.resize(share(4, epoch=1))
+    engine.resize(share(4, revision=1))
     engine.run()
     assert engine.finished_at == end
     assert len({d.chosen for d in engine.execution.decisions}) == plans
@@ -165,8 +165,8 @@ def test_decisions_at_one_instant_settle_since_every_switch_saves_more_than_the_
     engine.run(until=steps / 4)
     assume(not engine.execution.finished)
     left = inf
-    for epoch in range(1, 50):
-        engine.resize(replace(after, epoch=epoch))
+    for revision in range(1, 50):
+        engine.resize(replace(after, revision=revision))
         decision = engine.execution.decisions[-1]
         seconds = {e.plan_id: e.seconds for e in decision.estimates}
         assert engine.execution.expected(engine.now).estimate.seconds == pytest.approx(
@@ -189,7 +189,7 @@ def test_static_capacity_never_switches(
     for step in range(1, 9):
         engine.run(until=step)
         if not engine.execution.finished:
-            engine.resize(replace(capacity, epoch=step))
+            engine.resize(replace(capacity, revision=step))
     engine.run()
     assert engine.result is not None
     assert {d.kind for d in engine.execution.decisions} <= {"start", "stay"}

@@ -55,8 +55,8 @@ def session(planner: Drawn, policy: str = "qoop", cores: float = 2, **options: A
     return Session(cast(QueryPlanner, planner), share(cores), policy, **options)
 
 
-def seen(cores: int, epoch: int = 1) -> Capacity:
-    return Capacity(epoch, tuple(Node(f"n{i}", 1, 64.0) for i in range(cores)))
+def seen(cores: int, revision: int = 1) -> Capacity:
+    return Capacity(revision, tuple(Node(f"n{i}", 1, 64.0) for i in range(cores)))
 
 
 def started(actions: Sequence[Action]) -> list[str]:

@@ -190,5 +190,5 @@ def test_while_all_nodes_leave_nothing_is_shared_out_and_then_everything_anew(ru
     leaving = Capacity(1, room.nodes, tuple(Notice(node.id, 450.0) for node in room.nodes))
     first = policy.decide(View(100.0, crew, room), None, RNG)
     none = policy.decide(View(400.0, crew, leaving), first.memory, RNG)
-    again = policy.decide(View(500.0, crew, replace(room, epoch=2)), none.memory, RNG)
+    again = policy.decide(View(500.0, crew, replace(room, revision=2)), none.memory, RNG)
     assert [running(decision) for decision in (first, none, again)] == [{"a0", "a1"}, set(), {"a0", "a1"}]

@@ -1,5 +1,6 @@
 """A cluster's report: figures checked by hand, and what must hold of any events."""
 
+import json
 from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
@@ -333,11 +334,14 @@ def test_json_comes_back_as_it_was():
     events, reports = simulated_day(hours=6)
     report = cluster_report(events, reports, listed={"g5.2xlarge": 1.212})
     assert ClusterReport.from_json(report.to_json()) == report
+    older = json.dumps({**json.loads(report.to_json()), "format": 1}).replace('"revision":', '"epoch":')
+    assert '"epoch":' in older
+    assert ClusterReport.from_json(older) == report
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{", "not a report"), ("[]", "format 1"), ('{"format": 2}', "got 2"), ('{"format": 1}', "damaged")],
+    [("{", "not a report"), ("[]", "format 2"), ('{"format": 3}', "got 3"), ('{"format": 1}', "damaged")],
 )
 def test_what_is_no_report_is_refused(text, said):
     with pytest.raises(ReportError, match=said):
