@@ -45,6 +45,8 @@ def frequencies(column: Any) -> Frequencies | None:
 
     if pa.types.is_nested(column.type) or pa.types.is_null(column.type):
         return None
+    if len(column) == 0:  # without a chunk there is no dictionary to make one of, for most types
+        return np.zeros(0, np.int64)
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     encoded = encoded.unify_dictionaries()
     codes = encoded.combine_chunks() if encoded.num_chunks != 1 else encoded.chunk(0)

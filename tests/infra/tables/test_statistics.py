@@ -138,6 +138,18 @@ def test_an_empty_table_and_one_without_footer_statistics_have_statistics_too(tm
     assert bare.columns["s"].nulls == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [pa.date32(), pa.timestamp("us"), pa.decimal128(10, 2), pa.bool_(), pa.list_(pa.int64())],
+    ids=str,
+)
+def test_an_empty_column_of_any_type_has_no_values(dtype: pa.DataType, tmp_path: Path) -> None:
+    table = pa.table({"k": pa.array([], pa.int64()), "v": pa.array([], dtype)})
+    found = collect(relation(tmp_path, table))
+    assert found.rows == 0
+    assert found.columns["v"].distinct in (0.0, None)
+
+
 def test_cached_statistics_are_used_until_the_table_changes(tmp_path: Path) -> None:
     cache = JsonStore(StorageLocation(f"{tmp_path}/cache"))
     table = relation(tmp_path / "t", pa.table({"a": [1, 2, 3]}))
