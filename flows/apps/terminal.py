@@ -46,7 +46,7 @@ def app_view(content: Mapping[str, Any], now: float) -> RenderableType:
         ("GPUs", f"{content['gpus']} of {content['wanted']}" if content["wanted"] else ""),
         ("rho", "" if content["rho"] is None else f"{content['rho']:.2f}"),
         ("progress", "" if content["progress"] is None else f"{content['progress']:.0%}"),
-        ("cost", f"{money_text(content['dollars'])} of leases that have ended"),
+        ("cost", f"{money_text(content['dollars'])} so far"),
         ("checkpoint", content["checkpoint"]),
         ("run directory", content["run_directory"]),
         ("flow run", content["flow_run"]),

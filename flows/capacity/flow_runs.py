@@ -67,8 +67,12 @@ class FlowRuns(Protocol):
         key: str,
         tags: Sequence[str],
         job_variables: Mapping[str, Any],
+        name: str,
     ) -> RunView:
-        """Create a run of a deployment, by its id or ``flow/name``, unless there is one with this key; return it."""
+        """Create a run of a deployment, by its id or ``flow/name``, unless there is one with this key; return it.
+
+        ``name``: the run's; empty: Prefect chooses one.
+        """
         ...
 
 
@@ -112,6 +116,7 @@ class PrefectRuns:
         key: str,
         tags: Sequence[str],
         job_variables: Mapping[str, Any],
+        name: str,
     ) -> RunView:
         with answering() as client:
             try:
@@ -123,6 +128,7 @@ class PrefectRuns:
                     raise InfraError(f"Prefect has no deployment {deployment!r}") from error
             made = client.create_flow_run_from_deployment(
                 id_,
+                name=name or None,
                 parameters=dict(parameters),
                 idempotency_key=key,
                 tags=list(tags),

@@ -270,6 +270,7 @@ class FlowRunRecovery:
             f"{tag}:{app.since:.3f}:{app.tries}",
             tags,
             view.job_variables if view is not None else {},
+            view.name if view is not None else "",
         )
         self._told(app, made)
         return f"flow run {made.name}"

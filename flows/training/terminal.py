@@ -27,6 +27,7 @@ _STYLES = {
     "straggler": "yellow",
     "waiting": "yellow",
     "scripted": "bold magenta",
+    "added": "green",
     "interrupted": "bold yellow",
     "preflight": "cyan",
 }
@@ -78,11 +79,19 @@ class TrainingScreen(Screen[Live], NullTrainingListener):
         return " · ".join(part for part in parts if part)
 
 
+def _generations(report: TrainingReport) -> str:
+    """Return how many generations the run has had, as their numbers go; a report holds those since its last start."""
+    here = len(report.generations)
+    before = report.generations[0].number - 1 if report.generations else 0
+    words = plural(before + here, "generation")
+    return f"{words}, {here} of them since it resumed" if before > 0 else words
+
+
 def print_training(report: TrainingReport, console: Console) -> None:
     """Print what happened."""
     head = Text.assemble(
         (report.state, STATE_WORDS[report.state]), f" after {seconds_text(report.seconds)}: ",
-        f"{plural(report.steps, 'step')}, {plural(len(report.generations), 'generation')}",
+        f"{plural(report.steps, 'step')}, {_generations(report)}",
     )  # fmt: skip
     console.print(head)
     if report.state != "finished" and report.reason not in ("", "stop"):  # the head says as much

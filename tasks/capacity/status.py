@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ebbflow.infra.ledger import Ledger, UnreadableReport
-from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Decided, Event
+from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Decided, Event, Lease
 from ebbflow.planners.model.ledger_state import State
+from ebbflow.planners.model.prices import HOUR
 from ebbflow.tasks.apps.loop_report import LOOP, LoopStatusRecord
 from ebbflow.tasks.apps.loop_report import problems as unread_problems
 from ebbflow.tasks.capacity.leadership import LeaseExpiryWatch
@@ -52,7 +53,7 @@ class AppView:
     rho: float | None
     progress: float | None
     seconds_left: float | None
-    dollars: float  # of leases that have ended
+    dollars: float  # that its leases have cost until now, at their nodes' prices
     silent: float | None  # s since its last report
     reason: str = ""
     since: float = 0.0  # s since the Unix epoch, when it registered
@@ -178,9 +179,9 @@ def _views(
     rho: Mapping[str, float],
     now: float,
 ) -> tuple[AppView, ...]:
-    held: dict[str, int] = {}
+    held: dict[str, list[Lease]] = {}
     for lease in state.leases.values():
-        held[lease.app] = held.get(lease.app, 0) + 1
+        held.setdefault(lease.app, []).append(lease)
     found = []
     for record in records:
         id_ = record.spec.id
@@ -191,18 +192,23 @@ def _views(
                 record.spec.kind,
                 record.spec.team,
                 record.phase,
-                held.get(id_, 0),
+                len(held.get(id_, ())),
                 record.spec.gpus,
                 rho.get(id_),
                 report.progress if report else None,
                 report.seconds_left if report and record.phase not in OVER else None,
-                record.dollars,
+                record.dollars + sum(_cost(lease, now) for lease in held.get(id_, ())),
                 max(0.0, now - report.at) if report and record.phase not in OVER else None,
                 record.reason,
                 record.entered,
             )
         )
     return tuple(found)
+
+
+def _cost(lease: Lease, now: float) -> float:
+    """Return the dollars that a lease has cost until ``now``."""
+    return max(0.0, now - lease.since) / HOUR * lease.price
 
 
 def _rho(reports: Mapping[str, AppReport]) -> dict[str, float]:

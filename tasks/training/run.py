@@ -11,6 +11,7 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.protocols import TrainingJob
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.drawing.wording import plural
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.driver import Driver
 from ebbflow.tasks.training.faults import schedule_of
@@ -82,7 +83,12 @@ def run_training(
                 trainer.launch(job, placement)
             recorder.capacity(nodes.slots, sum(placement.values()))
             notify = partial(recorder.notify, "scripted")
-            with schedule_of(request.faults, here.nodes, nodes.add, nodes.shrink, notify, clock) as faults:
+
+            def add(count: int) -> None:
+                names = ", ".join(nodes.add(count))
+                recorder.notify("added", f"added: {names}; {plural(len(nodes.there()), 'node')} now")
+
+            with schedule_of(request.faults, here.nodes, add, nodes.shrink, notify, clock) as faults:
                 status = Driver(trainer, nodes, supervisor, recorder).drive(faults)
         report = recorder.report(status)
         if problem := record(report, request):

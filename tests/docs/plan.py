@@ -85,8 +85,10 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("[policy]", "run", given=("loop rules",)),
         Plan("[project.entry-points", "run", given=("offered policies",)),
     ),
-    "docs/nodes.md": (
+    "docs/local.md": (
         Plan("ebbflow local up", "slow"),
+        Plan("pip install", "check", "needs root; tests/infra/local_fleet make such networks"),
+        Plan("ip -brief", "check", OURS),
         Plan("from ebbflow import", "run"),
     ),
     "docs/training.md": (

@@ -45,7 +45,6 @@ _FORMS = (
     (r"\b\d of (\d)\b", r"N of \1"),  # GPUs: how they are shared depends on what the apps have measured
     (r"\d+ leases revoked: preempted: .*", "LEASES revoked"),
     (r"(\d+|a few|an?) (second|minute)s? ago", "AGO"),
-    (r"│ [a-z]+-[a-z]+ +│", "│ NAME │"),  # of a flow run that has not started
     (r"^\d+ events replayed", "N events replayed"),
     (r"\d apps? would have been", "N would have been"),
     (

@@ -51,11 +51,12 @@ class Runs:
         key: str,
         tags: Sequence[str],
         job_variables: Mapping[str, Any],
+        name: str,
     ) -> RunView:
         self._answer()
         if key not in self.begun:
             self.begun[key] = (deployment, parameters, tags)
-            made = RunView(f"new-{len(self.begun)}", "new", "train", "SCHEDULED", tags=tuple(tags))
+            made = RunView(f"new-{len(self.begun)}", name or "new", "train", "SCHEDULED", tags=tuple(tags))
             self.known[made.id] = made
         return self.known[f"new-{list(self.begun).index(key) + 1}"]
 

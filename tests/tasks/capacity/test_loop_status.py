@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from ebbflow.infra.ledger import Ledger, UnreadableReport
-from ebbflow.planners.model.ledger import AppEntered, AppSpec, Decided
+from ebbflow.planners.model.capacity import Node
+from ebbflow.planners.model.ledger import AppEntered, AppSpec, CapacityChanged, Decided, Granted, Lease
 from ebbflow.tasks.apps.loop_report import problems
-from ebbflow.tasks.capacity.status import look
+from ebbflow.tasks.capacity.status import app_views, look
 
 
 def auction(rho: dict[str, float | None], others: int | None = None) -> Decided:
@@ -37,6 +38,23 @@ def test_without_an_auction_that_tells_of_all_the_others_are_told_of(tmp_path: P
         assert shown(ledger) == {"a": None, "b": None}
         ledger.write([auction({"b": 2.5}, others=1)])
         assert shown(ledger) == {"a": None, "b": 2.5}
+
+
+def test_an_app_costs_what_its_leases_have_cost_until_now_running_ones_too(tmp_path: Path) -> None:
+    with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
+        now = ledger.clock.now()
+        leases = tuple(Lease(n + 1, "a", "gpu-1", n, now - 1800, now + 300, 1, price=0.75) for n in range(2))
+        ledger.lead("loop", 60.0).write(
+            [
+                CapacityChanged(1, (Node("gpu-1", 8, 32.0, gpus=2, price=1.5),), (), (), 0.0, "one"),
+                AppEntered(AppSpec("a", "training", gpus=2)),
+                Granted(leases),
+            ]
+        )
+        record = ledger.state().apps["a"]
+        assert record.dollars == 0
+        assert [app.dollars for app in look(ledger).apps] == [pytest.approx(0.75, abs=0.05)]
+        assert [app.dollars for app in app_views(ledger, [record])] == [pytest.approx(0.75, abs=0.05)]
 
 
 def test_of_many_reports_that_cannot_be_read_some_are_named() -> None:

@@ -88,6 +88,20 @@ def test_a_failed_run_says_where_its_processes_wrote(script: str) -> None:
     assert f"logs of the processes: {report.folder}/logs/generation-1\n" in printed()
 
 
+def test_generations_are_counted_as_they_are_numbered_those_before_a_resume_too(script: str) -> None:
+    report, _ = run(script, Act("lost", gone=("node-2",)), Act(), fault=("0s:add:1",))
+    assert any(event.text.startswith("added: node-4; ") for event in report.events)
+
+    def head(first: int) -> str:
+        out = io.StringIO()
+        later = tuple(replace(one, number=first + n) for n, one in enumerate(report.generations))
+        print_training(replace(report, generations=later), Console(file=out, width=200))
+        return out.getvalue().splitlines()[0]
+
+    assert head(1).endswith(", 2 generations")
+    assert head(3).endswith(", 4 generations, 2 of them since it resumed")
+
+
 def test_a_report_tells_what_is_saved_spilled_and_lost(script: str) -> None:
     def told(*said: tuple[str, int, dict[str, Any]], state: Any = "failed", step: int = 12) -> TrainingReport:
         request = TrainingRequest(script, runs_dir=str(Path(script).parent / "runs"), run_id="r")
