@@ -352,7 +352,7 @@ def measure(times: int, rows: int, *, query: bool) -> dict[str, list[float]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         os.environ["EBBFLOW_HOME"] = str(folder / "home")
         limits = folder / "limits.toml"
-        limits.write_text("[scaling]\nenabled = false\n[loop]\ngrace_s = 3\nleave_s = 2\n")
+        limits.write_text('[scaling]\nenabled = false\n[loop]\ntermination_grace = "3s"\ndrain_lead = "2s"\n')
         clock = SystemClock()
         fleet = stack.enter_context(LocalFleet.start(pools, "latency", gpus=(), wait=240.0, clock=clock))
         ledger = stack.enter_context(Ledger.open(str(folder / "ledger.db"), cluster="latency", clock=clock))
