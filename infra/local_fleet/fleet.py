@@ -220,7 +220,8 @@ class LocalFleet(FaultInjector):
         fleet = self.observe()
         nodes = sorted((node for pool in fleet.pools for node in pool.nodes), key=lambda node: node.id)
         hazard = self._hazard(*self.book.experience(self._clock.now()))
-        return Capacity(fleet.revision, tuple(nodes), fleet.notices, fleet.at, hazard)
+        network = self.book.network.megabytes if self.book.network is not None else 0.0
+        return Capacity(fleet.revision, tuple(nodes), fleet.notices, fleet.at, hazard, network=network)
 
     def offers(self, pool: str) -> tuple[Offer, ...]:
         """Return what a pool's nodes pretend to cost. Raises ``OptionError`` for an unknown pool."""

@@ -63,17 +63,18 @@ class MasterCapacity:
     def _next(self, view: MasterView) -> Capacity:
         now, last = self._clock.now(), self._last
         state = find_cluster(self._url)
-        records = host_records(state)
+        records, network = host_records(state), state.network if state else 0.0
         nodes = worker_hosts(view, records)
         notices = merge_notices(nodes, states_by_host(view.workers), records, self._deadlines, now)
         if last is None:
-            return Capacity(1, nodes, notices, now, self._hazard(0, 0.0))
-        found = Capacity(last.revision, nodes, notices, now)
+            return Capacity(1, nodes, notices, now, self._hazard(0, 0.0), network=network)
+        found = Capacity(last.revision, nodes, notices, now, network=network)
         usable = {node.id for node in found.usable}
         self._losses += sum(node.id not in usable for node in last.usable)
         self._node_seconds += len(last.usable) * max(0.0, now - last.at)
         revision = last.revision if found.same_nodes(last) else last.revision + 1
-        return Capacity(revision, nodes, notices, now, self._hazard(self._losses, self._node_seconds))
+        hazard = self._hazard(self._losses, self._node_seconds)
+        return Capacity(revision, nodes, notices, now, hazard, network=network)
 
 
 def worker_hosts(view: MasterView, records: dict[str, HostRecord]) -> tuple[Node, ...]:

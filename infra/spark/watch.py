@@ -207,6 +207,7 @@ class ExecutorWatch:
         self._held = 0
         self._allied: frozenset[str] = frozenset()
         self._records: dict[str, HostRecord] = {}
+        self._network = 0.0  # MB/s of each node's link, where the cluster is ours and limits them
         self._deadlines = Deadlines()
         self._registered = False  # whether the master has ever listed the application
         self._dropped: float | None = None  # since when it does not, and there are no executors
@@ -288,13 +289,13 @@ class ExecutorWatch:
         notices = merge_notices(nodes, states, self._records, self._deadlines, now)
         last = self._last
         if last is None:
-            return Capacity(1, nodes, notices, now, self._hazard(0, 0.0), slot)
-        found = Capacity(last.revision, nodes, notices, now)
+            return Capacity(1, nodes, notices, now, self._hazard(0, 0.0), slot, network=self._network)
+        found = Capacity(last.revision, nodes, notices, now, network=self._network)
         self._node_seconds += len(last.usable) * max(0.0, now - last.at)
         self._losses += self._lost(last, found, states)
         hazard = self._hazard(self._losses, self._node_seconds)
         revision = last.revision if found.same_nodes(last) else last.revision + 1
-        return Capacity(revision, nodes, notices, now, hazard, slot)
+        return Capacity(revision, nodes, notices, now, hazard, slot, network=self._network)
 
     def _driver_as_node(self, executors: Iterable[Executor]) -> tuple[Node, ...]:
         return tuple(
@@ -308,6 +309,7 @@ class ExecutorWatch:
         state = find_cluster(self._master_url) if self._master_url.startswith("spark://") else None
         if state is not None:
             self._records = host_records(state)
+            self._network = state.network
         if master_ui := self._master_ui or (state.master_ui if state else ""):
             with contextlib.suppress(httpx.HTTPError, ValueError):
                 self._master = get_master(self._client, master_ui)

@@ -316,6 +316,7 @@ class QueryPlanner:
             bytes=stored.bytes,
             work=work,
             waiting=waiting,
+            network=bill.network + (plan.again.network if plan is not None else 0.0),
             partitions=bill.partitions,
             logical=self._logical(unit, choice),
             covers=unit.covers,

@@ -128,6 +128,7 @@ class StageWork:
         if result is None or outcome.reused_slices:
             return None
         stage, seconds = run.stage, result.task_seconds
+        seconds -= min(stage.waiting, seconds / 2)  # tasks count the time in which they wait as theirs
         engine = "native" if result.native else self.engine.name
         return Measured(engine, stage.work, seconds, result.seconds, result.tasks, run.cores)
 

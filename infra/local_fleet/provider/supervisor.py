@@ -258,6 +258,7 @@ def ensure_cluster(
         cpus=min(float(pool.cores), pool.cores * per_core),
         directory=file.folder / "spark",
         host=book.network.host if book.network is not None else "",
+        network=book.network.megabytes if book.network is not None else 0.0,
         clock=clock,
     )
     _kept[:] = [cluster]

@@ -76,6 +76,11 @@ class NetworkPlan:
         """Return the address at which nodes reach the machine itself, by their first link."""
         return self.links[0].host
 
+    @property
+    def megabytes(self) -> float:
+        """Return what a node's first link carries, by which it reaches the others: MB/s each way."""
+        return self.links[0].rate / 8e6
+
     def bridge(self, link: int) -> str:
         return f"{beginning(self.tag)}{_LETTERS[link]}"
 

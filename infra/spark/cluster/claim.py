@@ -23,8 +23,10 @@ def lay_out(
     directory: Path | str | None,
     host: str,
     ports: tuple[int | None, int | None],
+    network: float = 0.0,
 ) -> ClusterState:
-    """Return a new cluster without processes and CPU quota. ``memory`` is in MiB, ``host`` the master's.
+    """Return a new cluster without processes and CPU quota. ``memory`` is in MiB, ``host`` the master's,
+    ``network`` in MB/s of each node's link (0: not limited).
 
     ``ports`` are those asked for, of the master and of its pages. Raises ``OptionError`` or ``ClusterError``
     for a port that cannot be had.
@@ -41,6 +43,7 @@ def lay_out(
         memory=memory,
         owner=os.getpid(),
         secret=authentication.new_secret(),
+        network=network,
     )
 
 

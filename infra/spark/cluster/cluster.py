@@ -66,6 +66,7 @@ class LocalSparkCluster:
         cpus: float | None = None,
         directory: Path | str | None = None,
         host: str = "",
+        network: float = 0.0,
         detached: bool = False,
         master_port: int | None = None,
         ui_port: int | None = None,
@@ -78,7 +79,7 @@ class LocalSparkCluster:
         ``None`` where the machine allows, ``True`` or fail, ``False`` not. ``cpus`` is that share, in CPUs
         of this machine for each worker; by default what the machine has for ``workers``. ``directory`` is for
         logs and scratch; by default the state file's, ``$EBBFLOW_HOME/clusters/<name>``. ``host`` is the master's
-        address, by default loopback.
+        address, by default loopback. ``network`` is what each node's link carries, MB/s each way; 0: not limited.
 
         Raises ``OptionError``; ``EngineUnavailableError`` without Java or Spark; ``ClusterError`` when the
         name or an asked port is taken, or a daemon does not come up within ``timeout`` seconds.
@@ -90,7 +91,13 @@ class LocalSparkCluster:
         file = StateFile.of(name)
         ports = (master_port, ui_port)
         state = lay_out(
-            file, cores=cores, memory=mebibytes, directory=directory, host=host or _LOOPBACK, ports=ports
+            file,
+            cores=cores,
+            memory=mebibytes,
+            directory=directory,
+            host=host or _LOOPBACK,
+            ports=ports,
+            network=network,
         )
         state = with_quota(state, workers, cpu_limit, cpus)
         claim(file, state, clock)

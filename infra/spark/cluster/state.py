@@ -52,6 +52,7 @@ class ClusterState:
     master_pid: int = 0
     started: int = 0  # nodes ever started
     nodes: tuple[NodeRecord, ...] = ()
+    network: float = 0.0  # MB/s of each node's link, each way; 0: not limited
 
     @property
     def master_url(self) -> str:

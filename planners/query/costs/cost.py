@@ -187,7 +187,7 @@ class JoinCost(NamedTuple):
     resident: float  # GiB on every node until the statement ends (a broadcast table)
     task: float  # GiB of one task (its part of a shuffled hash table)
     waiting: float = 0.0  # of core_seconds: in which tasks wait for a shuffle's bytes, or spill
-    network: float = 0.0  # of serial: in which a broadcast is on the links
+    network: float = 0.0  # seconds on the links: of serial for a broadcast, of waiting for a shuffle
 
 
 class JoinCostModel:
@@ -240,11 +240,14 @@ class JoinCostModel:
             waiting = work.shuffled_bytes * self._shuffled * self._cores
             seconds = self.model.core_seconds(work) + waiting
             n, m = splits(left_bytes), splits(right_bytes)
-            return JoinCost(seconds, 0.0, seconds / (n * m), 0.0, 0.0, waiting)
+            return JoinCost(
+                seconds, 0.0, seconds / (n * m), 0.0, 0.0, waiting, waiting / max(self._cores, 1e-9)
+            )
         both = left_bytes + right_bytes
         count = partitions(both, self._cores)
         seconds = both * rates.shuffled_bytes + emitted
-        waiting = both * self._shuffled * self._cores
+        network = both * self._shuffled
+        waiting = network * self._cores
         if method == "shuffle_hash":
             seconds += right_rows * rates.built_rows + left_rows * rates.probed_rows
         else:
@@ -253,7 +256,7 @@ class JoinCostModel:
             table = 0.0
         seconds += waiting
         tail = seconds / splits(both) + rates.tasks
-        return JoinCost(seconds + count * rates.tasks, 0.0, tail, 0.0, table / count, waiting)
+        return JoinCost(seconds + count * rates.tasks, 0.0, tail, 0.0, table / count, waiting, network)
 
     def seconds(
         self, method: JoinMethod, left: Size, right: Size, out: Size, *, equality: bool = True

@@ -31,6 +31,7 @@ class CostEstimate:
     work: Work = field(default_factory=Work)
     serial: float = 0.0  # seconds that no core can shorten, a broadcast's on the links among them
     waiting: float = 0.0  # core-seconds in which tasks wait for a shuffle's bytes, or spill
+    network: float = 0.0  # seconds on the links, those of both among them
     resident: float = 0.0  # GiB of broadcast tables on every node
     task: float = 0.0  # GiB, the largest hash table of a single task
     widest: int = 1  # tasks of the widest wave
@@ -268,14 +269,16 @@ class StatementCoster:
         bill.add(cost.join_work(method, left, right, out, self.share, equality=equality, builders=builders))
         price = self._pricer.price(method, left, right, out, equality=equality)
         bill.serial += price.serial
+        bill.network += price.network
         if method != "broadcast":  # what waits for a broadcast is in the serial time
             bill.waiting += price.waiting
         return price
 
     def _exchange(self, bill: CostEstimate, size: float, tasks: int) -> None:
         """Add what a shuffle of ``size`` bytes waits for, besides joins'."""
-        cores = max(self.share.total.cores, 1.0)
-        bill.waiting += shuffle_seconds(size * self.model.shuffled_wire, self.share) * cores
+        network = shuffle_seconds(size * self.model.shuffled_wire, self.share)
+        bill.network += network
+        bill.waiting += network * max(self.share.total.cores, 1.0)
         bill.waiting += spilled_bytes(size, tasks, self.model.task_room(self.share)) * self.model.spill_rate
 
     def _view(self, bill: CostEstimate, view: View, choice: Choice) -> Size:

@@ -71,7 +71,11 @@ class Divider:
                 more = found.slices - 1.0
                 work = Work(*(amount * more for amount in again.work.vector()))
                 work = work.plus(coster.reread(unit, grid, found.slices))
-                best = SlicedCost(grid, found, CostEstimate(work, again.serial * more, again.waiting * more))
+                best = SlicedCost(
+                    grid,
+                    found,
+                    CostEstimate(work, again.serial * more, again.waiting * more, again.network * more),
+                )
         return best
 
     def grids(self, unit: Unit, choice: Choice, known: Callable[[View, str], RelationInput]) -> list[Grid]:

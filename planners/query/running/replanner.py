@@ -11,6 +11,8 @@ from ebbflow.planners.query.plan.state import DecisionKind, Estimate, ExecutionS
 from ebbflow.planners.query.running.packing import Schedule, simulate
 from ebbflow.planners.query.running.progress import Remaining, propagate
 
+_NOTABLE = 0.05  # seconds on the links that a reason mentions
+
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
@@ -155,7 +157,7 @@ class Replanner:
         name, rival = plans[0].id, plans[best].id
         if not isfinite(wanted):
             return "wait", why_nothing_fits(assessed[0], share)
-        gains = f"{_counted(assessed[best].estimate)}{self._cost_note()}"
+        gains = f"{_counted(assessed[best].estimate)}{self._cost_note()}{_links(assessed[best], assessed[0])}"
         if not isfinite(present):
             misfit = why_nothing_fits(assessed[0], share)
             return (
@@ -228,6 +230,14 @@ def _percent(fraction: float, threshold: float) -> str:
         if float(text) != round(100 * threshold, digits):
             return f"{text} %"
     return f"{100 * fraction:g} %"
+
+
+def _links(chosen: Assessment, current: Assessment) -> str:
+    """Say for how long two plans keep the links busy, where that differs."""
+    one, other = (sum(r.stage.network for r in a.remaining.stages) for a in (chosen, current))
+    if abs(one - other) < _NOTABLE:
+        return ""
+    return f", links busy for {one:.1f} s instead of {other:.1f} s"
 
 
 def _counted(estimate: Estimate) -> str:

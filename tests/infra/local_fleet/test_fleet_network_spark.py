@@ -31,6 +31,7 @@ def test_a_query_shuffles_over_the_links_and_nothing_is_left(monkeypatch, tmp_pa
         assert fleet.spark_master.startswith(f"spark://{plan.host}:")
         hosts = {node.id: node.host for node in fleet.book.nodes}
         assert {node.id: node.host for node in find_cluster(fleet.spark_master).nodes} == hosts
+        assert find_cluster(fleet.spark_master).network == fleet.capacity().network == 12.5
         before = {id_: sent(plan.namespace(id_)) for id_ in hosts}
         chosen = settings(
             fleet.spark_master, app_name="wired", memory="600m", conf={"spark.executor.cores": "1"}

@@ -89,3 +89,12 @@ def test_a_master_that_never_answered_is_an_error(master, monkeypatch):
     monkeypatch.setattr(master_capacity, "find_master", lambda url: None)
     with pytest.raises(EngineUnavailableError, match="no Spark master answers at spark://m:7077"):
         MasterCapacity("spark://m:7077", hazard=lambda *_: 0.0)
+
+
+def test_the_links_of_a_local_cluster_are_seen(master, source, monkeypatch):
+    state = SimpleNamespace(nodes=(), network=25.0)
+    monkeypatch.setattr(master_capacity, "find_cluster", lambda url: state)
+    assert source.capacity().network == 25.0
+    state.network = 12.5
+    found = source.capacity()
+    assert (found.network, found.revision) == (12.5, 2)
