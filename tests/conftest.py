@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -35,11 +36,25 @@ def _may_start(path: Path, markers: tuple[str, ...] = STARTING) -> bool:
     return any(f"mark.{name}" in text for name in markers)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--share", metavar="N/M", default="1/1", help="run the tests of one of M shares of the files"
+    )
+
+
+def _in_share(path: Path, share: str) -> bool:
+    number, _, shares = share.partition("/")
+    name = path.relative_to(Path(__file__).parent).as_posix()
+    return crc32(name.encode()) % int(shares) == int(number) - 1
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out what the part of the suite that is asked for (``scripts/test.sh``) cannot need: most of the time
     before its first test goes by with imports."""
     if collection_path.suffix != ".py":
         return None
+    if collection_path.name != "conftest.py" and not _in_share(collection_path, config.option.share):
+        return True
     asked = {word.strip() for word in config.option.markexpr.split(" and ")}
     if {"alone", "spark"} <= asked:
         needed = _may_start(collection_path, ("spark",))

@@ -173,3 +173,9 @@ def test_what_runs_as_a_process_is_defined_before_it_begins() -> None:
             if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
                 early.append(module)
     assert early == []
+
+
+def test_every_file_of_tests_has_a_name_of_its_own() -> None:
+    """Two of one name cannot be collected by one process."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
