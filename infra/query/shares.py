@@ -228,7 +228,7 @@ class _Home:
 
         A number that went to another process is not found out here: the claim expires instead.
         """
-        if self.place != _place():
+        if self.place != _place() or self.pid == os.getpid():
             return False
         import psutil  # only where somebody else's claim is in the way
 

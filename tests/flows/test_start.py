@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 import typer
 
 from ebbflow.flows import cli
@@ -23,6 +26,7 @@ def imported(tmp_path: Path, *arguments: str) -> set[str]:
     file = tmp_path / "modules"
     command = [sys.executable, "-c", _SAYING.format(file=str(file)), *arguments]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "COV_"))}
+    env["EBBFLOW_HOME"] = str(tmp_path / "home")
     subprocess.run(command, capture_output=True, timeout=PATIENCE, check=True, env=env)
     return set(file.read_text().split())
 
@@ -52,3 +56,16 @@ def test_help_imports_no_command(tmp_path: Path) -> None:
     assert not {name for name in ours(modules) if name.startswith("ebbflow.tasks")}
     assert len(ours(modules)) <= 30
     assert len(modules) <= 400
+
+
+@pytest.mark.processes
+def test_a_count_on_the_embedded_engine_imports_what_it_needs(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": range(1000)}), tmp_path / "t.parquet")
+    command = ("query", "SELECT count(*) AS n FROM t", "--tables", str(tmp_path))
+    for _ in range(2):  # the second has measurements of the first to fit
+        modules = imported(tmp_path, *command)
+        heavy = "scipy pandas prefect jinja2 psutil yaml asyncio networkx alembic sqlalchemy torch pyspark"
+        assert not packages(modules) & set(heavy.split())
+        assert not modules & {"urllib.request", "numpy.ma", "sqlglot.dialects.snowflake"}
+        assert len(ours(modules)) <= 190
+        assert len(modules) <= 780

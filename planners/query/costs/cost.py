@@ -4,6 +4,7 @@ The work itself is counted in ``operators``; its functions are offered here too.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -334,7 +335,7 @@ def _usable(measured: Measured, prior: CostModel) -> bool:
 def _shrunk_median(ratios: Array) -> float:
     """Return the median of positive ratios, drawn towards 1 as if LEVEL_POINTS stages had said 1."""
     weight = len(ratios) / (len(ratios) + LEVEL_POINTS)
-    level = math.exp(weight * float(np.median(np.log(ratios))))
+    level = math.exp(weight * statistics.median(np.log(ratios).tolist()))
     return min(max(level, 1.0 / BOUND), BOUND)
 
 
@@ -352,7 +353,7 @@ def _robust_ridge(
         ratios = bounded_ridge(parts * root, target * root[:, 0], noise / PRIOR_SPREAD, centre, bounds)
         moved = float(np.max(np.abs(ratios - before)))
         errors = parts @ ratios - target
-        spread = 1.4826 * float(np.median(np.abs(errors)))
+        spread = 1.4826 * statistics.median(np.abs(errors).tolist())
         noise = math.sqrt((NOISE_POINTS * PRIOR_NOISE**2 + count * spread**2) / (NOISE_POINTS + count))
         weights = 1.0 / (1.0 + (errors / (CAUCHY * max(spread, 0.02))) ** 2)
         if moved < 1e-6:
