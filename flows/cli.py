@@ -150,6 +150,8 @@ app = typer.Typer(
 
 
 class LogLevel(StrEnum):
+    """How much of its log a command prints."""
+
     debug = "debug"
     info = "info"
     warning = "warning"

@@ -47,7 +47,10 @@ class LedgerProbe:
 
 
 class MasterProbe:
-    """A standalone Spark master: workers that are alive, and the cores that no application holds."""
+    """A standalone Spark master: workers that are alive, and the cores that no application holds.
+
+    Raises ``OptionError``.
+    """
 
     def __init__(self, url: str) -> None:
         if not url.startswith("spark://") or not urlsplit(url).hostname:

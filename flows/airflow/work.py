@@ -110,6 +110,8 @@ def train_on_leases(
     """Run a training as an app of a cluster, on the GPUs that its capacity loop grants; see ``run_training_app``.
 
     ``fleet`` is ``local`` or ``local:NAME``, nodes of this machine; ``asked`` are further fields of its ``AppSpec``.
+
+    Raises ``OptionError``.
     """
     from ebbflow.infra.ledger import Ledger
     from ebbflow.infra.local_fleet import LocalFleet
@@ -207,7 +209,10 @@ def only_with(option: str, **given: object) -> None:
 
 
 def without_password(address: str | None) -> None:
-    """Refuse a ledger's address with a password, without repeating it: Airflow stores what a task is given."""
+    """Refuse a ledger's address with a password, without repeating it: Airflow stores what a task is given.
+
+    Raises ``OptionError``.
+    """
     from ebbflow.infra.ledger.address import parse
 
     if address and parse(address).secret:

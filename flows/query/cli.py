@@ -28,11 +28,15 @@ errors = Console(stderr=True)
 
 
 class Engine(StrEnum):
+    """What runs the SQL of stages."""
+
     spark = "spark"
     duckdb = "duckdb"
 
 
 class Planner(StrEnum):
+    """Which plans a query is planned in, and when it changes them."""
+
     qoop = "qoop"
     clarinet = "clarinet"
     volcano = "volcano"
@@ -85,6 +89,8 @@ _PANELS = {
 
 
 class Format(StrEnum):
+    """How a result is printed or written."""
+
     table = "table"
     csv = "csv"
     json = "json"

@@ -89,12 +89,16 @@ def without_native_output() -> Iterator[None]:
 
 
 class Materialize(StrEnum):
+    """Where a query is divided into stages whose results are kept."""
+
     cost = "cost"
     every_join = "every-join"
     none = "none"
 
 
 class Runner(StrEnum):
+    """Where a run is recorded: on a Prefect server, nowhere, or by what is configured."""
+
     auto = "auto"
     prefect = "prefect"
     plain = "plain"

@@ -28,6 +28,7 @@ Read-only. Exit status: 0 all that is required is there, 1 something required is
 
 
 def doctor(json: AsJson = False) -> None:
+    """Print what is installed and what is missing; exits 1 where something required is missing."""
     from ebbflow.flows.setup.doctor import examine, is_ready, print_checks
 
     checks = examine()

@@ -68,7 +68,7 @@ def run_demo(
     materialize: CutPolicy,
     console: Console,
 ) -> ExitStatus:
-    """Run the demo of one query and return the status to end with."""
+    """Run the demo of one query and return the status to end with. Raises ``OptionError``."""
     if query not in QUERIES:
         raise OptionError(f"query must be one of {', '.join(map(str, QUERIES))}; got {query}")
     if not 0 < scale <= 1000:
@@ -101,6 +101,8 @@ def run_demo_pipeline(
     """Run the demo's pipeline, results compared with DuckDB's, and return the status to end with.
 
     ``parameters`` are ``NAME=VALUE`` of its file.
+
+    Raises ``OptionError``.
     """
     if not 0 < scale <= 1000:
         raise OptionError(f"scale must be in (0, 1000]; got {scale}")

@@ -281,7 +281,7 @@ class AwsNodes:
 
 
 def own_address() -> str:
-    """Return the address from which this machine reaches others; nothing is sent."""
+    """Return the address from which this machine reaches others; nothing is sent. Raises ``ClusterError``."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("169.254.169.254", 80))  # any address beyond this machine does

@@ -34,6 +34,8 @@ class Enforcer:
         plan: what is launched, and in which order.
         channels: as many as the plan needs.
         verify: compare what ranks launch before each piece; costs a small collective each.
+
+    Raises ``TrainingError``.
     """
 
     def __init__(self, plan: CommunicationPlan, channels: Channels, *, verify: bool = False) -> None:

@@ -113,7 +113,10 @@ class Executor(ABC):
         return None
 
     def set_input(self, data: Any) -> None:
-        """Take the input that another process sent; needed by executors whose ``input_state`` is not ``None``."""
+        """Take the input that another process sent; needed by executors whose ``input_state`` is not ``None``.
+
+        Raises ``ElasticError``.
+        """
         raise ElasticError(f"{type(self).__name__} sends its input_state; define set_input to take it")
 
     @abstractmethod
@@ -128,7 +131,10 @@ class Executor(ABC):
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """Take a state of ``state_dict`` that is not ``None``; called after the input is there."""
+        """Take a state of ``state_dict`` that is not ``None``; called after the input is there.
+
+        Raises ``ElasticError``.
+        """
         raise ElasticError(f"{type(self).__name__} has a state_dict; define load_state_dict to take it")
 
 

@@ -60,6 +60,8 @@ class ElasticJob:
     without one they go when the job ends. With ``resume`` a job resumes from the
     newest whole snapshot in ``folder``; where there are some and none is whole, only with ``restart`` from the
     beginning. A worker that dies is replaced while ``replace``; otherwise the rest continue alone.
+
+    Raises ``OptionError``.
     """
 
     def __init__(
@@ -132,7 +134,10 @@ class ElasticJob:
     # --- what a user may ask
 
     def scale_to(self, workers: int) -> None:
-        """Ask for so many workers; returns at once. Of too many, the newest leave, in an orderly way."""
+        """Ask for so many workers; returns at once. Of too many, the newest leave, in an orderly way.
+
+        Raises ``OptionError``.
+        """
         if workers < 1:
             raise OptionError(f"workers must be >= 1; got {workers}")
 

@@ -153,7 +153,10 @@ def caught_up(connection: Connection, cluster: str, known: KnownState) -> KnownS
 
 
 def whole(connection: Connection, cluster: str) -> KnownState:
-    """Return the present state from the newest snapshot that can be read and all events since."""
+    """Return the present state from the newest snapshot that can be read and all events since.
+
+    Raises ``LedgerError``.
+    """
     gone = connection.execute(select(pruned(cluster))).scalar() or 0
     state = newest_snapshot(connection, cluster) or State()
     if state.number < gone:

@@ -142,7 +142,7 @@ class LocalFleet(FaultInjector):
         return self._change(lambda book: changes.hear(book, heard)).revision
 
     def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
-        """See ``FleetControl``."""
+        """See ``FleetControl``. Raises ``OptionError``."""
         book = self.book
         known(book, target.pool)
         if target.nodes < 0 or not 0 <= target.on_demand <= target.nodes:
@@ -256,7 +256,10 @@ class LocalFleet(FaultInjector):
         grace: float = 30.0,
         environment: Mapping[str, str] | None = None,
     ) -> "FleetNodes":
-        """Return a ``NodePool`` for one launcher of ``app`` on the fleet's GPU nodes; see ``FleetNodes``."""
+        """Return a ``NodePool`` for one launcher of ``app`` on the fleet's GPU nodes; see ``FleetNodes``.
+
+        Raises ``OptionError``.
+        """
         from ebbflow.infra.local_fleet.nodes import FleetNodes
 
         if not app:
@@ -274,7 +277,7 @@ class LocalFleet(FaultInjector):
     def evict(self, app: str, node: str) -> bool:
         """Kill what ``app`` runs on ``node``, in whichever process it was started; true once nothing is left.
 
-        Raises ``ClusterError`` when something outlives SIGKILL for 20 s.
+        Raises ``OptionError`` for an empty name, and ``ClusterError`` when something outlives SIGKILL for 20 s.
         """
         if not app or not node:
             raise OptionError(f"an app and a node must be named; got {app!r} and {node!r}")

@@ -57,7 +57,10 @@ def _dataset(relation: Relation) -> Any:
 
 
 def storable(cursor: Any, job: StageJob) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the job's statement with a cast of every column that Spark has no type for, and its columns."""
+    """Return the job's statement with a cast of every column that Spark has no type for, and its columns.
+
+    Raises ``StageFailedError``.
+    """
     sql = job.sql.strip().rstrip(";")
     plan = cursor.sql(sql)  # binds, does not run
     names = list(plan.columns)

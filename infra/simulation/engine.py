@@ -51,7 +51,7 @@ def simulate(
         models: how jobs truly progress; by default their plain durations.
         tick: s between decisions, from time 0; ``None`` decides at events, from the first arrival.
         restart_delay: s that a job waits on every new placement.
-        start_delay: the same for its first placement; ``None``: as ``restart_delay``.
+        start_delay: s, the same for its first placement; ``None``: as ``restart_delay``.
         interference: share of speed lost by jobs that span nodes while they share one with another such job.
         saves: when jobs save checkpoints; losing a node loses the work since the last one.
         contention: what ρ compares with (``metrics.finish_time_fairness``).

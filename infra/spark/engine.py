@@ -46,6 +46,8 @@ class SparkEngine:
     An engine is one query's: several may share a context, whose cores they divide by their weights.
     Progress listeners are called from a thread of their own. A job that was finished when its cancellation
     arrived returns its result.
+
+    Raises ``EngineUnavailableError``.
     """
 
     name: Literal["spark"] = "spark"

@@ -43,7 +43,10 @@ class MasterCapacity:
         self._losses, self._node_seconds = 0, 0.0
 
     def capacity(self) -> Capacity:
-        """Look now; see ``CapacitySource``. What is returned in an outage has the time of the last answer."""
+        """Look now; see ``CapacitySource``. What is returned in an outage has the time of the last answer.
+
+        Raises ``EngineUnavailableError``.
+        """
         with self._lock:
             try:
                 view = get_master(self._client, self._ui)

@@ -36,7 +36,10 @@ def resolve(uri: str | os.PathLike[str]) -> tuple[Any, str]:
 
 
 def split(uri: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return the scheme (``file`` or ``s3``) and the path in pyarrow's terms, without touching storage."""
+    """Return the scheme (``file`` or ``s3``) and the path in pyarrow's terms, without touching storage.
+
+    Raises ``OptionError``.
+    """
     text = os.fspath(uri)
     if not text.strip():
         raise OptionError("a path must not be empty; give a folder, file:///folder or s3://bucket/folder")
@@ -71,7 +74,10 @@ def to_uri(path: str, scheme: str = "file") -> str:
 
 
 def filesystem(scheme: str) -> Any:
-    """Return the ``pyarrow.fs.FileSystem`` of ``file`` or ``s3``, as the environment describes it now."""
+    """Return the ``pyarrow.fs.FileSystem`` of ``file`` or ``s3``, as the environment describes it now.
+
+    Raises ``OptionError``.
+    """
     if scheme == "file":
         from pyarrow.fs import LocalFileSystem
 

@@ -52,6 +52,8 @@ class RunLock:
         run_id: for messages.
         ttl: seconds after which a lease that is not renewed is free.
         heartbeat: renew a lease in the background; without it call ``beat``.
+
+    Raises ``OptionError``.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ class LocalNodes:
     # --- what the launcher asks ---------------------------------------------------------------------------
 
     def start(self, name: str, slots: int, entry: Entry, admit: Admit = admit_none) -> None:
-        """Start a node; see ``NodePool``."""
+        """Start a node; see ``NodePool``. Raises ``ClusterError``."""
         with self._lock:
             if self._closed:
                 raise ClusterError("these nodes have been closed")

@@ -137,7 +137,10 @@ def prepare(
     settings: RunSettings,
     state: dict[str, Any] | None,
 ) -> PreparedTraining:
-    """Put everything together; see ``ElasticRun.prepare``. ``state`` is a checkpoint's, if there is one."""
+    """Put everything together; see ``ElasticRun.prepare``. ``state`` is a checkpoint's, if there is one.
+
+    Raises ``OptionError``.
+    """
     limits = options.limits(world.size)
     adaptive = settings.adaptive and limits.largest > limits.initial
     if not adaptive and world.size * limits.smallest_local > limits.initial:

@@ -41,7 +41,10 @@ class Progress:
     epoch_turn: int = 0  # pass that it began in
 
     def bind(self, length: int) -> None:
-        """Take note of the data's size, and check it against what the run began with."""
+        """Take note of the data's size, and check it against what the run began with.
+
+        Raises ``DatasetError``.
+        """
         if self.length and self.length != length:
             raise DatasetError(
                 f"the run started on {self.length} samples and continues with {length}: the order of the data would "

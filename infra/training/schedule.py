@@ -61,7 +61,10 @@ def scaled(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
 
 
 class ProgressSchedule:
-    """A scheduler of torch that is moved on by progress: once an iteration at the initial batch, or once an epoch."""
+    """A scheduler of torch that is moved on by progress: once an iteration at the initial batch, or once an epoch.
+
+    Raises ``OptionError``.
+    """
 
     def __init__(self, scheduler: LRScheduler, unit: ScheduleUnit = "iteration") -> None:
         if unit not in ("iteration", "epoch"):
@@ -81,5 +84,6 @@ class ProgressSchedule:
         return {"moved": self._moved, "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state of ``state_dict``."""
         self._moved = state["moved"]
         self.scheduler.load_state_dict(state["scheduler"])

@@ -98,7 +98,7 @@ class Stepper:
     # --- passes -------------------------------------------------------------------------------------------
 
     def begin(self, share: Share, last: bool, plan: StepPlan) -> None:
-        """Begin a pass; its data are read next."""
+        """Begin a pass; its data are read next. Raises ``TrainingError``."""
         if self._open is not None:
             what = "run.step()" if self._open.backward else "run.backward(loss)"
             raise TrainingError(
@@ -111,13 +111,13 @@ class Stepper:
 
     @property
     def share(self) -> Share:
-        """Return what the pass under way is over."""
+        """Return what the pass under way is over. Raises ``TrainingError``."""
         if self._open is None:
             raise TrainingError("no batch is at hand: run.step() has ended the last one")
         return self._open.share
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Back-propagate the mean loss of the batch, weighted."""
+        """Back-propagate the mean loss of the batch, weighted. Raises ``TrainingError``."""
         now = self._open
         if now is None or now.backward:
             raise TrainingError("run.backward(loss) belongs once to each batch of run.batches(...)")
@@ -135,6 +135,8 @@ class Stepper:
         """End a pass, and with the last one the step; ``None`` where passes of it are left.
 
         ``vote`` is whether this process wants to stop, and to save then.
+
+        Raises ``TrainingError``.
         """
         now = self._open
         if now is None or not now.backward:

@@ -260,6 +260,6 @@ class LiveBidder(FinishTime):
 
     @property
     def time_alone(self) -> float:
-        """Return T_id = T_cluster * N_avg, s (equation 1), by the app's own speed on as many GPUs."""
+        """Return T_id = T_cluster * N_avg, s (NSDI 2020, equation 1), by the app's own speed on as many GPUs."""
         gpus = max(min(self.cluster_gpus, self.demand), 1)
         return max(self.believed.total * self.believed.speed.iteration_time(gpus) * self.n_avg, 1e-9)

@@ -52,7 +52,10 @@ def plan_moves(loads: Sequence[Load], workers: Collection[str], leaving: Collect
 
 
 def imbalance(counts: Sequence[int]) -> float:
-    """Return the largest load over the mean load; 1 is even. Less than 1 + workers / things after a rebalance."""
+    """Return the largest load over the mean load; 1 is even. Less than 1 + workers / things after a rebalance.
+
+    Raises ``OptionError``.
+    """
     if not counts or not sum(counts):
         raise OptionError(f"counts must have a positive sum; got {list(counts)}")
     return max(counts) * len(counts) / sum(counts)

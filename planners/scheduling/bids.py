@@ -87,6 +87,7 @@ class BidTable:
 
     @property
     def rows(self) -> tuple[BidRow, ...]:
+        """Return the rows as values, the first of which wins nothing."""
         columns = zip(self.gpus, self.level, self.anchor, self.rho, strict=True)
         return tuple(BidRow(int(g), Level(int(lv)), int(a), float(r)) for g, lv, a, r in columns)
 

@@ -41,7 +41,10 @@ class LossModel:
         return self.beta0 / (at * (at + self.beta0)) if at > 0 else inf
 
     def converges_at(self, delta: float, patience: int = 3) -> int:
-        """Return the last of the first ``patience`` ``k`` in a row from which the loss falls less than ``delta``."""
+        """Return the last of the first ``patience`` ``k`` in a row from which the loss falls less than ``delta``.
+
+        Raises ``OptionError``.
+        """
         if delta <= 0 or patience < 1:
             raise OptionError(f"delta must be > 0 and patience >= 1; got {delta}, {patience}")
         high = 1

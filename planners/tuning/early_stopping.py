@@ -25,6 +25,8 @@ def rungs(least: int, most: int, factor: int) -> tuple[int, ...]:
 
     >>> rungs(1, 27, 3)
     (1, 3, 9)
+
+    Raises ``OptionError``.
     """
     if least < 1 or most < least or factor < 2:
         raise OptionError(f"rungs need 1 <= least <= most and factor >= 2; got {least}, {most}, {factor}")
@@ -40,6 +42,8 @@ def epochs_left(done: float, most: int, compared_at: Sequence[int], factor: int)
 
     >>> epochs_left(0, 9, (1, 3), 3)
     2.333333333333333
+
+    Raises ``OptionError``.
     """
     if not 0 <= done <= most:
         raise OptionError(f"done must be within [0, {most}] epochs; got {done}")

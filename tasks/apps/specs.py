@@ -39,6 +39,7 @@ class Resume(NamedTuple):
 def app_spec(
     kind: Literal["query", "training", "tuning"], given: dict[str, Any], fields: dict[str, Any]
 ) -> AppSpec:
+    """Return what an app registers as: ``fields`` over what the user ``given``. Raises ``OptionError``."""
     spec = AppSpec(kind=kind, **{**given, **fields})
     if not spec.id:
         raise OptionError("an app needs an id, by which it is found again; got none")

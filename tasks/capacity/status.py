@@ -21,6 +21,8 @@ _GONE = 10.0  # s without a status row after which it is told that the loop says
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
+    """A node of the cluster, and how much of it is leased."""
+
     id: str
     market: str
     zone: str
@@ -34,6 +36,8 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
+    """A lease that has not ended."""
+
     number: int
     app: str
     node: str
@@ -44,6 +48,8 @@ class LeaseView:
 
 @dataclass(frozen=True, slots=True)
 class AppView:
+    """An app: what it holds, how far it is, what it has cost."""
+
     id: str
     kind: str
     team: str
@@ -61,6 +67,8 @@ class AppView:
 
 @dataclass(frozen=True, slots=True)
 class DecisionView:
+    """A decision of the capacity loop with its reason."""
+
     number: int
     at: float  # s since the Unix epoch
     kind: str

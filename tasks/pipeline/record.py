@@ -85,7 +85,7 @@ class RunRecord:
 
 
 class RunFolder:
-    """The folder of one run. One process at a time holds it."""
+    """The folder of one run. One process at a time holds it. Raises ``OptionError``."""
 
     def __init__(self, parent: Path | str, id: str) -> None:
         if not _ID.fullmatch(id):

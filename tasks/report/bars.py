@@ -26,6 +26,7 @@ class Axes:
         return self.width - _RIGHT
 
     def x(self, at: float) -> float:
+        """Return the x of ``at`` seconds, within the axis."""
         share = min(max(at, 0.0), self.span) / self.span
         return self.left + share * (self.right - self.left)
 

@@ -111,6 +111,7 @@ def placement_text(generation: GenerationReport) -> str:
 
 
 def generation_rows(report: TrainingReport) -> Table:
+    """Return a table with a row for each generation: GPUs, steps, pause, end and what followed."""
     table = Table("", "GPUs", "steps", "lost", "pause", "end", "next action", box=None, header_style="bold")
     for g in report.generations:
         done = f"{max(g.first_step, 0)}-{g.last_step}" if g.first_step >= 0 else "–"

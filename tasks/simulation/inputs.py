@@ -51,7 +51,7 @@ class Inputs:
 
     @cached_property
     def begin(self) -> float:
-        """Return when the simulation begins, s since the Unix epoch."""
+        """Return when the simulation begins, s since the Unix epoch. Raises ``OptionError``."""
         assert self.history is not None
         if not any(one.node.market == "spot" for one in presences(self.present)):
             raise OptionError(

@@ -35,6 +35,7 @@ def score(model: nn.Module, x: torch.Tensor, y: torch.Tensor, binary: bool) -> f
 
 
 def main() -> None:
+    """Train a network to predict the target column, and report its metrics after each pass."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True, help="folder of Parquet files")
     parser.add_argument("--target", required=True, help="column to predict")

@@ -20,6 +20,7 @@ def read(directory: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
+    """Train a network on the tables of ``--data``, and report its loss after each pass."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True, help="directory of Parquet files")
     parser.add_argument("--epochs", type=int, default=20)

@@ -84,7 +84,7 @@ class SpotFleet:
         ).revision
 
     def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
-        """See ``FleetControl``. Raises also ``StorageError``."""
+        """See ``FleetControl``. Raises also ``StorageError`` and ``OptionError``."""
         if target.pool not in self._settings.pools:
             raise OptionError(f"pool must be one of {', '.join(self._settings.pools)}; got {target.pool!r}")
         if target.nodes < 0 or not 0 <= target.on_demand <= target.nodes:

@@ -134,7 +134,7 @@ class Gangs:
         return known is not None and known.phase == "held"
 
     def start(self, target: GangTarget, *, dry_run: bool = False) -> Gang:
-        """See ``GangControl``. Raises also ``SpotPriceTooHighError``.
+        """See ``GangControl``. Raises also ``SpotPriceTooHighError`` and ``OptionError``.
 
         Where it is not known what became of the request, call again with the same one, or let ``repair`` settle it.
         """

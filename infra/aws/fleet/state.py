@@ -111,7 +111,7 @@ class FolderStore:
         self._lock = threading.Lock()
 
     def read(self) -> FleetState:
-        """See ``FleetStore``."""
+        """See ``FleetStore``. Raises ``StorageError``."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -132,7 +132,7 @@ class FolderStore:
         return state
 
     def change(self, how: Callable[[FleetState], FleetState]) -> FleetState:
-        """See ``FleetStore``."""
+        """See ``FleetStore``. Raises ``StorageError``."""
         try:
             private.make_folder(self._path.parent)
         except OSError as error:

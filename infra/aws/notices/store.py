@@ -169,7 +169,10 @@ class NoticeFile:
         self._clock = clock or SystemClock()
 
     def read(self) -> NoticeLog:
-        """Return the book; an empty one where there is no file. Raises ``NoticeError`` for one that is damaged."""
+        """Return the notices; none where there is no file.
+
+        Raises ``NoticeError`` for a file that is damaged, and ``StorageError`` for one that cannot be read.
+        """
         try:
             fields = checksums.unsealed(self.path.read_bytes())
             if fields["format"] != _FORMAT:

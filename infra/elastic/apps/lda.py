@@ -37,6 +37,8 @@ class Lda(Application):
 
     ``data`` is the path of an ``.npz`` file that all workers can read: ``document`` and ``word`` of each token, both
     from 0. Parameters are the word-topic counts, one array a block, and the totals of the topics.
+
+    Raises ``OptionError``.
     """
 
     def __init__(

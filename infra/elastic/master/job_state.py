@@ -29,7 +29,7 @@ class Ledger:
         self._waiting: list[MicroTask] = []
 
     def dispatch(self, executor: int, args: Any) -> None:
-        """Make a task of the present version."""
+        """Make a task of the present version. Raises ``ElasticError``."""
         if not 0 <= executor < self._executors:
             raise ElasticError(f"executors are 0 to {self._executors - 1}; got {executor}")
         task = MicroTask(self._next, executor, args, self.clock.version)

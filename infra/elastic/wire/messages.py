@@ -50,12 +50,16 @@ class ShardRecord:
 @register
 @dataclass(slots=True)
 class Join:
+    """A node has started and asks to be let in."""
+
     node: str
 
 
 @register
 @dataclass(slots=True)
 class NodeLoss:
+    """A node is gone."""
+
     node: str
     reason: str
 
@@ -71,6 +75,8 @@ class Scale:
 @register
 @dataclass(slots=True)
 class Welcome:
+    """To a node that joins: the application, where shards are, and the job's settings."""
+
     application: Any
     directory: Directory
     settings: dict[str, Any]
@@ -87,7 +93,7 @@ class Ready:
 @register
 @dataclass(slots=True)
 class Exit:
-    pass
+    """End the process."""
 
 
 @register
@@ -105,12 +111,16 @@ class ActorFailure:
 @register
 @dataclass(slots=True)
 class Run:
+    """Run these micro-tasks."""
+
     tasks: list[MicroTask]
 
 
 @register
 @dataclass(slots=True)
 class Finished:
+    """Micro-tasks have been run, with their results."""
+
     completions: list[Completion]
 
 
@@ -120,6 +130,8 @@ class Finished:
 @register
 @dataclass(slots=True)
 class Read:
+    """Send the values of ``keys`` at ``version`` or later."""
+
     shard: int
     keys: list[Key]
     version: int
@@ -129,6 +141,8 @@ class Read:
 @register
 @dataclass(slots=True)
 class Values:
+    """The answer to ``Read``."""
+
     shard: int
     values: dict[Key, Value]
     version: int  # of the request
@@ -138,6 +152,8 @@ class Values:
 @register
 @dataclass(slots=True)
 class Update:
+    """Add these increments to a shard."""
+
     shard: int
     number: int  # of the sender's flush
     increments: Increments
@@ -147,6 +163,8 @@ class Update:
 @register
 @dataclass(slots=True)
 class UpdateAck:
+    """The increments of a flush have been added."""
+
     shard: int
     number: int
     place: Place
@@ -158,6 +176,8 @@ class UpdateAck:
 @register
 @dataclass(slots=True)
 class MoveExecutor:
+    """Send an executor to ``target``, with its input where that has no other source."""
+
     executor: int
     target: Address
     with_input: bool
@@ -166,6 +186,8 @@ class MoveExecutor:
 @register
 @dataclass(slots=True)
 class ExecutorContents:
+    """An executor that moves."""
+
     executor: int
     record: ExecutorRecord
 
@@ -173,6 +195,8 @@ class ExecutorContents:
 @register
 @dataclass(slots=True)
 class MoveShard:
+    """Send a shard to ``place``."""
+
     shard: int
     place: Place
 
@@ -180,6 +204,8 @@ class MoveShard:
 @register
 @dataclass(slots=True)
 class ShardContents:
+    """A shard that moves."""
+
     shard: int
     moves: int
     record: ShardRecord
@@ -244,6 +270,8 @@ class Capture:
 @register
 @dataclass(slots=True)
 class CaptureResult:
+    """What ``Capture`` has written or sends along."""
+
     items: list[int]
     contents: dict[int, Any] | None
     error: str | None = None  # why nothing was written
@@ -252,7 +280,7 @@ class CaptureResult:
 @register
 @dataclass(slots=True)
 class Resume:
-    pass
+    """Start tasks again after a drain."""
 
 
 @register

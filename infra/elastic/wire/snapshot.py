@@ -27,7 +27,10 @@ def write(path: str, content: Any) -> None:
 
 
 def write_quickly(path: str, content: Any) -> None:
-    """Write a file that survives its writer's death; should the whole machine die, readers see the damage."""
+    """Write a file that survives its writer's death; should the whole machine die, readers see the damage.
+
+    Raises ``ElasticError``.
+    """
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         private.make_folder(os.path.dirname(path))
@@ -118,7 +121,10 @@ class SnapshotFolder:
         return number, folder
 
     def commit(self, snapshot: Snapshot, master: dict[str, Any]) -> None:
-        """Make a snapshot count, whose other files are there, and delete those that are not kept."""
+        """Make a snapshot count, whose other files are there, and delete those that are not kept.
+
+        Raises ``ElasticError``.
+        """
         write(os.path.join(snapshot.folder, MASTER_FILE), master)
         names: dict[str, Any] = {
             "number": snapshot.number,

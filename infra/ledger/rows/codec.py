@@ -42,7 +42,10 @@ class StoredChange(NamedTuple):
 
 
 def kind_of(change: type[Change] | str) -> str:
-    """Return the stored name of a kind of change: ``Granted``, ``"Granted"`` and ``"lease-granted"`` are one."""
+    """Return the stored name of a kind of change: ``Granted``, ``"Granted"`` and ``"lease-granted"`` are one.
+
+    Raises ``OptionError``.
+    """
     if isinstance(change, str):
         for name, kind in CHANGES.items():
             if change in (name, kind.__name__) or FORMER.get(change) == name:

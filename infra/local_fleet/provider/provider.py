@@ -83,7 +83,7 @@ class GpuNodeProvider:
         self._folder, self._clock = folder, clock
 
     def start(self, book: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
-        """See ``NodeProvider``."""
+        """See ``NodeProvider``. Raises ``ClusterError``."""
         folder = work(self._folder, node.id)
         (folder / READY).unlink(missing_ok=True)
         command = [sys.executable, "-P", "-m", _MACHINE, str(self._folder), book.uid, node.id]

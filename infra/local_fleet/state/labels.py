@@ -49,6 +49,7 @@ def mark(fleet: str, node: str, app: str, pool: str, key: str) -> str:
 
 
 def machine_mark(fleet: str, node: str) -> str:
+    """Return the mark of the process that stands for a node."""
     return f"{fleet}/{node}/{MACHINE}/machine"
 
 

@@ -113,6 +113,7 @@ class LocalFleetStateFile:
 
 
 def encoded(book: LocalFleetState) -> bytes:
+    """Return a fleet's state as its file holds it, with a checksum."""
     return checksums.sealed({"format": FORMAT, **asdict(book)}, indent=1)
 
 

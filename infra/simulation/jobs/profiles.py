@@ -273,7 +273,7 @@ def read_profile(folder: Path) -> Profile:
 
 
 class Profiles(Mapping[str, Profile]):
-    """The applications under one folder, each read when it is first asked for."""
+    """The applications under one folder, each read when it is first asked for. Raises ``WorkloadError``."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)

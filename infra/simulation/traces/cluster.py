@@ -38,7 +38,10 @@ class Cluster:
 
     @classmethod
     def grid(cls, nodes: int, gpus: int, *, per_rack: int = 0, price: float = 0.0) -> "Cluster":
-        """Return equal nodes of ``gpus`` GPUs at ``price`` $/h, ``per_rack`` to a rack (0: all in one)."""
+        """Return equal nodes of ``gpus`` GPUs at ``price`` $/h, ``per_rack`` to a rack (0: all in one).
+
+        Raises ``OptionError``.
+        """
         if nodes < 1 or gpus < 1:
             raise OptionError(f"a cluster needs at least one node and one GPU on each; got {nodes}x{gpus}")
         width = len(str(nodes - 1))
@@ -56,7 +59,7 @@ class Cluster:
 
     @classmethod
     def parse(cls, text: str) -> "Cluster":
-        """Return the cluster that ``NODESxGPUS`` means, such as ``16x4``."""
+        """Return the cluster that ``NODESxGPUS`` means, such as ``16x4``. Raises ``OptionError``."""
         match = re.fullmatch(r"\s*(\d+)\s*[xX×]\s*(\d+)\s*", text)
         if not match:
             raise OptionError(f"a cluster is written NODESxGPUS, such as 16x4; got {text!r}")

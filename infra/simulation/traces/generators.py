@@ -71,6 +71,8 @@ def philly_like(
 
     GPU-seconds are drawn log-linearly between quantiles; GPUs by the testbed's shares (and a few of 64 and 128),
     among the counts that let the job run for ``least`` to ``longest`` s. The paper kept jobs of at least one minute.
+
+    Raises ``OptionError``.
     """
     if jobs < 1 or span <= 0 or not 0 < least < longest:
         raise OptionError(

@@ -156,6 +156,8 @@ def read_jobs(path: Path) -> Workload:
     """Read our own format: ``id,arrival_s,gpus,duration_s`` and optional ``model,team,weight,min_gpus,max_gpus``.
 
     ``duration_s`` is the time on ``gpus`` well-placed GPUs. Columns may come in any order, rows too.
+
+    Raises ``WorkloadError``.
     """
     jobs: list[Job] = []
     lines: dict[str, int] = {}

@@ -160,12 +160,16 @@ class StateFile:
             raise ClusterError(f"{self.properties} cannot be written: {error.strerror}") from error
 
     def remove(self) -> None:
+        """Remove the file and that of Spark's properties; nothing happens where they are gone."""
         self.path.unlink(missing_ok=True)
         self.properties.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the cluster's lock; it is never held for longer than a file takes to write."""
+        """Hold the cluster's lock; it is never held for longer than a file takes to write.
+
+        Raises ``ClusterError``.
+        """
         try:
             private.make_folder(self.folder)
             file = private.open_file(self.folder / ".lock", "a")

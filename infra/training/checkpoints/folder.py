@@ -75,6 +75,8 @@ class CheckpointFolder:
         place: the directory.
         keep: how many complete checkpoints stay; the newest always does.
         timeout: seconds that a save may take before the caller hears of it.
+
+    Raises ``OptionError``.
     """
 
     def __init__(
@@ -235,7 +237,10 @@ class CheckpointFolder:
         return self.last
 
     def load_sharded(self, found: VerifiedCheckpoint, state: dict[str, Any], *, group: Any = None) -> None:
-        """Fill ``state``, of the layout that this world needs, from a sharded checkpoint. Collective."""
+        """Fill ``state``, of the layout that this world needs, from a sharded checkpoint. Collective.
+
+        Raises ``OptionError``.
+        """
         from ebbflow.infra.training.checkpoints import sharded_files
 
         if found.layout != "sharded":

@@ -23,7 +23,7 @@ class BackgroundWriter(Generic[Result]):
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, job: Callable[[], Result]) -> None:
-        """Begin ``job``. Raises the error of the one before if it was not raised, and then begins nothing."""
+        """Begin ``job``. Raises ``StorageError`` while one runs, and what the last one raised, once."""
         if self.busy:
             raise StorageError(f"{self._name} is still writing")
         self._raise()

@@ -28,6 +28,8 @@ class BatchTuner:
     """The batch of one job on whatever it holds, from measured steps and the gradient's statistics.
 
     The total never falls below ``limits.initial``. ``adaptive`` false keeps it there. ``clock`` gives seconds.
+
+    Raises ``OptionError``.
     """
 
     def __init__(

@@ -132,6 +132,7 @@ class RankLogs(LogsSpecs):  # type: ignore[misc]
         self._errors = errors
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Make the files of the ranks with these environments, by local rank, and return where they are."""
         private.make_folder(self._folder)
         private.make_folder(self._errors)
         found = LogsDest(filtered_stdout="", filtered_stderr="")

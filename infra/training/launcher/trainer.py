@@ -173,7 +173,7 @@ class TorchTrainer:
         self._launch(replace(job, folder=folder), placement or last, lock)
 
     def resize(self, placement: Mapping[str, int], deadline: float | None = None) -> None:
-        """Grow, shrink or move; see ``Trainer``."""
+        """Grow, shrink or move; see ``Trainer``. Raises ``TrainingError``."""
         wanted = checked_placement(placement)
         if self._loop is None or self._loop.over.is_set():
             raise TrainingError("the run has ended or was never launched; there is nothing to resize")

@@ -37,6 +37,8 @@ def partition_by_shard(tensors: Mapping[str, torch.Tensor], rows: int | None = N
     """Cut every tensor along its first dimension into blocks of ``rows`` rows, or of about 16 KiB.
 
     Many blocks make partial saves fine and priorities worth having; ten, as by layer, do neither.
+
+    Raises ``OptionError``.
     """
     if rows is not None and rows < 1:
         raise OptionError(f"rows of a block must be >= 1; got {rows}")
@@ -63,7 +65,10 @@ def partition_by_layer(tensors: Mapping[str, torch.Tensor]) -> tuple[BlockSpec, 
 
 
 def place_blocks(count: int, owners: Sequence[int], seed: int) -> tuple[int, ...]:
-    """Return the owner of each block: random by ``seed``, equal numbers up to one (SCAR, section 4.1)."""
+    """Return the owner of each block: random by ``seed``, equal numbers up to one (SCAR, section 4.1).
+
+    Raises ``OptionError``.
+    """
     if not owners:
         raise OptionError("blocks need at least one owner")
     order = np.random.default_rng(seed).permutation(count)

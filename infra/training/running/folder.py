@@ -64,6 +64,7 @@ class RunningFolder:
         return None
 
     def next(self) -> str:
+        """Return a number for a start that no start has had, damaged ones included."""
         taken = [*self.starts(), *(name.removeprefix(_CORRUPT) for name in self._aside())]
         return f"{max([0, *map(int, taken)]) + 1:06d}"
 
@@ -115,6 +116,7 @@ class RunningFolder:
                     self.place.remove_folder(old)
 
     def table(self, start: str) -> Table:
+        """Return the table of a start. Raises ``StorageError``, and ``DamagedError`` for a damaged one."""
         with translated(f"read the running checkpoint {self.uri}"):
             data = self.place.read(f"{start}/{_TABLE}")
         try:
@@ -148,6 +150,7 @@ def small_bytes(content: Any) -> Record:
 
 
 def small_content(record: Record) -> Any:
+    """Return the state that a record of small parts holds."""
     return read_state(io.BytesIO(dict(record.parts)["state"].numpy().tobytes()))
 
 

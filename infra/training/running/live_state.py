@@ -60,7 +60,10 @@ class LiveState:
         return found + [(_KEPT + key, block.of(_local(value))) for key, value in self._moments(tensor)]
 
     def put(self, block: BlockSpec, record: Record) -> None:
-        """Write a record's values in place. Moments that it lacks start from 0, as at the start of training."""
+        """Write a record's values in place. Moments that it lacks start from 0, as at the start of training.
+
+        Raises ``StorageError``.
+        """
         tensor = self._tensors[block.tensor]
         given = dict(record.parts)
         target = block.of(_local(tensor))

@@ -75,6 +75,7 @@ def decode(data: bytes | memoryview) -> Record:
 
 
 def length(buffers: Sequence[Any]) -> int:
+    """Return the bytes of all buffers."""
     return sum(len(buffer) for buffer in buffers)
 
 

@@ -18,7 +18,10 @@ LOW, HIGH, ROUNDS = 0.35, 0.65, 15
 
 
 def cluster_utility(speedups: Iterable[float], gpus: int) -> float:
-    """Return the sum of ``speedups`` (each over one GPU) over all ``gpus`` that are paid for; 0 without GPUs."""
+    """Return the sum of ``speedups`` (each over one GPU) over all ``gpus`` that are paid for; 0 without GPUs.
+
+    Raises ``OptionError``.
+    """
     if gpus < 0:
         raise OptionError(f"gpus must be >= 0; got {gpus}")
     return sum(speedups) / gpus if gpus else 0.0

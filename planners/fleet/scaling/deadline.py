@@ -74,6 +74,8 @@ class QueryCurve:
     The best of all candidate plans counts, each credited with what is finished or running. Plans are tried in order
     of a bound from below, the larger of work by cores and of the longest path, until none can be better: the
     result is that of trying all.
+
+    Raises ``OptionError``.
     """
 
     def __init__(

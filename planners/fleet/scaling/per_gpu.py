@@ -24,7 +24,10 @@ Measure = Literal["goodput", "throughput"]
 
 
 def goodput_per_gpu(goodput: Goodput, most: int, per_node: int) -> list[float]:
-    """Return, for 1 to ``most`` whole nodes of ``per_node`` GPUs, goodput per GPU over that of a single GPU."""
+    """Return, for 1 to ``most`` whole nodes of ``per_node`` GPUs, goodput per GPU over that of a single GPU.
+
+    Raises ``OptionError``.
+    """
     if most < 1 or per_node < 1:
         raise OptionError(f"most and per_node must be >= 1; got {most}, {per_node}")
     nodes = np.arange(1, most + 1)
@@ -58,6 +61,8 @@ def nodes_wanted(
 
     Above ``trigger`` the job grows to the count, up to ``most``, whose goodput per GPU comes nearest to ``target``;
     of equally near ones the smallest.
+
+    Raises ``OptionError``.
     """
     if not 1 <= now <= most:
         raise OptionError(f"now must be 1 to {most} nodes; got {now}")

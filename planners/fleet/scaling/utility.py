@@ -13,7 +13,10 @@ from ebbflow.planners.model.scheduling import App, Placement, Policy, View, gpus
 
 
 def speedup(app: App, placement: Placement) -> float:
-    """Return the goodput of ``app`` on ``placement`` over that on one GPU; 0 without GPUs or before it is known."""
+    """Return the goodput of ``app`` on ``placement`` over that on one GPU; 0 without GPUs or before it is known.
+
+    Raises ``OptionError``.
+    """
     gpus = gpus_of(placement)
     if not gpus or app.goodput is None:
         return 0.0
@@ -34,6 +37,8 @@ def utility_curve(view: View, policy: Policy, template: Node, seed: int) -> Curv
 
     The nodes are the first n of the view, then more like ``template``. Each count is planned with a generator of the
     same ``seed``, so that it does not matter in which order counts are asked for.
+
+    Raises ``OptionError``.
     """
     present: Sequence[Node] = view.capacity.usable
     if template.gpus < 1:

@@ -300,6 +300,7 @@ class Rendered:
 
     @cached_property
     def tree(self) -> exp.Expr:
+        """Return the statement, all identifiers quoted."""
         statement = self._staging.statement(self._unit, self._slice)
         quote(statement)
         return statement

@@ -80,6 +80,7 @@ class Reduction:
     families: Families
 
     def result(self) -> View:
+        """Return the view with its correlated subqueries kept to what the outer query can ask for."""
         if not correlated(self.view):
             return self.view
         query = self.view.query.copy()

@@ -41,7 +41,10 @@ class Problem:
 
     @classmethod
     def of(cls, offer: Offer, tables: Sequence[BidTable]) -> "Problem":
-        """Return the problem. Rows that the offer cannot hold are dropped; row 0 of every app stays."""
+        """Return the problem. Rows that the offer cannot hold are dropped; row 0 of every app stays.
+
+        Raises ``OptionError``.
+        """
         if len({t.app for t in tables}) != len(tables):
             raise OptionError("two bid tables are of the same app")
         sizes = [len(t.gpus) for t in tables]

@@ -79,6 +79,7 @@ class Classes:
 
     @classmethod
     def of(cls, problem: Problem) -> "Classes":
+        """Return the classes of a problem's offer."""
         offer = problem.offer
         thresholds = np.zeros(0, int)
         rack = problem.kind == Kind.RACK

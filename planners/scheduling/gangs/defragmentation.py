@@ -45,6 +45,8 @@ def fragmentation(free: Sequence[int], gpus: int) -> float:
 
     >>> fragmentation([2, 2, 2, 2], 4), fragmentation([2, 2, 2, 2], 2)
     (1.0, 0.0)
+
+    Raises ``OptionError``.
     """
     if gpus < 1:
         raise OptionError(f"gpus must be >= 1; got {gpus}")

@@ -16,7 +16,7 @@ Denominator = Literal["residual", "total"]
 
 
 class ServiceDistribution:
-    """Service demands of past jobs, GPU-s; each sample has a weight."""
+    """Service demands of past jobs, GPU-s; each sample has a weight. Raises ``OptionError``."""
 
     def __init__(
         self,

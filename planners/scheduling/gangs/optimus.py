@@ -28,6 +28,8 @@ class Optimus:
         restart_cost: s; a job is resized only if that saves more than twice this. 0 always resizes.
         interval: s after which it wants to be asked again.
         placer: where GPUs are taken; jobs with fewer GPUs first.
+
+    Raises ``OptionError``.
     """
 
     elastic = True

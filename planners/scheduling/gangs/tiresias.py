@@ -58,6 +58,8 @@ class Tiresias:
         count_restarts: whether time spent restarting counts as attained service.
         reserve_after: s after which a job that never ran goes first in the first queue; infinite: never.
         placer: where GPUs are taken.
+
+    Raises ``OptionError``.
     """
 
     def __init__(

@@ -64,6 +64,8 @@ def power_mean(values: Sequence[float], p: float, weights: Sequence[float] | Non
 
     >>> round(power_mean([1, 2, 4], -1), 5)
     1.71429
+
+    Raises ``OptionError``.
     """
     x = np.asarray(values, float)
     w = np.ones(len(x)) if weights is None else np.asarray(weights, float)
@@ -131,6 +133,8 @@ def problem_of(view: View, objective: Objective, pinned: frozenset[str] = frozen
     """Return the round that ``view`` asks for.
 
     Usable nodes with GPUs count. An app whose nodes left in part is not charged for a restart that is forced on it.
+
+    Raises ``OptionError``.
     """
     nodes = [n for n in view.capacity.usable if n.gpus > 0]
     place = {n.id: i for i, n in enumerate(nodes)}

@@ -16,6 +16,8 @@ def late_workers(arrivals: Sequence[Sequence[float]], step_time: float, share: f
         arrivals: s at which each worker's gradients reached the server, a row for each step of a window.
         step_time: median s of a step.
         share: of the step time that a worker's median lateness behind the median arrival must exceed.
+
+    Raises ``OptionError``.
     """
     if step_time <= 0 or share <= 0:
         raise OptionError(f"step_time and share must be > 0; got {step_time}, {share}")

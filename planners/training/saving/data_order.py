@@ -57,6 +57,8 @@ class DataOrder:
 
         >>> DataOrder(10).after(Cursor(0, 8), 2)
         Cursor(turn=1, position=0)
+
+        Raises ``OptionError``.
         """
         if not 0 <= count <= self.left(cursor):
             raise OptionError(f"a step at {cursor} of {self.length} samples cannot use {count}")

@@ -148,7 +148,10 @@ class CheckpointSchedule:
         return iteration > 0 and iteration % self.interval == 0
 
     def mean_age(self, strategy: Literal["round", "random"]) -> float:
-        """Return the mean iterations since a block was saved, at a random moment: C/2, or C·(1 − r/2) at random."""
+        """Return the mean iterations since a block was saved, at a random moment: C/2, or C·(1 − r/2) at random.
+
+        Raises ``OptionError``.
+        """
         if strategy not in {"round", "random"}:
             raise OptionError(f"the mean age is known for round and random; got {strategy!r}")
         return self.period * (0.5 if strategy == "round" else 1 - self.share / 2)
@@ -243,6 +246,8 @@ def assign_lost_blocks(lost: Mapping[int, float], loads: Mapping[Node, float]) -
     Args:
         lost: size of each lost block, by its id.
         loads: what each survivor holds already, in the same unit. Ties go to the node whose name sorts first.
+
+    Raises ``OptionError``.
     """
     if lost and not loads:
         raise OptionError(f"{len(lost)} blocks are lost and no node survives; restore all of them")
@@ -274,6 +279,8 @@ def expected_rework(
         contraction: c of the training, in (0, 1).
         error: ‖w − w*‖ now; ``rework.error_from_step`` estimates it.
         lost: p, from 0 to 1.
+
+    Raises ``OptionError``.
     """
     if not hazard >= 0:
         raise OptionError(f"hazard must be >= 0 losses an iteration; got {hazard}")

@@ -20,6 +20,8 @@ def log_aggregate(contraction: float, norms: Mapping[int, float]) -> float:
     Args:
         contraction: c, in (0, 1).
         norms: (expected) norm of the perturbation before each step l; steps that are not named have none.
+
+    Raises ``OptionError``.
     """
     from scipy.special import logsumexp
 
@@ -79,7 +81,10 @@ def envelope(contraction: float, error: float, norms: Mapping[int, float], itera
 
 
 def irreducible_error(contraction: float, norm: float) -> float:
-    """Return b = c·Δ/(1 − c): no accuracy below it is reached if every step is perturbed by Δ = ``norm`` (B.1)."""
+    """Return b = c·Δ/(1 − c): no accuracy below it is reached if every step is perturbed by Δ = ``norm`` (B.1).
+
+    Raises ``OptionError``.
+    """
     _check_contraction(contraction)
     if not 0 <= norm < inf:
         raise OptionError(f"norm must be finite and >= 0; got {norm}")
@@ -91,6 +96,8 @@ def kappa_infinite(contraction: float, error: float, eps: float, norm: float) ->
 
     log((W − b)/(ε − b)) / log(1/c), with b the irreducible error; inf for ε ≤ b, however many iterations follow.
     ``error`` must exceed b.
+
+    Raises ``OptionError``.
     """
     floor = irreducible_error(contraction, norm)
     _check_positive("eps", eps)
@@ -103,6 +110,8 @@ def rework_bound_infinite(contraction: float, error: float, eps: float, norm: fl
     """Return the bound on the rework if every step is perturbed: log[(1 − b/W)/(1 − b/ε)] / log(1/c) (B.2).
 
     inf for an ``eps`` that cannot be reached. ``error`` must exceed the irreducible error b.
+
+    Raises ``OptionError``.
     """
     floor = irreducible_error(contraction, norm)
     _check_positive("eps", eps)
@@ -119,6 +128,8 @@ def expected_partial_norm(norm: float, lost: float) -> float:
     Args:
         norm: ‖δ‖ if everything were restored.
         lost: p, the fraction of blocks lost, each equally likely.
+
+    Raises ``OptionError``.
     """
     if not 0 <= lost <= 1:
         raise OptionError(f"lost must be a fraction from 0 to 1; got {lost}")
@@ -177,7 +188,10 @@ def rework_after_recovery(contraction: float, error: float, distance: float, los
 
 
 def reduced_precision_norm(bits: int, norm: float) -> float:
-    """Return the bound on the perturbation by a mantissa of ``bits`` bits: 2^-(bits − 1)·‖w‖ (section 5.2)."""
+    """Return the bound on the perturbation by a mantissa of ``bits`` bits: 2^-(bits − 1)·‖w‖ (section 5.2).
+
+    Raises ``OptionError``.
+    """
     if bits < 1:
         raise OptionError(f"bits must be >= 1; got {bits}")
     return exp(-(bits - 1) * log(2)) * norm

@@ -113,7 +113,7 @@ def first_split(gpus: int, limits: BatchLimits) -> BatchSplit:
 
 
 def within(limits: BatchLimits, gpus: int, batch: int, accumulation: int) -> BatchSplit:
-    """Return a split cut so that its total does not exceed the largest."""
+    """Return a split cut so that its total does not exceed the largest. Raises ``OptionError``."""
     most = limits.largest // (gpus * (accumulation + 1))
     if most < 1:
         raise OptionError(f"a batch of at most {limits.largest} examples leaves {gpus} GPUs without work")

@@ -85,6 +85,8 @@ class GoodputModel:
         """Return the best goodput over batches, examples per second, for each pair of node and GPU counts.
 
         The arrays have equal shapes. No GPUs, and more GPUs than the largest batch can keep busy, give 0.
+
+        Raises ``OptionError``.
         """
         nodes, gpus = np.asarray(nodes), np.asarray(gpus)
         if not gpus.size:

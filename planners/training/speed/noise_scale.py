@@ -32,6 +32,8 @@ def from_samples(local_sqr: float, total_sqr: float, samples: int, batch: float)
 
     >>> from_samples(10.0, 8.0, 2, 4)
     NormEstimate(sqr=6.0, trace=16.0)
+
+    Raises ``OptionError``.
     """
     if samples < 2 or not batch > 0:
         raise OptionError(f"noise needs two samples or more of a batch > 0; got {samples} of {batch}")
@@ -43,6 +45,8 @@ def from_difference(previous: ArrayLike, present: ArrayLike, batch: float) -> No
     """Return estimates from the gradients of two iterations in a row, each the mean over ``batch`` examples.
 
     Right as long as the true gradient hardly moves between them.
+
+    Raises ``OptionError``.
     """
     first, second = np.asarray(previous, float).ravel(), np.asarray(present, float).ravel()
     if first.shape != second.shape:

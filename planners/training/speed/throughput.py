@@ -274,6 +274,8 @@ class MedianMeasurements:
 
     Real steps are slowed down now and then: the first by caches and compilation, others by neighbors and pauses. The
     latest count, since what a node or a network gives changes.
+
+    Raises ``OptionError``.
     """
 
     def __init__(self, window: int = WINDOW) -> None:

@@ -27,6 +27,8 @@ def or_parameter(schema: Schema) -> Schema:
 
 
 class Missing:
+    """The type of ``MISSING``: no value, after a problem was added."""
+
     def __bool__(self) -> bool:
         return False
 
@@ -50,6 +52,7 @@ class Kind(Protocol):
 
 
 def refuse(entry: Entry, problems: Problems, rule: str) -> Missing:
+    """Add the rule that an entry breaks to ``problems``, and return ``MISSING``."""
     problems.add(entry.line, entry.path, rule)
     return MISSING
 

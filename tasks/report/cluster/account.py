@@ -90,6 +90,7 @@ class AppAccount:
 
     @property
     def phases(self) -> tuple[PhaseSpan, ...]:
+        """Return its phases within the period, the one that it began in first."""
         begin, end = self.period.begin, self.period.end
         before = [span for span in self.app.phases if span.at <= begin][-1:]
         found = [PhaseSpan(begin, span.phase, span.reason) for span in before]
@@ -141,6 +142,7 @@ class AppAccount:
 
     @property
     def first_wait(self) -> float | None:
+        """Return the time from its registration to its first lease, s; ``None``: it had none by the period's end."""
         first = self.app.first_lease
         if first is None or first > self.period.end:
             return None
@@ -162,6 +164,7 @@ class AppAccount:
 
     @property
     def progress(self) -> float | None:
+        """Return the share of its work that is done, 0 to 1; ``None``: it has never said."""
         if self.last.phase == "finished":
             return 1.0
         return self.final.progress if self.final is not None else None

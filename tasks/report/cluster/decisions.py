@@ -54,6 +54,7 @@ def changed(decided: Decided) -> bool:
 
 
 def decisions(history: History, ids: set[str] | None, begin: float, end: float) -> tuple[DecisionRow, ...]:
+    """Return decisions from ``begin`` to ``end``, s since the Unix epoch; of the apps ``ids``, if any."""
     rows = []
     for event, decided in history.decisions:
         if begin <= event.at <= end and (ids is None or not decided.app or decided.app in ids):

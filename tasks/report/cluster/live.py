@@ -24,6 +24,8 @@ _SHARE = 4.0  # times its own cost that is waited after a look: a large ledger i
 
 
 class Lead(Protocol):
+    """What is read of a leader's lease."""
+
     def alive(self, now: float) -> bool: ...
 
 

@@ -10,6 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
+    """Create the tables."""
     op.create_table(
         "ledger_apps",
         sa.Column("cluster", sa.Text(), nullable=False),

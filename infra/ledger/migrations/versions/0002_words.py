@@ -21,5 +21,6 @@ _RENAMED = (
 
 
 def upgrade() -> None:
+    """Rename the columns."""
     for table, old, new in _RENAMED:
         op.alter_column(table, old, new_column_name=new)
