@@ -1,7 +1,7 @@
 """A DAG that waits for GPUs, prepares features with a query, and trains on them.
 
-Put it, or a link to it, into the DAG folder, with three Airflow Variables: ebbflow_tables (a folder of Parquet
-tables), ebbflow_script (a script with an ElasticRun) and ebbflow_out (a folder that all workers reach). The
+Put it, or a link to it, into the DAG folder, with three Airflow Variables: ebbflow_tables (a directory of Parquet
+tables), ebbflow_script (a script with an ElasticRun) and ebbflow_out (a directory that all workers reach). The
 connection ebbflow_default says where the ledger is (docs/airflow.md).
 """
 
@@ -33,7 +33,7 @@ def ebbflow_nightly() -> None:
         arguments=["--features", "{{ ti.xcom_pull(task_ids='features')['result'] }}"],
         nodes="local:2x1",
         folder="{{ var.value.ebbflow_out }}/runs",
-        retries=2,  # a retry goes on from the newest checkpoint
+        retries=2,  # a retry resumes from the newest checkpoint
         retry_delay=timedelta(minutes=1),
     )
     wait >> features >> train

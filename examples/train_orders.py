@@ -15,7 +15,7 @@ from ebbflow import ElasticRun
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", required=True, help="folder of Parquet files with a column total")
+    parser.add_argument("--data", required=True, help="directory of Parquet files with a column total")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--width", type=int, default=32)

@@ -37,16 +37,16 @@ class EbbflowStorage(Block):
     _block_type_slug: ClassVar[str] = "ebbflow-storage"
     _description: ClassVar[str] = "Where Ebbflow keeps checkpoints, results and runs."
 
-    uri: str = Field(description="A folder, local or s3://BUCKET/PREFIX.", min_length=1)
+    uri: str = Field(description="A directory, local or s3://BUCKET/PREFIX.", min_length=1)
 
     @field_validator("uri")
     @classmethod
     def _plain(cls, value: str) -> str:
         value = value.strip().rstrip("/")
         if "://" in value and not value.startswith(("s3://", "s3a://", "file://")):
-            raise ValueError(f"uri must be a folder, local or s3://; got {value!r}")
+            raise ValueError(f"uri must be a directory, local or s3://; got {value!r}")
         if not value or "@" in value.partition("://")[2].partition("/")[0]:
-            raise ValueError("uri must name a folder, without credentials")
+            raise ValueError("uri must name a directory, without credentials")
         return value
 
     @property

@@ -60,7 +60,7 @@ class EbbflowQueryOperator(_AttendedOperator):
 
     Args:
         sql: the query, or the path of a file that holds it; templated, files too.
-        tables: folder of Parquet files or of folders of them, local or ``s3://``.
+        tables: directory of Parquet files or of directories of them, local or ``s3://``.
         engine: ``spark``, ``duckdb`` (in the worker's process, no JVM), or ``auto``: ``duckdb`` where no master is
             named and the worker's machine can hold what the query reads, else ``spark``.
         master: Spark master.
@@ -167,11 +167,11 @@ class EbbflowQueryOperator(_AttendedOperator):
 class EbbflowTrainingOperator(_AttendedOperator):
     """Train a PyTorch script elastically.
 
-    The run's id is made of DAG, task and DAG run, so another try goes on from the newest checkpoint. What a try can
-    mend the run has tried itself: a failed training fails the task for good. When the task is ended, the training
+    The run's id is made of DAG, task and DAG run, so another attempt resumes from the newest checkpoint. The run
+    itself retries what is retryable: a failed training fails the task for good. When the task is ended, the training
     saves and leaves.
 
-    XCom: ``run``, ``folder``, ``state``, ``reason``, ``steps``, ``lost_steps``, ``seconds``, ``dollars`` and
+    XCom: ``run``, ``directory``, ``state``, ``reason``, ``steps``, ``lost_steps``, ``seconds``, ``dollars`` and
     ``metrics``.
 
     Args:
@@ -256,7 +256,7 @@ class EbbflowTrainingOperator(_AttendedOperator):
             )
             request = request if request.name else replace(request, name=self.task_id)
             if resume:
-                self.log.info("going on with the run %s", run)
+                self.log.info("resuming the run %s", run)
             work = partial(train, request, resume, stopper)
             if self.fleet:
                 asked = {"team": self.team, **self._place()}
@@ -357,7 +357,7 @@ class WaitForCapacityOperator(BaseOperator):
             lookout = open_lookout(where)
         except _FOR_GOOD as error:
             raise AirflowFailException(str(error)) from error
-        except InfraError as error:  # away for now: the trigger goes on looking
+        except InfraError as error:  # away for now: the trigger continues polling
             self.log.warning("%s", error)
         else:
             try:
@@ -379,7 +379,7 @@ class WaitForCapacityOperator(BaseOperator):
         raise AssertionError("defer has raised")
 
     def arrived(self, context: "Context", event: dict[str, Any]) -> dict[str, Any]:
-        """Go on from the trigger's event."""
+        """Continue from the trigger's event."""
         if event["status"] == "ready":
             return dict(event["room"])
         said = "; ".join(event["lacking"]) or event["problem"] or "nothing was seen"

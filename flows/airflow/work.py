@@ -35,7 +35,7 @@ def query_request(sql: str, options: Mapping[str, Any]) -> QueryRequest:
 def training_request(
     script: str, arguments: Any, run: str, options: Mapping[str, Any]
 ) -> tuple[TrainingRequest, bool]:
-    """Return the request for a run, and whether it goes on with one that was begun.
+    """Return the request for a run, and whether it resumes one that was begun.
 
     Raises ``OptionError``, for unknown options too, ``StorageError`` and ``TrainingError``.
     """
@@ -52,7 +52,7 @@ def training_request(
 
 
 def generated_id(dag: str, task: str, run: str, index: int = -1) -> str:
-    """Return an id for what a task of a DAG run does: the same at each try, so that a retry goes on.
+    """Return an id for what a task of a DAG run does: the same at each try, so that a retry resumes it.
 
     ``index`` is that of a mapped task. Of what would be too long the end is replaced by a digest of it all.
     """
@@ -163,7 +163,7 @@ def training_values(report: TrainingReport) -> dict[str, Any]:
     """Return what is known of a training as values that JSON can hold."""
     return {
         "run": report.id,
-        "folder": report.folder,
+        "directory": report.directory,
         "state": report.state,
         "reason": report.reason,
         "steps": report.steps,

@@ -86,7 +86,7 @@ def capacity_loop(
     what they have until another loop leads. One that is killed leaves nothing hanging: the next takes over once its
     lead, 15 s, has run out. Deploy it with a concurrency limit of one, as ``prefect.yaml`` does.
 
-    Flow runs whose apps are lost are marked as crashed, and gone on with by a new run of the same deployment
+    Flow runs whose apps are lost are marked as crashed, and resumed by a new run of the same deployment
     (``ebbflow.flows.capacity.runs``). It emits the events
     ``ebbflow.capacity.changed``, ``ebbflow.auction.completed``, ``ebbflow.lease.revoked``, ``ebbflow.fleet.scaled``,
     ``ebbflow.admission.rejected``, ``ebbflow.loop.recovered``, ``ebbflow.app.lost``, ``ebbflow.app.resumed``, which
@@ -213,7 +213,7 @@ class PrefectLoopListener:
         )
 
     def resumed(self, app: LostApp, run: RunView) -> None:
-        """Emit that a lost app goes on in another flow run."""
+        """Emit that a lost app continues in another flow run."""
         text = f"{app.spec.id} resumed in {run.name}: {app.reason}"
         self._logger.info(text)
         roles = {"flow-run": self._run, "app": run.id, "lost": app.spec.flow_run}

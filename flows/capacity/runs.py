@@ -1,4 +1,4 @@
-"""Flow runs whose process is gone: found by their apps in the ledger, marked, and gone on with.
+"""Flow runs whose process is gone: found by their apps in the ledger, marked, and resumed.
 
 Where the machine of a flow run dies, or is taken away, Prefect's own runner dies with it, and the run stays Running
 for ever. The ledger knows better: the run's apps have fallen silent, and the loop has taken them for lost.
@@ -27,7 +27,7 @@ from ebbflow.tasks.capacity.recovery import LostApp, RestartPolicy, lost_apps, r
 from ebbflow.tasks.query.request import QueryRequest
 
 LOOK = 5.0  # s between looks
-RECENT = 3600.0  # s after its end for which a run that was terminated is still gone on with
+RECENT = 3600.0  # s after its end for which a run that was terminated is still resumed
 _REST = 300.0  # s at most between two questions about an app that nobody can begin
 _READ = 1000  # events at a time
 _BY_HAND = "aborted by an interrupt signal"  # what Prefect says of Ctrl-C
@@ -59,7 +59,7 @@ class FlowRunRecovery:
 
     A run none of whose apps is alive, and one of which is lost, is marked: Crashed, or Cancelled where somebody has
     asked for that. A run that was terminated, rather than cancelled, has lost its apps too, though they could say
-    their last words. Lost apps are gone on with by a new run of the same deployment; not those of cancelled runs.
+    their last words. Lost apps are resumed by a new run of the same deployment; not those of cancelled runs.
 
     A run of a loop that another has followed, and that has not ended a minute later, is marked, too.
 
@@ -154,7 +154,7 @@ class FlowRunRecovery:
     def _mend(self, run: str, standing: _AppStatus, now: float) -> None:
         if standing.live:
             return
-        if standing.lost or not self._open[run]:  # without any, all its apps have gone on in other runs
+        if standing.lost or not self._open[run]:  # without any, all its apps continue in other runs
             self._mark(run, standing)
         elif not standing.apps:  # they were over for so long that the state has forgotten them
             self._close(run)
@@ -232,7 +232,7 @@ class FlowRunRecovery:
             self._views[run] = self._runs.view(run) if run else None
         return self._views[run]
 
-    # --- going on --------------------------------------------------------------------------------------------
+    # --- resuming ------------------------------------------------------------------------------------------
 
     def _mine(self, app: LostApp) -> bool:
         """Tell whether a lost app can be begun again by a deployment, and no run of it waits to do so already."""
@@ -256,7 +256,7 @@ class FlowRunRecovery:
         return 0.0 < until - now <= _REST
 
     def _start(self, app: LostApp) -> str:
-        """Create a flow run that goes on with the app, and say which. Raises ``EbbflowError``."""
+        """Create a flow run that resumes the app, and say which. Raises ``EbbflowError``."""
         view = self._views.get(app.spec.flow_run)
         given = resumed(app, view, self._ledger.cluster)
         deployment = view.deployment if view is not None else ""
@@ -300,12 +300,12 @@ def _run_of(holder: str) -> str:
 
 
 def tag_of(app: LostApp, cluster: str) -> str:
-    """Return the tag of runs that go on with an app: all apps of one run of a pipeline go on together."""
+    """Return the tag of runs that resume an app: all apps of one run of a pipeline are resumed together."""
     return f"{_TAG}{cluster}:{app.spec.pipeline or app.spec.id}"
 
 
 def resumed(app: LostApp, view: RunView | None, cluster: str = "local") -> dict[str, Any]:
-    """Return the parameters of a run that goes on with ``app``: those of the lost run, and which app it is.
+    """Return the parameters of a run that resumes ``app``: those of the lost run, and which app it is.
 
     Where the lost run is not known any more, they come from the app's recorded request; which ledger the ``cluster``
     is in, the deployment then has to say itself. Raises ``EbbflowError``.

@@ -111,7 +111,7 @@ def start_gang(
 ) -> GangStartResult:
     """Start a gang if the guard lets it through whole; ``nodes`` is empty where it was refused.
 
-    ``run`` says what the gang's run has cost and how long it is expected to go on. Artifact and event are those of
+    ``run`` says what the gang's run has cost and how long it is expected to continue. Artifact and event are those of
     ``apply_target``. A task run that is tried again starts nothing twice. Raises what ``GangControl.start`` raises.
     """
     verdict = fleet_gangs.guard_gang(seen, gangs, request, rules, run=run, why=why)

@@ -317,7 +317,7 @@ def print_outcome(outcome: "PipelineOutcome", console: Console) -> None:
     console.print(table)
     words = f"\n{outcome.display_name}: {outcome.reason}, after {seconds_text(outcome.seconds)}"
     console.print(plain(words), soft_wrap=True)
-    console.print(plain(f"results: {outcome.folder}"), soft_wrap=True)
+    console.print(plain(f"results: {outcome.directory}"), soft_wrap=True)
     console.print(plain(f"report: {outcome.report}", "bold"), soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""How a run looks on a terminal while it goes on: progress bars, decisions, notes."""
+"""How a run looks on a terminal while it lasts: progress bars, decisions, notes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from ebbflow.tasks.query.report import StageReport
 
 
 class TerminalListener(NullQueryListener):
-    """Shows a run on a console while it goes on. ``also`` hears of each stage's start (the demo's schedule)."""
+    """Shows a run on a console while it lasts. ``also`` hears of each stage's start (the demo's schedule)."""
 
     def __init__(self, bars: StageBars, also: Callable[[Stage], Any] | None = None) -> None:
         self._bars = bars

@@ -38,7 +38,7 @@ def _told(key: str, create: Callable[[], object]) -> None:
 
 
 class Publisher:
-    """Publishes tables while a run goes on, in a thread of its own: an API that hangs holds nobody up.
+    """Publishes tables while a run lasts, in a thread of its own: an API that hangs holds nobody up.
 
     Of the tables that wait, the newest of each key is kept.
     """

@@ -18,7 +18,6 @@ OUTPUT_FILES = frozenset({"json", "report", "html", "csv", "out", "output", "doc
 OUTPUT_DIRECTORIES = frozenset(
     {
         "store",
-        "folder",
         "out",
         "output",
         "document",

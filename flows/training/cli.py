@@ -173,7 +173,7 @@ def _run(request: TrainingRequest, *, prefect: bool, resume: bool) -> Any:
 
     with interruptible(errors, "the run's checkpoints are kept"), TrainingScreen(errors) as screen:
         errors.print(
-            f"run [bold]{request.run_id}[/] in {request.run_folder}", highlight=False, soft_wrap=True
+            f"run [bold]{request.run_id}[/] in {request.run_directory}", highlight=False, soft_wrap=True
         )
         if not prefect:
             return run_training(request, screen, resume=resume)

@@ -119,7 +119,7 @@ def print_training(report: TrainingReport, console: Console) -> None:
     if report.spilled is not None:
         console.print(Text(printable(f"{report.spilled}"), style="bold red"), soft_wrap=True)
     if report.state == "failed" and report.generations:
-        where = Path(report.folder) / "logs" / f"generation-{report.generations[-1].number}"
+        where = Path(report.directory) / "logs" / f"generation-{report.generations[-1].number}"
         if where.is_dir():
             console.print(f"logs of the processes: {where}", highlight=False, soft_wrap=True)
     if len(report.generations) > 1:

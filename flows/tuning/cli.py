@@ -104,7 +104,7 @@ def tune(
         }
         request = TuningRequest(script, read_space(space), **given)
     errors.print(
-        f"tuning run [bold]{request.run_id}[/] in {request.run_folder}", highlight=False, soft_wrap=True
+        f"tuning run [bold]{request.run_id}[/] in {request.run_directory}", highlight=False, soft_wrap=True
     )
 
     def notify(text: str) -> None:

@@ -56,9 +56,9 @@ class ElasticJob:
     ...     job.scale_to(4)
     ...     result = job.result(timeout=600)
 
-    ``folder`` keeps snapshots and logs, of one job at a time (else ``RunLockedError``, which says whose);
+    ``directory`` keeps snapshots and logs, of one job at a time (else ``RunLockedError``, which says whose);
     without one they go when the job ends. With ``resume`` a job resumes from the
-    newest whole snapshot in ``folder``; where there are some and none is whole, only with ``restart`` from the
+    newest whole snapshot in ``directory``; where there are some and none is whole, only with ``restart`` from the
     beginning. A worker that dies is replaced while ``replace``; otherwise the rest continue alone.
 
     Raises ``OptionError``.
@@ -69,7 +69,7 @@ class ElasticJob:
         application: Application,
         workers: int = 2,
         *,
-        folder: str | os.PathLike[str] | None = None,
+        directory: str | os.PathLike[str] | None = None,
         settings: Settings | None = None,
         resume: bool = False,
         restart: bool = False,
@@ -79,7 +79,7 @@ class ElasticJob:
     ) -> None:
         settings = settings or Settings()
         check(application, workers, settings)
-        if resume and folder is None:
+        if resume and directory is None:
             raise OptionError("resume needs the directory of the earlier job")
         if restart and not resume:
             raise OptionError("restart goes with resume; a new job starts from the beginning anyway")
@@ -89,15 +89,15 @@ class ElasticJob:
         self._clock = clock or SystemClock()
         # two jobs in one directory would take each other's snapshots for their own
         self._lock = (
-            RunLock(StorageLocation(folder), Path(folder).absolute().name, clock=self._clock)
-            if folder
+            RunLock(StorageLocation(directory), Path(directory).absolute().name, clock=self._clock)
+            if directory
             else None
         )
         if self._lock is not None:
             self._lock.acquire()
         self._uid = uuid.uuid4().hex[:12]
         self._sockets = tempfile.mkdtemp(prefix="ebbflow-")  # only this user may enter
-        self._folder = Path(folder) if folder else Path(self._sockets) / "job"
+        self._folder = Path(directory) if directory else Path(self._sockets) / "job"
         private.make_folder(self._folder)
         self._target = workers
         self._started = 0

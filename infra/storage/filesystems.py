@@ -42,7 +42,9 @@ def split(uri: str | os.PathLike[str]) -> tuple[str, str]:
     """
     text = os.fspath(uri)
     if not text.strip():
-        raise OptionError("a path must not be empty; give a folder, file:///folder or s3://bucket/folder")
+        raise OptionError(
+            "a path must not be empty; give a directory, file:///DIRECTORY or s3://BUCKET/DIRECTORY"
+        )
     if "\0" in text:
         raise OptionError(f"{text!r} must not hold a NUL character")
     match = _SCHEME.match(text)
@@ -53,7 +55,7 @@ def split(uri: str | os.PathLike[str]) -> tuple[str, str]:
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost"):
             raise OptionError(
-                f"{text!r} names the host {parts.netloc!r}; a local file is file:///folder/name"
+                f"{text!r} names the host {parts.netloc!r}; a local file is file:///DIRECTORY/NAME"
             )
         return "file", _local(unquote(text.split(":", 1)[1].removeprefix("//" + parts.netloc)))
     if scheme in _S3_SCHEMES:
@@ -121,7 +123,7 @@ def _local(text: str) -> str:
 def _bucket_path(text: str, rest: str) -> str:
     parts = [part for part in rest.split("/") if part]
     if not rest.startswith("//") or not parts:
-        raise OptionError(f"{text!r} names no bucket; write s3://bucket/folder")
+        raise OptionError(f"{text!r} names no bucket; write s3://BUCKET/DIRECTORY")
     if any(part in (".", "..") for part in parts):
         raise OptionError(f"{text!r} must not hold '.' or '..' as a part of its path")
     return "/".join(parts)

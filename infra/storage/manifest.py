@@ -130,7 +130,7 @@ def _check_version(version: Any) -> None:
 def _attempt(data: Any, fingerprint: str) -> str:
     parts = data.split("/") if isinstance(data, str) else []
     if len(parts) != 3 or parts[:2] != ["data", fingerprint] or not ATTEMPT.fullmatch(parts[2]):
-        raise UnusableError(f"points outside its own data folder, to {data!r}")
+        raise UnusableError(f"points outside its own data directory, to {data!r}")
     return str(parts[2])
 
 
@@ -146,7 +146,7 @@ def _part(item: Any) -> Part:
         raise UnusableError(f"lists {item!r} as a file")
     name, size, rows, xxh64 = (item.get(key) for key in ("name", "size", "rows", "xxh64"))
     if not isinstance(name, str) or not name or "/" in name or "\0" in name or name in (".", ".."):
-        raise UnusableError(f"lists a file outside its own data folder, {name!r}")
+        raise UnusableError(f"lists a file outside its own data directory, {name!r}")
     # type() is int: a bool is an int too
     if type(size) is not int or type(rows) is not int or min(size, rows) < 0:
         raise UnusableError(f"lists {name!r} with size {size!r} and rows {rows!r}, not whole numbers >= 0")

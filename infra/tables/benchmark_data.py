@@ -109,7 +109,7 @@ def _made(suite: str, scale: float, target: Path) -> Iterator[Path]:
                 raise
     except OSError as error:
         raise DataError(
-            f"cannot keep data in {target.parent}: {error.strerror or error}; choose another folder"
+            f"cannot keep data in {target.parent}: {error.strerror or error}; choose another directory"
         ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)

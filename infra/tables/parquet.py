@@ -46,10 +46,10 @@ def discover(place: StorageLocation) -> tuple[Relation, ...]:
         else:
             found = place.entries()
             if not found and info.type == FileType.NotFound:
-                raise TableError(f"{place} does not exist; name a folder that holds Parquet files")
+                raise TableError(f"{place} does not exist; name a directory that holds Parquet files")
             sources = [source for item in found if (source := _source(place, item)) is not None]
     if not sources:
-        raise TableError(f"{place} holds no Parquet files (*.parquet) and no folders of them")
+        raise TableError(f"{place} holds no Parquet files (*.parquet) and no directories of them")
     _check_names(place, [name for name, _ in sources])
     tables = [_relation(place.scheme, name, entries) for name, entries in sources]
     return tuple(sorted(tables, key=lambda table: table.name.lower()))
@@ -95,7 +95,7 @@ def _source(place: StorageLocation, info: Any) -> _Source | None:
     partitions = [i.base_name for i in inside if not i.is_file and "=" in i.base_name]
     if partitions:
         raise TableError(
-            f"{folder.uri} is partitioned by folders ({partitions[0]}); that is not supported, "
+            f"{folder.uri} is partitioned by directories ({partitions[0]}); that is not supported, "
             f"write the column into the files"
         )
     entries = tuple(
@@ -120,7 +120,7 @@ def _check_format(table: StorageLocation, folder: Any) -> None:
         )
     if not files.hidden(name) and any(_is_parquet(i.base_name) for i in table.entries(name) if i.is_file):
         raise TableError(
-            f"{table.uri} holds Parquet in the nested folder {name!r}; a table is one folder of files"
+            f"{table.uri} holds Parquet in the nested directory {name!r}; a table is one directory of files"
         )
 
 

@@ -95,7 +95,7 @@ class Progress:
             begin = self.epoch_end if whole and self.epoch_end is not None else self.gained
             self.epoch_end = begin + self.iterations
 
-    def outlook(self, epochs: int) -> dict[str, Any]:
+    def forecast(self, epochs: int) -> dict[str, Any]:
         """Return how much of ``epochs`` epochs is left, and what they are in all: nothing before the data are known.
 
         ``examples_left`` and ``examples_total`` count what ``pace`` names the rate of: the goodput (examples at the

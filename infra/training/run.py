@@ -76,7 +76,7 @@ class ElasticRun:
     def start(
         cls,
         *,
-        folder: str | os.PathLike[str] | None = None,
+        directory: str | os.PathLike[str] | None = None,
         run_id: str | None = None,
         seed: int = 0,
         settings: RunSettings | None = None,
@@ -96,7 +96,7 @@ class ElasticRun:
         where another process runs in the same directory.
         """
         seed_everything(seed)
-        generation = Generation.join(folder, run_id, settings, restart)
+        generation = Generation.join(directory, run_id, settings, restart)
         try:
             run = cls(generation, seed)
         except BaseException:
@@ -294,7 +294,7 @@ class ElasticRun:
             self._ending.watch()
             if self.is_main:
                 content = self.statistics.to_json() | {"rank_ready_s": list(last.compute_seconds)}
-                content |= prepared.progress.outlook(self._epochs)
+                content |= prepared.progress.forecast(self._epochs)
                 if (report := prepared.tuner.news()) is not None:
                     content["job"] = report.to_dict()
                 self._link.post("step", last.step, content)
@@ -318,7 +318,7 @@ class ElasticRun:
         return self._generation.is_main
 
     @property
-    def folder(self) -> str | None:
+    def directory(self) -> str | None:
         """Return the run's directory, as it was named; ``None``: nothing is saved."""
         return None if self._generation.place is None else str(self._generation.place)
 

@@ -128,7 +128,7 @@ class TrialState:
     longest: float = 0.0  # epochs left at most within the error band; 0: as expected
 
 
-def outlook(
+def work_left(
     trials: Sequence[TrialState], max_gpus: int, spent: float, default: float = 60.0
 ) -> CurveStopping:
     """Return what the tuning run as a whole answers a scheduler: the work of all trials that run, and its band.

@@ -31,7 +31,7 @@ class Resume(NamedTuple):
         wrong = [name for name, value in values.items() if not isinstance(value, str)]
         if wrong or values["kind"] not in _KINDS or not values["folder"] or not values["id"]:
             raise OptionError(
-                f"resume must name a kind ({', '.join(_KINDS)}), a folder and an id; got {dict(said)!r:.200}"
+                f"resume must name a kind ({', '.join(_KINDS)}), a directory and an id; got {dict(said)!r:.200}"
             )
         return cls(**values)
 

@@ -114,7 +114,7 @@ def _imported(point: EntryPoint) -> object:
     except (Exception, SystemExit) as error:  # whatever their module does
         raise OptionError(
             f"the policy {point.value} cannot be imported: {type(error).__name__}: {error}; write MODULE:NAME of a "
-            "module on the Python path or in the present folder"
+            "module on the Python path or in the present directory"
         ) from error
 
 

@@ -114,7 +114,7 @@ def run_elastic(
     with ElasticJob(
         application,
         request.workers,
-        folder=request.state_dir,
+        directory=request.state_dir,
         settings=settings,
         resume=request.resume,
         restart=request.restart,

@@ -76,7 +76,7 @@ class FleetRules:
 
 @dataclass(frozen=True)
 class FleetRequest:
-    """One call. Paths that are not given are taken from the environment; the present folder is not searched."""
+    """One call. Paths that are not given are taken from the environment; the present directory is not searched."""
 
     terraform_output: str | None = None  # default: $EBBFLOW_TERRAFORM_OUTPUT
     endpoint_url: str | None = None  # of an emulator; default: $AWS_ENDPOINT_URL, which boto3 reads itself
@@ -112,7 +112,7 @@ class FleetRequest:
         """Read the file of on-demand prices, where one is named. Raises ``OptionError``."""
         return ListedPrices.read(Path(self.prices).expanduser()) if self.prices else None
 
-    def folder(self) -> Path:
+    def directory(self) -> Path:
         """Return the directory of plans, notices and usage."""
         return Path(self.state_dir).expanduser() if self.state_dir else home() / "fleet"
 

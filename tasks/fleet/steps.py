@@ -94,7 +94,7 @@ def opened(request: FleetRequest, clock: Clock | None = None) -> Iterator[Opened
         request.profile,
         role_arn=None if request.own_credentials else settings.capacity_role_arn,
     )
-    folder, cluster = request.folder(), settings.cluster
+    folder, cluster = request.directory(), settings.cluster
     control = SpotFleet(settings, clients, FolderStore(folder, cluster, clock), clock)
     try:
         yield OpenedFleet(

@@ -58,7 +58,7 @@ def tables_of(step: StepSpec, pipeline: Pipeline, folder: Path, fill: Fill) -> s
         return named[0] if named else None
     places = [StorageLocation(one) for one in named]
     if remote := [place for place in places if not place.local]:
-        raise OptionError(f"tables of several folders must be on this machine; got {remote[0]}")
+        raise OptionError(f"tables of several directories must be on this machine; got {remote[0]}")
     linked = folder / "tables" / step.name
     seen: dict[str, str] = {}
     try:
@@ -213,7 +213,7 @@ class Carrier:
         )
         metrics = {name: value for name, value in report.final_metrics.items() if value is not None}
         details = {"steps": report.steps, "lost steps": report.lost_steps, **finite(metrics)}
-        results = {"folder": request.run_folder}
+        results = {"directory": request.run_directory}
         results |= {f"metrics.{name}": repr(value) for name, value in metrics.items()}
         return AttemptResult(
             report.state, "" if report.state == "finished" else report.reason, results, details
@@ -238,7 +238,7 @@ class Carrier:
             rules=self._rules(),
             make=self._site.make,
         )
-        results = {"folder": request.run_folder}
+        results = {"directory": request.run_directory}
         details: dict[str, Any] = {"trials": len(report.trials)}
         best = report.best
         if best is not None:

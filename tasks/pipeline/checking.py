@@ -234,8 +234,8 @@ class _Check:
         elif steps := [*self.pipeline.of("training"), *self.pipeline.of("tuning")]:
             rule = "trainings need nodes: name the local fleet that they run on (cluster.existing.fleet)"
             self.say(steps[0].path, "", rule)
-        if cluster.folder and "://" not in cluster.folder:
-            self.directory("cluster.existing", "folder", cluster.folder)
+        if cluster.directory and "://" not in cluster.directory:
+            self.directory("cluster.existing", "directory", cluster.directory)
 
     def _aws(self, cluster: AwsSpec) -> None:
         from ebbflow.tasks.fleet.request import FleetRequest
@@ -255,7 +255,7 @@ class _Check:
 
         self._filled("cluster.aws", "terraform_output", cluster.terraform_output, settings)
         self.unchecked.append(
-            f"credentials and capacity of AWS, and whether {cluster.folder} can be written: no network is asked"
+            f"credentials and capacity of AWS, and whether {cluster.directory} can be written: no network is asked"
         )
 
 

@@ -345,7 +345,7 @@ class Coordinator:
     def _value(self, reference: Reference) -> str:
         if reference.of == "run":
             place = places_of(self._pipeline, str(self._folder.path)).folder  # that all nodes reach
-            own = {"id": self.record.id, "name": self._pipeline.name, "folder": place}
+            own = {"id": self.record.id, "name": self._pipeline.name, "directory": place}
             return own[reference.field]
         step = self._pipeline.steps[reference.name]
         results = self.record.steps[reference.name].results

@@ -14,7 +14,7 @@ StepState = Literal[
     "skipped",  # a step that it waits for has failed
 ]
 ENDED: frozenset[str] = frozenset({"finished", "stopped", "failed", "skipped"})
-FORMAT = 1  # of the JSON document; grows when a key changes its meaning
+FORMAT = 2  # of the JSON document; grows when a key changes its name or meaning
 PipelineState = Literal["finished", "stopped", "failed"]
 
 
@@ -56,7 +56,7 @@ class PipelineOutcome:
     id: str
     name: str
     display_name: str
-    folder: str
+    directory: str
     state: PipelineState
     reason: str
     began: float  # s since the Unix epoch, of its first start

@@ -157,7 +157,7 @@ class RunFolder:
                 raise PipelineRunError(
                     f"the run {self.id} was started by another version of Ebbflow; resume it with that version"
                 )
-            steps = {name: StepRecord(**one) for name, one in content.pop("steps").items()}
+            steps = {name: StepRecord(**_renamed(one)) for name, one in content.pop("steps").items()}
             known_fields = {one.name for one in fields(RunRecord)}
             record = RunRecord(**{k: v for k, v in content.items() if k in known_fields}, steps=steps)
             if checksums.of_bytes(text.encode()) != record.checksum_of_text:
@@ -191,3 +191,9 @@ def known_runs(parent: Path) -> list[str]:
     except OSError:
         return []
     return [name for _, name in sorted(found, reverse=True)]
+
+
+def _renamed(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a step as it was stored, with today's names of its results."""
+    results = {"directory" if key == "folder" else key: text for key, text in step.get("results", {}).items()}
+    return {**step, "results": results}

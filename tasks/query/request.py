@@ -141,7 +141,7 @@ class QueryRequest:
             raise OptionError("sql must hold a query; got an empty text")
         if bool(self.tables) == self.catalog:
             raise OptionError(
-                "name the tables by tables=DIR (--tables DIR), a folder of Parquet files, or by catalog=True "
+                "name the tables by tables=DIR (--tables DIR), a directory of Parquet files, or by catalog=True "
                 f"(--catalog), not both; got {'both' if self.catalog else 'neither'}"
             )
         if self.catalog and self.engine == "duckdb":

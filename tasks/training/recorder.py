@@ -21,7 +21,7 @@ from ebbflow.tasks.training.report import (
     PointReport,
     SpilledCheckpoint,
     TrainingReport,
-    outlook,
+    goodput_forecast,
 )
 from ebbflow.tasks.training.request import TrainingRequest
 
@@ -46,7 +46,7 @@ class RunRecorder:
         self._waiting = True  # for a generation's first step
         self._checkpoints = 0
         self._stall = 0.0
-        self._outlook: GoodputForecast | None = None
+        self._forecast: GoodputForecast | None = None
         self._resumed: int | None = None
         self._first = 0  # step that this launcher's first generation began with
         self._reached = -1  # step that earlier launchers had reached
@@ -73,7 +73,7 @@ class RunRecorder:
             if report.kind == "step":
                 self._point(at, report.step, content)
                 if "job" in content:
-                    self._outlook = outlook(at, content["job"]) or self._outlook
+                    self._forecast = goodput_forecast(at, content["job"]) or self._forecast
             elif report.kind == "metrics":
                 values, epoch = dict(content.get("metrics", {})), int(content.get("epoch", 0))
                 self._metrics += [MetricReport(at, report.step, epoch, k, v) for k, v in values.items()]
@@ -103,7 +103,7 @@ class RunRecorder:
 
     def _begun(self, step: int, content: Mapping[str, Any]) -> None:
         self._lose(step)
-        if all(g.trial for g in self._generations):
+        if all(g.canary for g in self._generations):
             self._first = step
         if content.get("restored") is not None:
             self._is_saved(step)
@@ -168,7 +168,7 @@ class RunRecorder:
         self._listener.event(found)
 
     def ended(
-        self, end: GenerationEnd, failure: FailureReport | None, decision: str, *, trial: bool = False
+        self, end: GenerationEnd, failure: FailureReport | None, decision: str, *, canary: bool = False
     ) -> None:
         """Take in the end of a generation, a preflight's or the run's own, and what followed."""
         with self._lock:
@@ -188,7 +188,7 @@ class RunRecorder:
                     gap_seconds=None if self._waiting else self._gap,
                     failure=failure,
                     decision=decision,
-                    trial=trial,
+                    canary=canary,
                 )
             )
             self._waiting, self._gap = True, None
@@ -197,7 +197,7 @@ class RunRecorder:
         """Count the steps that the last generation that made any lost; a preflight run's do not count."""
         for at in range(len(self._generations) - 1, -1, -1):
             before = self._generations[at]
-            if first >= 0 and before.first_step >= 0 and not before.trial:
+            if first >= 0 and before.first_step >= 0 and not before.canary:
                 self._generations[at] = replace(
                     before, lost_steps=max(before.last_step - first, before.lost_steps)
                 )
@@ -239,7 +239,7 @@ class RunRecorder:
             return TrainingReport(
                 id=request.run_id,
                 script=request.script,
-                folder=request.run_folder,
+                directory=request.run_directory,
                 started=self.started,
                 seconds=self.now,
                 state=state,  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ class RunRecorder:
                 rented_gpu_seconds=rented,
                 price=request.price,
                 dollars=rented / 3600 * request.price,
-                outlook=self._outlook,
+                goodput_forecast=self._forecast,
                 generations=tuple(self._generations),
                 series=tuple(self._points),
                 metrics=tuple(self._metrics),

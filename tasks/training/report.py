@@ -41,7 +41,7 @@ class GoodputForecast:
     best: tuple[BestBatch, ...]  # by GPUs, up to twice the most that the run ever held
 
 
-def outlook(at: float, said: Mapping[str, Any]) -> GoodputForecast | None:
+def goodput_forecast(at: float, said: Mapping[str, Any]) -> GoodputForecast | None:
     """Return what the report of a job (``JobReport.to_dict``) means; ``None`` before anything was fitted.
 
     Nodes are taken to be as large as those that the job holds. Raises ``OptionError`` for what is no report.
@@ -60,7 +60,7 @@ def outlook(at: float, said: Mapping[str, Any]) -> GoodputForecast | None:
     return GoodputForecast(at, noise, model.speed, tuple(best))
 
 
-FORMAT = 1  # of the JSON form; grows when a key changes its meaning
+FORMAT = 2  # of the JSON form; grows when a key changes its name or meaning
 
 RunState = Literal["finished", "stopped", "failed"]
 
@@ -140,7 +140,7 @@ class GenerationReport:
     )
     failure: FailureReport | None = None
     decision: str = ""  # what followed
-    trial: bool = False  # a preflight
+    canary: bool = field(default=False, metadata={"former": "trial"})
 
     @property
     def gpus(self) -> int:
@@ -184,7 +184,7 @@ class TrainingReport:
 
     id: str
     script: str
-    folder: str  # of the run
+    directory: str = field(metadata={"former": "folder"})  # of the run
     started: float  # seconds since the Unix epoch
     seconds: float  # wall time, from launch to end
     state: RunState
@@ -207,7 +207,9 @@ class TrainingReport:
     rented_gpu_seconds: float = 0.0  # of all nodes that were there
     price: float = 0.0  # dollars per GPU-hour
     dollars: float = 0.0
-    outlook: GoodputForecast | None = None  # what the run last said of its goodput
+    goodput_forecast: GoodputForecast | None = field(
+        default=None, metadata={"former": "outlook"}
+    )  # the newest
     generations: tuple[GenerationReport, ...] = ()
     series: tuple[PointReport, ...] = ()
     metrics: tuple[MetricReport, ...] = ()
@@ -252,11 +254,11 @@ class TrainingReport:
 
     @classmethod
     def from_json(cls, text: str) -> "TrainingReport":
-        """Read what ``to_json`` wrote. Keys unknown to this version are ignored.
+        """Read what ``to_json`` of this or an older version wrote. Keys unknown to this version are ignored.
 
         Raises ``ReportError`` when ``text`` is no report or of a newer format.
         """
-        return from_text(cls, text, FORMAT)
+        return from_text(cls, text, FORMAT, {1: dict})  # 1: fields read their former key
 
     def write_json(self, path: Path | str) -> Path:
         """Write the report to ``path`` atomically and return the path."""

@@ -260,7 +260,7 @@ class TrainingRequest:
         )
 
     @property
-    def run_folder(self) -> str:
+    def run_directory(self) -> str:
         """Return the run's own directory, as its user names it."""
         return f"{self.runs_dir.rstrip('/')}/{self.run_id}"
 
@@ -288,18 +288,18 @@ class TrainingRequest:
         records.save(self.place.under(_FILE), {**asdict(self), "restart": False}, _FORMAT)
 
     @classmethod
-    def load(cls, folder: str, run: str, changes: Mapping[str, Any] | None = None) -> "TrainingRequest":
+    def load(cls, runs_dir: str, run: str, changes: Mapping[str, Any] | None = None) -> "TrainingRequest":
         """Return the recorded request of ``run``, with ``changes``. Raises ``TrainingError`` or ``OptionError``."""
         names.RUN.check(run)
-        where = StorageLocation(folder).under(f"{run}/{_FILE}")
+        where = StorageLocation(runs_dir).under(f"{run}/{_FILE}")
         try:
             data = records.load(where, _FORMAT)
             known = {f.name for f in fields(cls)}
             values = {name: value for name, value in data.items() if name in known}
-            values |= {"arguments": tuple(values["arguments"]), "fault": (), "runs_dir": folder}
+            values |= {"arguments": tuple(values["arguments"]), "fault": (), "runs_dir": runs_dir}
             values |= {"report": tuple(values["report"])}
         except StorageError as error:
-            raise TrainingError(f"there is no run {run!r} in {folder} to resume: {error}") from error
+            raise TrainingError(f"there is no run {run!r} in {runs_dir} to resume: {error}") from error
         except records.OtherVersionError:
             raise TrainingError(
                 f"run {run} was started by another version of Ebbflow; resume it with that version"

@@ -75,10 +75,10 @@ def run_training(
         with closing(here.trainer(request, supervisor, recorder.record_report)) as trainer:
             placement, settings = supervisor.begin()
             if resume:
-                trainer.resume(request.run_folder, placement, settings)
+                trainer.resume(request.run_directory, placement, settings)
             else:
                 job = TrainingJob(
-                    request.run_id, request.script, request.arguments, request.run_folder, settings
+                    request.run_id, request.script, request.arguments, request.run_directory, settings
                 )
                 trainer.launch(job, placement)
             recorder.capacity(nodes.slots, sum(placement.values()))

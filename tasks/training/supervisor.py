@@ -93,7 +93,7 @@ class Supervisor:
         self._learn(end, failure)
         decision = self._decide(end, failure)
         self._saved = max(self._saved, end.saved_step)
-        self._recorder.ended(end, self._described(failure), decision.reason, trial=trial)
+        self._recorder.ended(end, self._described(failure), decision.reason, canary=trial)
         taken = failure is None or failure.failure_class is FailureClass.SCHEDULER  # which other events say
         if failure is not None and not taken and failure.line not in decision.reason:
             self._recorder.notify("failure", f"{failure}", node=failure.node)

@@ -9,7 +9,7 @@ import numpy as np
 from ebbflow.infra.clock import Clock
 from ebbflow.planners.model.scheduling import gpus_of
 from ebbflow.planners.scheduling.locality import Level
-from ebbflow.planners.tuning.early_stopping import TrialState, epochs_left, outlook, rungs
+from ebbflow.planners.tuning.early_stopping import TrialState, epochs_left, rungs, work_left
 from ebbflow.tasks.training.report import TrainingReport, recorded
 from ebbflow.tasks.tuning.report import TrialEnd, TrialReport, TuningEnd, TuningReport
 from ebbflow.tasks.tuning.request import TuningRequest
@@ -31,7 +31,7 @@ class TuningRecorder:
         self._request, self._study, self._clock = request, study, clock
         self._begun = clock.now()
         self._ended: dict[int, TrialReport] = {}  # by number
-        self._outlooks: list[Mapping[str, float]] = []
+        self._remaining: list[Mapping[str, float]] = []
         compared = (
             rungs(request.min_epochs, request.epochs, request.reduction_factor) if request.epochs else ()
         )
@@ -66,9 +66,9 @@ class TuningRecorder:
             seconds = _spent(one, now) / one.epochs if one.epochs else inf
             states.append(TrialState(one.epochs, self.left(one), seconds, self._request.epochs - one.epochs))
         spent = sum(trial.gpu_seconds for trial in self._ended.values())
-        app = outlook(states, self._request.most_gpus, spent)
+        app = work_left(states, self._request.most_gpus, spent)
         seconds = float(app.remaining(np.array([max(gpus, 1)]), Level.SLOT)[0])
-        self._outlooks.append(
+        self._remaining.append(
             {"at": now - self._begun, "work": sum(job.work for job in app.jobs), "seconds": seconds}
         )
 
@@ -100,7 +100,7 @@ class TuningRecorder:
         best = max(complete, key=lambda trial: sign * float(trial.value or 0.0), default=None)
         return TuningReport(
             self._request.run_id,
-            self._request.run_folder,
+            self._request.run_directory,
             self._request.metric,
             self._request.maximize,
             state,
@@ -110,7 +110,7 @@ class TuningRecorder:
             tuple(trials),
             best,
             sum(trial.gpu_seconds for trial in trials),
-            tuple(self._outlooks),
+            tuple(self._remaining),
         )
 
     def _earlier(self, frozen: Any) -> TrialReport:

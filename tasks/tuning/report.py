@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ebbflow.tasks.drawing.codec import to_text
 
-FORMAT = 2
+FORMAT = 3
 
 TrialEnd = Literal["complete", "pruned", "failed", "stopped"]
 TuningEnd = Literal["finished", "stopped", "failed"]
@@ -33,7 +33,7 @@ class TuningReport:
     """One tuning run, as far as one process saw it; trials that ended before are listed as the study has them."""
 
     id: str
-    folder: str
+    directory: str
     metric: str
     maximize: bool
     state: TuningEnd
@@ -43,7 +43,7 @@ class TuningReport:
     trials: tuple[TrialReport, ...] = ()
     best: TrialReport | None = None
     gpu_seconds: float = 0.0
-    outlooks: tuple[Mapping[str, float], ...] = field(default=())  # work left over time
+    remaining_work: tuple[Mapping[str, float], ...] = field(default=())  # over time
 
     def to_json(self) -> str:
         """Return the report as JSON text; infinite and undefined numbers are ``null``."""

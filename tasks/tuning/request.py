@@ -164,7 +164,7 @@ class TuningRequest:
         return self.gpus_per_trial if self.max_gpus is None else self.max_gpus
 
     @property
-    def run_folder(self) -> str:
+    def run_directory(self) -> str:
         """Return the tuning run's own directory as its user names it; its trials' runs are in it."""
         return f"{self.runs_dir.rstrip('/')}/{self.run_id}"
 
@@ -189,7 +189,7 @@ class TuningRequest:
             self.script,
             arguments,
             run_id=run,
-            runs_dir=self.run_folder,
+            runs_dir=self.run_directory,
             nodes=self.nodes,
             min_gpus=self.gpus_per_trial,
             max_gpus=self.most_gpus,
@@ -208,18 +208,18 @@ class TuningRequest:
         records.save(self.place.under(_FILE), {**asdict(self), "restart": False}, _FORMAT)
 
     @classmethod
-    def load(cls, folder: str, id: str, changes: Mapping[str, Any] | None = None) -> "TuningRequest":
+    def load(cls, runs_dir: str, id: str, changes: Mapping[str, Any] | None = None) -> "TuningRequest":
         """Return the recorded request of tuning run ``id``, with ``changes``. Raises ``TrainingError``."""
         names.RUN.check(id)
-        where = StorageLocation(folder).under(f"{id}/{_FILE}")
+        where = StorageLocation(runs_dir).under(f"{id}/{_FILE}")
         try:
             data = records.load(where, _FORMAT)
             space = tuple(Parameter(**{**p, "choices": tuple(p["choices"])}) for p in data["space"])
             values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-            values |= {"space": space, "arguments": tuple(data["arguments"]), "runs_dir": folder}
+            values |= {"space": space, "arguments": tuple(data["arguments"]), "runs_dir": runs_dir}
             values |= {"report": tuple(data["report"])}
         except StorageError as error:
-            raise TrainingError(f"there is no tuning run {id!r} in {folder} to resume: {error}") from error
+            raise TrainingError(f"there is no tuning run {id!r} in {runs_dir} to resume: {error}") from error
         except records.OtherVersionError:
             raise TrainingError(
                 f"tuning run {id} was started by another version of Ebbflow; resume it with that version"

@@ -1,4 +1,4 @@
-# What must hold of each module on its own: terraform test, from the folder terraform/.
+# What must hold of each module on its own: terraform test, from the directory terraform/.
 
 mock_provider "aws" {
   source = "./tests/mocks"

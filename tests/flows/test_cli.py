@@ -156,7 +156,7 @@ def test_a_list_of_no_rows_is_an_empty_list(tables: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "kind", "message"),
     [
-        (["--tables", "/nowhere"], "TableError", "/nowhere does not exist; name a folder"),
+        (["--tables", "/nowhere"], "TableError", "/nowhere does not exist; name a directory"),
         (["--limit", "x"], "OptionError", "--limit must be a whole number"),
         (["--limit", "-1"], "UsageError", "Invalid value for '--limit'"),
         (["--nothing"], "UsageError", "No such option: --nothing"),
@@ -209,7 +209,7 @@ def test_a_query_that_cannot_run_is_explained(
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (["--tables", "/nowhere"], "/nowhere does not exist; name a folder that holds Parquet files"),
+        (["--tables", "/nowhere"], "/nowhere does not exist; name a directory that holds Parquet files"),
         (["--catalog"], r"name the tables by .*--tables DIR.*; got both"),
         (["--conf", "abc"], "a Spark setting must look like spark.some.key=value; got 'abc'"),
         (["--hysteresis", "5"], r"hysteresis must be in \[0, 1\)"),

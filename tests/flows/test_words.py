@@ -58,6 +58,8 @@ AVOID = {
     r"could be had|can be had|to be had": "available, launched",
     r"at the cheapest": "cheapest offer",
     r"as people|for people": "the reader",
+    r"(?<!DAG )folders?": "directory",
+    r"outlooks?": "goodput forecast, remaining work",
 }
 """What is not written, and what is instead."""
 

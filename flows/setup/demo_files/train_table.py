@@ -1,4 +1,4 @@
-"""Trains a small network to predict one column of a Parquet folder from the others, on nodes that come and go.
+"""Trains a small network to predict one column of a Parquet directory from the others, on nodes that come and go.
 
 python train_table.py --data results/baskets --target total
 """
@@ -37,7 +37,7 @@ def score(model: nn.Module, x: torch.Tensor, y: torch.Tensor, binary: bool) -> f
 def main() -> None:
     """Train a network to predict the target column, and report its metrics after each pass."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", required=True, help="folder of Parquet files")
+    parser.add_argument("--data", required=True, help="directory of Parquet files")
     parser.add_argument("--target", required=True, help="column to predict")
     parser.add_argument("--rows", type=int, default=40_000, help="read at most")
     parser.add_argument("--epochs", type=int, default=10)

@@ -278,7 +278,7 @@ class Profiles(Mapping[str, Profile]):
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise WorkloadError(f"{self.folder}: is not a folder of profiles")
+            raise WorkloadError(f"{self.folder}: is not a directory of profiles")
         self._names = sorted(path.parent.name for path in self.folder.glob("*/placements.csv"))
         if not self._names:
             raise WorkloadError(f"{self.folder}: has no application with a placements.csv")

@@ -77,7 +77,7 @@ def _check_table(table: exp.Table) -> None:
         )
     if isinstance(table.this, exp.Identifier) and table.db.lower() in _FORMATS:
         raise ForbiddenSqlError(
-            f"{_short(table)} reads a file in the place of a table, which is refused; give the folder of the tables "
+            f"{_short(table)} reads a file in the place of a table, which is refused; name the directory of tables "
             f"that are to be read by --tables"
         )
 

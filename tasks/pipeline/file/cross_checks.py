@@ -77,7 +77,7 @@ class CrossChecks:
     def _check_query(self, pipeline: Pipeline, step: StepSpec, one: Values) -> None:
         for text in step.options.get("tables", ()):
             if "${" not in text and "://" not in text and not Path(resolved(text, pipeline)).exists():
-                self._say(one, "tables", f"there is no folder {text!r}")
+                self._say(one, "tables", f"there is no directory {text!r}")
         cluster = pipeline.cluster
         if engine_of(step, pipeline) == "spark" and not (
             cluster.of("spark") if isinstance(cluster, LocalSpec) else cluster.master
@@ -113,7 +113,7 @@ class CrossChecks:
         if step.kind == "tuning" and "://" in places_of(pipeline, "/nowhere/run").folder:
             rule = (
                 "the study of a tuning run is kept on this machine: it runs on local nodes; got the "
-                f"cluster's folder {cluster.folder}"  # type: ignore[union-attr]
+                f"cluster's directory {cluster.directory}"  # type: ignore[union-attr]
             )
             self._say(one, "", rule)
         if isinstance(cluster, AwsSpec) and step.environment:

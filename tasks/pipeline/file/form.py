@@ -119,7 +119,7 @@ AWS = Section(
             required=True,
         ),
         Key(
-            "folder",
+            "directory",
             Text("an s3:// address", r"s3a?://\S+"),
             "Directory of results and runs on S3",
             required=True,
@@ -156,8 +156,8 @@ EXISTING = Section(
         ),
         Key("name", Text("a name", NAME), "Name of the cluster in the ledger", "local"),
         Key(
-            "folder",
-            Text("a folder"),
+            "directory",
+            Text("a directory"),
             "Directory of results and runs that all nodes can reach. Default: a directory of this machine",
         ),
         Key("fleet", Text("a name", NAME), "Name of the local nodes that trainings run on"),
@@ -346,7 +346,7 @@ PIPELINE = Section(
         Key("quotas", QUOTAS, "Quotas that no decision may exceed", formerly=("limits",)),
         Key(
             "store",
-            Text("a folder"),
+            Text("a directory"),
             "Directory of the queries' checkpoints, local or s3://. Default: ~/.cache/ebbflow/store",
         ),
     ),

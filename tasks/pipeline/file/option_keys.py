@@ -44,4 +44,4 @@ def _kind(one: Declared) -> Kind:
     if one.kind in (int, float):
         bounds = {name: bound for name in ("min", "max") if (bound := getattr(said, name)) is not None}
         return Number(**bounds, above=said.above, whole=one.kind is int)
-    return Text({"DIR": "a folder", "FILE": "a path"}.get(said.metavar, "a text"))
+    return Text({"DIR": "a directory", "FILE": "a path"}.get(said.metavar, "a text"))

@@ -4,12 +4,12 @@
 ``${queries.NAME.path}``                  the directory of the query's result, with one file ``NAME.parquet``
 ``${queries.NAME.file}``                  that file
 ``${queries.NAME.rows}``                  how many rows it has
-``${trainings.NAME.folder}``              the training's own directory, with its checkpoints
+``${trainings.NAME.directory}``           the training's own directory, with its checkpoints
 ``${trainings.NAME.metrics.METRIC}``      the last value of what its script has reported
-``${tunings.NAME.folder}``               the tuning run's own directory
+``${tunings.NAME.directory}``            the tuning run's own directory
 ``${tunings.NAME.best}``                 the best value of its metric
 ``${tunings.NAME.best.PARAMETER}``       the parameter's value in the best trial
-``${run.id}``, ``${run.name}``, ``${run.folder}``    of the pipeline's run
+``${run.id}``, ``${run.name}``, ``${run.directory}`` of the pipeline's run
 ``${env:NAME}``                           a variable of the environment, only where it stays secret
 ``${parameters.NAME}``                    of the file, or what the command line set; anywhere, filled in at once
 ========================================  ======================================================================
@@ -29,12 +29,12 @@ Of = Literal["queries", "trainings", "tunings", "run", "env"]
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "queries": ("path", "file", "rows"),
-    "trainings": ("folder", "metrics.METRIC"),
-    "tunings": ("folder", "best", "best.PARAMETER"),
-    "run": ("id", "name", "folder"),
+    "trainings": ("directory", "metrics.METRIC"),
+    "tunings": ("directory", "best", "best.PARAMETER"),
+    "run": ("id", "name", "directory"),
 }
 _TOKEN = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
-_FORM = "a reference looks like ${queries.NAME.path}, ${trainings.NAME.folder}, ${tunings.NAME.best.lr} or ${run.id}"
+_FORM = "a reference looks like ${queries.NAME.path}, ${trainings.NAME.directory}, ${tunings.NAME.best.lr}, ${run.id}"
 
 
 @dataclass(frozen=True, slots=True)

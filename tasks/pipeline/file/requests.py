@@ -169,8 +169,8 @@ def places_of(pipeline: Pipeline, folder: str, master: str = "") -> RunDirectori
     cluster = pipeline.cluster
     store = pipeline.store or default_store()
     if isinstance(cluster, AwsSpec | ExistingSpec):
-        if cluster.folder:
-            folder = f"{cluster.folder.rstrip('/')}/pipelines/{Path(folder).name}"
-        store = pipeline.store or (f"{cluster.folder.rstrip('/')}/store" if cluster.folder else store)
+        if cluster.directory:
+            folder = f"{cluster.directory.rstrip('/')}/pipelines/{Path(folder).name}"
+        store = pipeline.store or (f"{cluster.directory.rstrip('/')}/store" if cluster.directory else store)
         master = master or cluster.master
     return RunDirectories(folder, store if "://" in store else resolved(store, pipeline), master)

@@ -44,7 +44,7 @@ class AwsSpec:
     """The cluster that Terraform has made."""
 
     pools: tuple[str, ...]
-    folder: str
+    directory: str
     ledger: str  # as written: may hold ${env:NAME}
     terraform_output: str = ""  # empty: $EBBFLOW_TERRAFORM_OUTPUT
     prices: str = ""  # file of on-demand prices; empty: AWS's own list
@@ -59,7 +59,7 @@ class ExistingSpec:
 
     ledger: str  # as written: may hold ${env:NAME}
     name: str = "local"
-    folder: str = ""
+    directory: str = ""
     master: str = ""
     fleet: str = ""  # local fleet whose nodes trainings run on
 

@@ -92,7 +92,7 @@ QUERY = Section(
         Key("file", Text("a path"), "Path of a file with the SQL query; relative to this file"),
         Key(
             "tables",
-            Items(Text("a folder"), min=1),
+            Items(Text("a directory"), min=1),
             "Directories of Parquet tables, local or s3://, or results of other queries (${queries.NAME.path})",
         ),
         Key(

@@ -74,7 +74,9 @@ def merge_reports(reports: Sequence[TrainingReport]) -> TrainingReport:
         rented_gpu_seconds=sum(report.rented_gpu_seconds for report in reports),
         price=max(report.price for report in reports),
         dollars=sum(report.dollars for report in reports),
-        outlook=next((report.outlook for report in reversed(trained) if report.outlook), None),
+        goodput_forecast=next(
+            (one.goodput_forecast for one in reversed(trained) if one.goodput_forecast), None
+        ),
         generations=tuple(
             replace(g, started=g.started + shift, ended=g.ended + shift)
             for report, shift in zip(reports, shifts, strict=True)
@@ -365,7 +367,7 @@ def without_training(request: TrainingRequest, state: RunState, reason: str, now
     return TrainingReport(
         id=request.run_id,
         script=request.script,
-        folder=request.run_folder,
+        directory=request.run_directory,
         started=now,
         seconds=0.0,
         state=state,

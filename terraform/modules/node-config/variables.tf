@@ -62,12 +62,12 @@ variable "versions" {
 }
 
 variable "ebbflow_package" {
-  description = "s3:// URI of Ebbflow's wheel in the folder packages of the cluster's bucket; ebbflow_sha256 pins what it holds"
+  description = "s3:// URI of Ebbflow's wheel in the directory packages of the cluster's bucket; ebbflow_sha256 pins what it holds"
   type        = string
 
   validation {
     condition     = can(regex("^s3://[a-z0-9][a-z0-9.-]+/packages/[A-Za-z0-9._/+-]+\\.whl$", var.ebbflow_package))
-    error_message = "ebbflow_package must be the s3:// URI of a wheel in the folder packages."
+    error_message = "ebbflow_package must be the s3:// URI of a wheel in the directory packages."
   }
 }
 

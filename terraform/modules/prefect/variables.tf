@@ -200,7 +200,7 @@ variable "torch_index_url" {
 }
 
 variable "ebbflow_package" {
-  description = "s3:// URI of Ebbflow's wheel in the folder packages of the cluster's bucket; ebbflow_sha256 pins what it holds"
+  description = "s3:// URI of Ebbflow's wheel in the directory packages of the cluster's bucket; ebbflow_sha256 pins what it holds"
   type        = string
 }
 

@@ -122,7 +122,7 @@ variable "worker_pools" {
 }
 
 variable "ebbflow_package" {
-  description = "s3:// URI of Ebbflow's wheel in the folder packages of the cluster's bucket; ebbflow_sha256 pins what it holds"
+  description = "s3:// URI of Ebbflow's wheel in the directory packages of the cluster's bucket; ebbflow_sha256 pins what it holds"
   type        = string
 }
 

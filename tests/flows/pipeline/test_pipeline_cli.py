@@ -71,7 +71,7 @@ def test_the_outcome_is_json_on_standard_output_and_in_a_report_and_progress_on_
     )
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
-    assert (outcome["format"], outcome["state"]) == (1, "finished")
+    assert (outcome["format"], outcome["state"]) == (2, "finished")
     assert [one["display_name"] for one in outcome["steps"]] == ["spent", "nations"]
     assert json.loads(data.read_text()) == outcome
     assert outcome["report"] == str(page)

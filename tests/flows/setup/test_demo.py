@@ -120,7 +120,7 @@ def test_the_demo_shows_the_whole_and_leaves_no_process(home: Path) -> None:
     assert details["forecast"]["score"] > 0.8  # of the variance
     assert float(details["late"]["best score"]) > 0.7  # of the deliveries
 
-    cluster = json.loads((Path(report["folder"]) / "cluster.json").read_text())
+    cluster = json.loads((Path(report["directory"]) / "cluster.json").read_text())
     kinds = {one["kind"] for one in cluster["decisions"]}
     assert {"auction", "scaling", "replan"} <= kinds
     assert all(one["reason"] for one in cluster["decisions"])

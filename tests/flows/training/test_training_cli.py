@@ -104,7 +104,7 @@ def test_rejected_jobs_are_told(jobs: Path) -> None:
         (("--failures", "often"), "--failures is written"),
         (("--interval", "0"), "interval must be a finite number > 0"),
         (("--interference", "1"), "interference must be >= 0 and < 1"),
-        (("--profiles", "/nowhere"), "is not a folder of profiles"),
+        (("--profiles", "/nowhere"), "is not a directory of profiles"),
         (("--spot-trace", "/nowhere.csv"), "cannot be read"),
         (("--prices", "/nowhere.csv"), "cannot be read"),
     ],

@@ -62,7 +62,7 @@ def one_after_the_other(app: Mlr) -> dict[Key, Value]:
 
 def test_two_four_two_workers_end_as_ever(digits: str, tmp_path: Path) -> None:
     app = Mlr(digits, classes=10, executors=16, iterations=350, exact=True)
-    with ElasticJob(app, 2, folder=tmp_path) as job:
+    with ElasticJob(app, 2, directory=tmp_path) as job:
         pids = {}
         until(lambda: iterations(job) >= 5)
         job.scale_to(4)
@@ -85,7 +85,7 @@ def test_two_four_two_workers_end_as_ever(digits: str, tmp_path: Path) -> None:
 
 def test_a_killed_and_a_stopped_worker_cost_no_bit(tmp_path: Path) -> None:
     app = Mixing(executors=8, iterations=600)
-    with ElasticJob(app, 2, folder=tmp_path, settings=Settings(snapshot_every=0.4), silence=3.0) as job:
+    with ElasticJob(app, 2, directory=tmp_path, settings=Settings(snapshot_every=0.4), silence=3.0) as job:
         until(lambda: any(event.kind == "snapshot" for event in job.events()))
         os.kill(job.workers()["n1"], signal.SIGKILL)
         until(lambda: any(event.kind == "restored" for event in job.events()))
@@ -103,7 +103,7 @@ def test_a_killed_and_a_stopped_worker_cost_no_bit(tmp_path: Path) -> None:
 def test_lost_shards_alone_come_back(digits: str, tmp_path: Path) -> None:
     app = Mlr(digits, classes=10, executors=8, iterations=120)
     settings = Settings(recovery="partial", running_every=0.1)
-    with ElasticJob(app, 2, folder=tmp_path, settings=settings) as job:
+    with ElasticJob(app, 2, directory=tmp_path, settings=settings) as job:
         until(lambda: iterations(job) >= 30)
         os.kill(job.workers()["n2"], signal.SIGKILL)
         result = job.result(60)
@@ -153,7 +153,7 @@ def test_a_master_that_stands_still_goes_on_with_its_workers_and_costs_no_bit(tm
         "from ebbflow.infra.elastic import ElasticJob, Settings\n"
         "app = Mixing(executors=8, iterations=400)\n"
         "settings = Settings(snapshot_every=0.2)\n"
-        f"with ElasticJob(app, 2, folder={str(tmp_path)!r}, settings=settings, silence=1.0) as job:\n"
+        f"with ElasticJob(app, 2, directory={str(tmp_path)!r}, settings=settings, silence=1.0) as job:\n"
         "    print('begun', flush=True)\n"
         "    result = job.result(120)\n"
         "print(json.dumps([[list(key), value.tolist()] for key, value in sorted(result.parameters.items())]))\n"

@@ -194,7 +194,7 @@ def test_malformed_profiles(tmp_path, file, old, new, reason):
 
 
 def test_profiles_that_are_not_complete(tmp_path):
-    with pytest.raises(WorkloadError, match="not a folder"):
+    with pytest.raises(WorkloadError, match="not a directory"):
         Profiles(tmp_path / "none")
     with pytest.raises(WorkloadError, match="no application"):
         Profiles(tmp_path)

@@ -38,7 +38,7 @@ def main() -> None:
     with (
         open(CASE["log"] + f"-{RANK}", "a") as log,
         ElasticRun.start(
-            seed=3 + RANK * CASE.get("seed_of_rank", 0), folder=CASE.get("folder"), run_id="t"
+            seed=3 + RANK * CASE.get("seed_of_rank", 0), directory=CASE.get("folder"), run_id="t"
         ) as run,
     ):
         model, optimizer = run.prepare(

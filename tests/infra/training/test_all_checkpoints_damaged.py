@@ -36,7 +36,7 @@ def trained(
     folder: Path, epochs: int, settings: RunSettings | None = None, restart: bool = False
 ) -> tuple[int, torch.Tensor]:
     """Train to the end of ``epochs``; return the step that it went on from, -1 for none, and all weights."""
-    with ElasticRun.start(folder=folder, run_id="one", settings=settings, restart=restart) as run:
+    with ElasticRun.start(directory=folder, run_id="one", settings=settings, restart=restart) as run:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
         called, _ = run.prepare(model, lambda p: torch.optim.AdamW(p, lr=0.05), batch_size=10)
@@ -157,7 +157,7 @@ def test_no_flipped_byte_anywhere_in_a_run_loads_a_wrong_model(
             shutil.rmtree(next((place / "one" / "checkpoints").glob("step-000000000010-*")))
         caplog.clear()
         try:
-            with ElasticRun.start(folder=place, run_id="one", settings=RUNNING) as run:
+            with ElasticRun.start(directory=place, run_id="one", settings=RUNNING) as run:
                 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
                 run.prepare(model, lambda p: torch.optim.AdamW(p, lr=0.05), batch_size=10)
                 step = run.progress.step

@@ -175,7 +175,7 @@ def test_an_epoch_that_a_script_leaves_early_is_over() -> None:
 
 def test_a_run_that_finished_does_not_begin_again(tmp_path: Path) -> None:
     for expected in (5, 0):
-        with ElasticRun.start(folder=tmp_path, run_id="one") as run:
+        with ElasticRun.start(directory=tmp_path, run_id="one") as run:
             assert len(train(run)) == expected
         assert run.progress.step == 5
     assert (tmp_path / "one" / "checkpoints").is_dir()
@@ -184,7 +184,7 @@ def test_a_run_that_finished_does_not_begin_again(tmp_path: Path) -> None:
 def test_sigterm_saves_and_leaves_and_the_next_process_goes_on(tmp_path: Path) -> None:
     def part(epochs: int, stop_at: int | None) -> list[float]:
         losses = []
-        with ElasticRun.start(folder=tmp_path, run_id="one") as run:
+        with ElasticRun.start(directory=tmp_path, run_id="one") as run:
             model, _ = run.prepare(nn.Linear(4, 1), sgd, batch_size=10, state={"more": more})
             for _ in run.epochs(epochs):
                 for x, y in run.batches((X, Y)):
@@ -220,7 +220,7 @@ def test_a_full_disk_does_not_end_training(
 
     monkeypatch.setattr(CheckpointFolder, "save_async", full)
     with ElasticRun.start(
-        folder=tmp_path, run_id="one", settings=RunSettings(checkpoint_interval=0.0)
+        directory=tmp_path, run_id="one", settings=RunSettings(checkpoint_interval=0.0)
     ) as run:
         assert len(train(run, epochs=2)) == 10
     assert calls == list(range(1, 11))
@@ -228,28 +228,28 @@ def test_a_full_disk_does_not_end_training(
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_the_parameters_named(tmp_path: Path) -> None:
-    with ElasticRun.start(folder=tmp_path, run_id="one") as run:
+    with ElasticRun.start(directory=tmp_path, run_id="one") as run:
         train(run)
     with (
-        ElasticRun.start(folder=tmp_path, run_id="one") as run,
+        ElasticRun.start(directory=tmp_path, run_id="one") as run,
         pytest.raises(OtherModelError, match="weight"),
     ):
         run.prepare(nn.Linear(4, 2), sgd, batch_size=10)
     with (
-        ElasticRun.start(folder=tmp_path, run_id="one") as run,
+        ElasticRun.start(directory=tmp_path, run_id="one") as run,
         pytest.raises(TrainingError, match="batch_size=10"),
     ):
         run.prepare(nn.Linear(4, 1), sgd, batch_size=11)
     with (
-        ElasticRun.start(folder=tmp_path, run_id="one") as run,
+        ElasticRun.start(directory=tmp_path, run_id="one") as run,
         pytest.raises(DatasetError, match="50 samples"),
     ):
         train(run, epochs=2, data=(X[:40], Y[:40]))
 
 
 def test_one_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
-    with ElasticRun.start(folder=tmp_path, run_id="one"), pytest.raises(RunLockedError, match="one"):
-        ElasticRun.start(folder=tmp_path, run_id="one")
+    with ElasticRun.start(directory=tmp_path, run_id="one"), pytest.raises(RunLockedError, match="one"):
+        ElasticRun.start(directory=tmp_path, run_id="one")
 
 
 def test_a_users_error_passes_through_unchanged() -> None:
@@ -281,7 +281,7 @@ def test_a_preflight_without_a_folder_leaves_nothing_behind(
 
 def test_leaving_a_script_with_status_0_finishes_the_run(tmp_path: Path) -> None:
     def script(status: int) -> None:
-        with ElasticRun.start(folder=tmp_path, run_id=f"run-{status}") as run:
+        with ElasticRun.start(directory=tmp_path, run_id=f"run-{status}") as run:
             train(run)
             raise SystemExit(status)
 

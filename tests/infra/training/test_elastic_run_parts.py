@@ -187,19 +187,19 @@ def test_progress_survives_saving() -> None:
 
 def test_what_is_left_of_the_epochs_is_told() -> None:
     progress = Progress(10)
-    assert progress.outlook(3) == {}, "the data are not known yet"
+    assert progress.forecast(3) == {}, "the data are not known yet"
     progress.bind(100)
-    assert progress.outlook(3) == {"examples_left": 300.0, "examples_total": 300.0, "pace": "goodput"}
+    assert progress.forecast(3) == {"examples_left": 300.0, "examples_total": 300.0, "pace": "goodput"}
     progress.took(40, 2.5, DataPosition(0, 40))  # 40 examples that are worth 25
-    assert progress.outlook(3) == {"examples_left": 275.0, "examples_total": 300.0, "pace": "goodput"}
+    assert progress.forecast(3) == {"examples_left": 275.0, "examples_total": 300.0, "pace": "goodput"}
     progress.took(60, 8.0, DataPosition(1, 0))
     progress.next_epoch()
-    assert progress.outlook(3)["examples_left"] == pytest.approx(195.0)
-    assert progress.outlook(1) == {}, "nothing is left"
+    assert progress.forecast(3)["examples_left"] == pytest.approx(195.0)
+    assert progress.forecast(1) == {}, "nothing is left"
     passes = Progress(10, unit="pass")
     passes.bind(100)
     passes.took(40, 2.5, DataPosition(0, 40))
-    assert passes.outlook(2) == {"examples_left": 160.0, "examples_total": 200.0, "pace": "throughput"}
+    assert passes.forecast(2) == {"examples_left": 160.0, "examples_total": 200.0, "pace": "throughput"}
 
 
 def test_rates_are_of_the_time_between_reports() -> None:

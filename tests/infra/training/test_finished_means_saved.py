@@ -55,7 +55,7 @@ def train(run: ElasticRun, epochs: int = 1, before_end: Any = lambda: None) -> t
 
 
 def trained(folder: Path, settings: RunSettings | None = None, **options: Any) -> tuple[int, torch.Tensor]:
-    with ElasticRun.start(folder=folder, run_id="one", settings=settings) as run:
+    with ElasticRun.start(directory=folder, run_id="one", settings=settings) as run:
         return train(run, **options)
 
 
@@ -225,7 +225,7 @@ def test_a_stop_with_a_deadline_leaves_time_for_the_other_place(
 
 
 def trained_until(folder: Path, step: int, act: Any) -> None:
-    with ElasticRun.start(folder=folder, run_id="one", settings=RunSettings(termination_grace=1.0)) as run:
+    with ElasticRun.start(directory=folder, run_id="one", settings=RunSettings(termination_grace=1.0)) as run:
         model, _ = run.prepare(nn.Linear(4, 1), lambda p: torch.optim.SGD(p, lr=0.05), batch_size=10)
         for _ in run.epochs(1):
             for x, y in run.batches((X, Y)):
@@ -238,7 +238,7 @@ def trained_until(folder: Path, step: int, act: Any) -> None:
 def test_a_script_shorter_than_the_trial_is_rehearsed_and_not_taken_for_finished(tmp_path: Path) -> None:
     with (
         pytest.raises(RunStopped, match="preflight"),
-        ElasticRun.start(folder=tmp_path, run_id="one", settings=RunSettings(preflight_steps=20)) as run,
+        ElasticRun.start(directory=tmp_path, run_id="one", settings=RunSettings(preflight_steps=20)) as run,
     ):
         train(run)
     assert run.progress.step == 5
@@ -255,7 +255,7 @@ def test_a_running_checkpoint_that_cannot_be_written_is_said_and_ends_nothing(
         raise FULL
 
     with ElasticRun.start(
-        folder=tmp_path,
+        directory=tmp_path,
         run_id="one",
         settings=RunSettings(partial_checkpoint_interval=1, partial_checkpoint_fraction=1.0),
     ) as run:

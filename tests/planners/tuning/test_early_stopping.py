@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.scheduling.locality import Level
-from ebbflow.planners.tuning.early_stopping import Curves, TrialState, epochs_left, outlook, rungs
+from ebbflow.planners.tuning.early_stopping import Curves, TrialState, epochs_left, rungs, work_left
 
 
 def test_rungs() -> None:
@@ -76,7 +76,7 @@ def test_noise_rarely_kills_a_winner(seed: int) -> None:
 
 def test_outlook_is_what_an_auctioneer_asks_for() -> None:
     trials = [TrialState(3, 6.0, 2.0), TrialState(0, 2.0, inf, longest=9.0)]
-    app = outlook(trials, max_gpus=2, spent=10.0)
+    app = work_left(trials, max_gpus=2, spent=10.0)
     assert app.demand == 4
     assert app.total_work == 10 + 6 * 2 + 2 * 2
     # malleable: 12 + 18 GPU-s on two GPUs, none longer than its own work over two

@@ -115,7 +115,7 @@ def shop(folder: Path, lab: "Cluster") -> dict[str, Any]:
         "terraform_output": "ebbflow.json",
         "prices": "prices.toml",
         "pools": ["gpu"],
-        "folder": lab.settings.store,
+        "directory": lab.settings.store,
         "ledger": str(folder / "ledger.db"),
         "name": "lab",
         "loop": True,
@@ -227,7 +227,7 @@ def moved(lab: "Cluster", ssm: "SystemsManager", folder: Path, runs: Sequence[st
         hosts.close()
     assert outcome.state == "finished", (outcome, heard.lines)
     assert outcome.step("pairs").results["path"] == f"{lab.settings.store}/pipelines/one/results/pairs"
-    assert outcome.step("fit").results["folder"].startswith(lab.settings.store)
+    assert outcome.step("fit").results["directory"].startswith(lab.settings.store)
 
     # the notice moved the lease, and another node was there before the noticed one was gone
     with Ledger.open(str(folder / "ledger.db"), cluster="lab", create=False) as ledger:

@@ -28,8 +28,8 @@ from ebbflow.tasks.pipeline.record import RunFolder, known_runs
 
 RESULTS = {
     "orders": {"path": "/results/orders", "file": "/results/orders/orders.parquet", "rows": "3"},
-    "fit": {"folder": "/runs/fit", "metrics.r2": "0.5"},
-    "tune": {"folder": "/runs/tune", "best.lr": "0.1"},
+    "fit": {"directory": "/runs/fit", "metrics.r2": "0.5"},
+    "tune": {"directory": "/runs/tune", "best.lr": "0.1"},
 }
 
 
@@ -108,7 +108,7 @@ def test_steps_begin_when_what_they_wait_for_has_finished(make: Callable[..., Co
     assert [fit.fill(text) for text in fit.step.options["arguments"]] == ["--data", "/results/orders"]
     assert fit.fill("${run.id} ${run.name} $${x}") == "one shop ${x}"
     with pytest.raises(
-        OptionError, match=r"trainings\.fit has no 'metrics\.loss'; it has folder, metrics\.r2"
+        OptionError, match=r"trainings\.fit has no 'metrics\.loss'; it has directory, metrics\.r2"
     ):
         world.asked[2].fill("${trainings.fit.metrics.loss}")
     assert listener.said == [
@@ -369,8 +369,8 @@ def test_a_run_that_is_not_there_or_damaged(tmp_path: Path) -> None:
     ("cluster", "folder"),
     [
         ({}, "{runs}/one"),
-        ({"existing": {"ledger": "x", "folder": "/srv/shared/"}}, "/srv/shared/pipelines/one"),
-        ({"existing": {"ledger": "x", "folder": "s3://bucket/store"}}, "s3://bucket/store/pipelines/one"),
+        ({"existing": {"ledger": "x", "directory": "/srv/shared/"}}, "/srv/shared/pipelines/one"),
+        ({"existing": {"ledger": "x", "directory": "s3://bucket/store"}}, "s3://bucket/store/pipelines/one"),
     ],
 )
 def test_the_runs_folder_that_steps_are_told_is_one_that_their_nodes_reach(
@@ -379,10 +379,10 @@ def test_the_runs_folder_that_steps_are_told_is_one_that_their_nodes_reach(
     plain = content(tmp_path)
     del plain["tunings"]
     plain["cluster"] = cluster or plain["cluster"]
-    plain["trainings"]["fit"]["arguments"] = ["--out", "${run.folder}/out"]
+    plain["trainings"]["fit"]["arguments"] = ["--out", "${run.directory}/out"]
     world = World()
     make(world, plain=plain).run()
-    told = {attempt.step.name: attempt.fill("${run.folder}") for attempt in world.asked}
+    told = {attempt.step.name: attempt.fill("${run.directory}") for attempt in world.asked}
     assert told["fit"] == folder.format(runs=tmp_path / "runs")
 
 

@@ -77,7 +77,7 @@ def joined(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineOutcome:
     """Run a pipeline on a fleet and a ledger of others, and check what they know of it."""
     monkeypatch.setenv("EBBFLOW_HOME", str(folder / "home"))
     shared = folder / "shared"
-    file = pipeline(folder, fleet="shared", folder=str(shared))
+    file = pipeline(folder, fleet="shared", directory=str(shared))
     pool = LocalPool("gpu", "gpu", initial=1, max_nodes=1, price=0.9)
     stop = threading.Event()
     with (
@@ -98,7 +98,7 @@ def joined(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineOutcome:
             stop.set()
             thread.join(60)
         assert outcome.state == "finished", outcome
-        assert outcome.step("fit").results["folder"] == f"{shared}/pipelines/one/runs/one.fit"
+        assert outcome.step("fit").results["directory"] == f"{shared}/pipelines/one/runs/one.fit"
         grants = [e.change for e in ledger.events(kinds=[Granted])]
         assert {lease.node for one in grants if isinstance(one, Granted) for lease in one.leases} == {"gpu-1"}
         assert {app.spec.flow_run for app in ledger.state().apps.values()} == {"a-run"}

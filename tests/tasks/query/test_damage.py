@@ -102,7 +102,7 @@ def _points_at_another(store: Store) -> str:
     """A manifest with a right checksum whose files are another checkpoint's."""
     said, other = (unsealed(store.manifest(fp).read_bytes()) for fp in (store.inner, store.sink))
     store.manifest(store.inner).write_bytes(sealed(said | {"data": other["data"]}))
-    return "points outside its own data folder"
+    return "points outside its own data directory"
 
 
 def _half_a_manifest(store: Store) -> str:

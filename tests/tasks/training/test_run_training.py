@@ -27,7 +27,7 @@ def test_a_run_that_goes_well(script: str) -> None:
     assert report.dollars == pytest.approx(12 / 3600 * 3.6)
     assert report.mean("goodput") == 80.0
     assert len(report.generations) == 1
-    kept = TrainingReport.from_json((Path(report.folder) / "report.json").read_text())
+    kept = TrainingReport.from_json((Path(report.directory) / "report.json").read_text())
     assert kept == report
 
 

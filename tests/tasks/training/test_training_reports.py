@@ -34,28 +34,39 @@ def test_the_report_says_what_more_gpus_would_give(script: str) -> None:
         3, 6, BatchSplit(20, 0), 8,
     )  # fmt: skip
     report, _ = run(script, Act(job=said.to_dict()))
-    assert report.outlook is not None
-    assert report.outlook.noise_scale == 64 * 9
-    assert [(b.gpus, b.nodes) for b in report.outlook.best] == [(n, -(-n // 2)) for n in range(1, 9)]
+    assert report.goodput_forecast is not None
+    assert report.goodput_forecast.noise_scale == 64 * 9
+    assert [(b.gpus, b.nodes) for b in report.goodput_forecast.best] == [(n, -(-n // 2)) for n in range(1, 9)]
     assert said.model is not None
     best, split = said.model.best_split(2, 4)
-    assert report.outlook.best[3] == BestBatch(4, 2, split.total(4), split.accumulation + 1, best)
+    assert report.goodput_forecast.best[3] == BestBatch(4, 2, split.total(4), split.accumulation + 1, best)
     assert TrainingReport.from_json(report.to_json()) == report
     assert "Goodput by GPUs, as predicted" in training_html(report)
-    assert run(script, Act(job=replace(said, speed=None).to_dict()), run_id="early")[0].outlook is None
+    assert (
+        run(script, Act(job=replace(said, speed=None).to_dict()), run_id="early")[0].goodput_forecast is None
+    )
 
 
 def test_reports_of_other_formats_are_refused(script: str) -> None:
     report, _ = run(script, Act())
     data = json.loads(report.to_json())
-    assert data["format"] == 1
+    assert data["format"] == 2
     assert data["mean_goodput"] == 80.0
-    with pytest.raises(ReportError, match="format 1"):
-        TrainingReport.from_json(json.dumps(data | {"format": 2}))
+    with pytest.raises(ReportError, match="format 2"):
+        TrainingReport.from_json(json.dumps(data | {"format": 3}))
     with pytest.raises(ReportError, match="damaged"):
         TrainingReport.from_json(json.dumps(data | {"steps": "many"}))
     with pytest.raises(ReportError, match="not a report"):
         TrainingReport.from_json("<html>")
+
+
+def test_a_report_of_format_1_is_read(script: str) -> None:
+    report, _ = run(script, Act())
+    text = json.dumps({**json.loads(report.to_json()), "format": 1})
+    for new, old in (("directory", "folder"), ("goodput_forecast", "outlook"), ("canary", "trial")):
+        assert f'"{new}":' in text
+        text = text.replace(f'"{new}":', f'"{old}":')
+    assert TrainingReport.from_json(text) == TrainingReport.from_json(report.to_json())
 
 
 def test_the_page_shows_everything_and_escapes_it(script: str) -> None:
@@ -84,8 +95,8 @@ def test_a_failed_run_says_where_its_processes_wrote(script: str) -> None:
         return out.getvalue()
 
     assert "what the processes wrote" not in printed()
-    (Path(report.folder) / "logs" / "generation-1").mkdir(parents=True)
-    assert f"logs of the processes: {report.folder}/logs/generation-1\n" in printed()
+    (Path(report.directory) / "logs" / "generation-1").mkdir(parents=True)
+    assert f"logs of the processes: {report.directory}/logs/generation-1\n" in printed()
 
 
 def test_generations_are_counted_as_they_are_numbered_those_before_a_resume_too(script: str) -> None:

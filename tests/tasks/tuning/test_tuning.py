@@ -77,7 +77,7 @@ class Trainings:
         failure = FailureReport("syntax-error", "user", "abc", self.fail) if self.fail else None
         generation = GenerationReport(1, (NodeShare("a", 1),), 0.0, 1.0, state, "", failure=failure)
         return TrainingReport(
-            request.run_id, request.script, request.run_folder, 0.0, 1.0, state, self.fail, steps=epochs * 10,
+            request.run_id, request.script, request.run_directory, 0.0, 1.0, state, self.fail, steps=epochs * 10,
             gpu_seconds=float(epochs), generations=(generation,),
         )  # fmt: skip
 
@@ -108,8 +108,8 @@ def test_halving_stops_trials_and_gives_their_gpus_to_others(request_of: Any) ->
     pruned = [trial for trial in report.trials if trial.state == "pruned"]
     assert all(trial.epochs < EPOCHS for trial in pruned)
     assert all(trial.epochs == EPOCHS for trial in report.trials if trial.state == "complete")
-    assert report.outlooks
-    assert all(outlook["work"] >= 0 for outlook in report.outlooks)
+    assert report.remaining_work
+    assert all(one["work"] >= 0 for one in report.remaining_work)
 
 
 def test_no_pruner_no_pruning(request_of: Any) -> None:
@@ -253,7 +253,7 @@ def test_a_search_that_lives_is_not_gone_on_with(request_of: Any) -> None:
         pytest.raises(RunLockedError, match=f"run by process {os.getpid()} of"),
     ):
         run_tuning(request, resume=True)
-    assert not (Path(request.run_folder) / "optuna.journal").exists()
+    assert not (Path(request.run_directory) / "optuna.journal").exists()
 
 
 def test_spaces(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_trial_that_finished_unheard_is_not_trained_again(request_of: Any) -> 
     run = request.trial("trial-000", ())
     run.save()
     assert not record(replace(whole, metrics=points), run)
-    file = Path(run.run_folder) / "report.json"
+    file = Path(run.run_directory) / "report.json"
     written = file.read_text()
     file.write_text(written.replace('"finished"', '"finishes"'))
     assert recorded(run) is None

@@ -34,7 +34,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_ends_no_search_for_good(req
     study = Study(request_)
     first = study.ask()
     drawn = study.arguments(first)
-    journal = Path(request_.run_folder) / "optuna.journal"
+    journal = Path(request_.run_directory) / "optuna.journal"
     before = journal.read_bytes()
     with (
         no_file_above(len(before) + 20),
@@ -52,7 +52,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_ends_no_search_for_good(req
 def test_a_line_that_was_cut_off_by_a_kill_is_left_out(request_: TuningRequest) -> None:
     study = Study(request_)
     study.tell(study.ask(), 0.25, "complete")
-    journal = Path(request_.run_folder) / "optuna.journal"
+    journal = Path(request_.run_directory) / "optuna.journal"
     journal.write_bytes(journal.read_bytes() + b'{"op_code":4,"worker_')
     again = Study(request_)
     again.tell(again.ask(), 0.75, "complete")

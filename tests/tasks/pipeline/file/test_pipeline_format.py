@@ -118,7 +118,7 @@ def _line(text: str, words: str) -> int:
         ("queries.orders.team", None, "team is missing: one of sales, research"),
         ("queries.orders.file", "a.sql", "exactly one of sql, file must be given; got sql and file"),
         ("queries.orders.sql", None, "exactly one of sql, file must be given; got none"),
-        ("queries.orders.tables", "nowhere", "there is no folder 'nowhere'"),
+        ("queries.orders.tables", "nowhere", "there is no directory 'nowhere'"),
         ("queries.orders.tables", None, "name the tables"),
         ("queries.orders.engine", "spark", "engine spark needs a pool of kind spark in cluster; got none"),
         ("queries.orders.dialect", "klingon", "dialect must be one that sqlglot knows"),
