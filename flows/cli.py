@@ -75,7 +75,7 @@ class Commands(ListedGroup):
         Listed(
             "demo",
             "ebbflow.flows.setup.cli",
-            "Run the main job for real: two queries and two trainings of two teams on nodes that come and go.",
+            "Run the main job for real: queries, a training and a tuning run of two teams on nodes that come and go.",
             SET_UP,
         ),
         Listed(
