@@ -40,7 +40,8 @@ def doctor(json: AsJson = False) -> None:
         raise typer.Exit(ExitStatus.FAILED)
 
 
-_DEMO_HELP = """Run the main job for real: queries, a training and a tuning run of two teams on nodes that come and go.
+_DEMO_HELP = """\
+Run the main job for real: queries, a training and a tuning run of two teams on nodes that come and go.
 
 [b]Examples[/b]
 

@@ -121,6 +121,8 @@ def against(seconds: float, expected: float | None) -> str:
     change = (seconds - expected) / expected
     if abs(change) < 0.005:
         return f"as the {seconds_text(expected)} expected"
+    if change >= 1:  # percentages say little from there on
+        return f"{seconds / expected:,.0f} times the {seconds_text(expected)} expected"
     word = "slower" if change > 0 else "faster"
     return f"{abs(change):.0%} {word} than the {seconds_text(expected)} expected".replace("%", " %")
 

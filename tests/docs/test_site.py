@@ -135,3 +135,12 @@ def test_links_to_pages_from_elsewhere_lead_to_them() -> None:
         "[a](changes.md) [b](reference/terraform.md)"
     )
     assert SITE.relinked("[a](../../CHANGELOG.md)", "tasks/x.md") == "[a](../changes.md)"
+
+
+def test_pages_load_nothing_from_elsewhere() -> None:
+    """Search on pages opened from a folder needs a program that the theme else takes from another host."""
+    content = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "font: false" in content
+    scripts = yaml.safe_load(content)["extra"]["polyfills"]
+    assert scripts == ["javascripts/iframe-worker.js"]
+    assert "MessageEvent" in (ROOT / "docs" / scripts[0]).read_text(encoding="utf-8")
