@@ -88,7 +88,6 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     "docs/local.md": (
         Plan("ebbflow local up", "slow"),
         Plan("pip install", "check", "needs root; tests/infra/local_fleet make such networks"),
-        Plan("ip -brief", "check", OURS),
         Plan("from ebbflow import", "run"),
     ),
     "docs/training.md": (

@@ -428,3 +428,12 @@ def test_text_has_the_contrast_that_wcag_asks_for(dark):
     for ink in ("ink", "soft", "fail", "expect", "reused", "switch"):
         least = 4.5 if ink in ("ink", "soft") else 3.0  # signs, which have a shape and a name too
         assert contrast(drawn[ink], drawn["bg"]) >= least, ink
+
+
+def test_a_time_is_compared_with_its_expectation() -> None:
+    from ebbflow.tasks.drawing.wording import against
+
+    assert against(45.0, 30.0) == "50 % slower than the 30.0 s expected"
+    assert against(15.0, 30.0) == "50 % faster than the 30.0 s expected"
+    assert against(1.5, 0.03) == "50 times the 0.03 s expected"
+    assert against(30.0, None) == "no expectation at start"
