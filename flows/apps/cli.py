@@ -36,7 +36,7 @@ errors = Console(stderr=True)
 _ENDED = 1000  # apps that are over, of which list --all tells
 _DECISIONS = 20  # that show tells
 _TAIL = 200  # lines of each log
-_LOOK = 0.5  # s between looks
+_POLL = 0.5  # s between looks
 _WAIT = 60.0  # s for an app to end
 
 AppId = Annotated[str, typer.Argument(help="ID of the app, as ebbflow apps list shows it.", metavar="ID")]
@@ -156,7 +156,7 @@ def logs(
                 read[path] = file.tell()
             _print_lines(path.name, text.splitlines()[-_TAIL:], several=len(known.files) > 1)
         while follow:
-            clock.sleep(_LOOK)
+            clock.sleep(_POLL)
             for path in run_logs(record.spec).files:
                 with path.open("rb") as file:
                     file.seek(read.get(path, 0))
@@ -223,7 +223,7 @@ def cancel(
             if now >= asks_at:
                 found.report(cancel_id(id), cancel_request(now))
                 asks_at = inf
-            found.clock.sleep(_LOOK)
+            found.clock.sleep(_POLL)
     if record.phase not in OVER:
         how = (
             "its process ends when it polls the ledger"

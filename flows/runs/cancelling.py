@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 PATIENCE = 25.0  # s to save and leave in
 SAVE = 15.0  # s of them that trainings get to save in; others have to end after them
 _BEGIN = 2.0  # s for a thread to begin in
-_LOOK = 0.2  # s: a signal's handler runs between two looks
+_POLL = 0.2  # s: a signal's handler runs between two looks
 
 
 def attended(work: Callable[[], Result], stop: Callable[[], object], patience: float = PATIENCE) -> Result:
@@ -48,7 +48,7 @@ class Attended(Generic[Result]):
         """Do the work and return its result. Raises what it raises, or the interrupt of this thread."""
         try:
             self._thread.start()
-            while not self._ended.wait(_LOOK):
+            while not self._ended.wait(_POLL):
                 pass
         except BaseException:
             self._stop()

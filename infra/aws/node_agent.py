@@ -44,7 +44,7 @@ DRAINING = Path("/run/ebbflow/draining")
 _SPARK = "ebbflow-spark-worker.service"
 _TORCH = "ebbflow-torch-node@*.service"
 _ENTRY = "EBBFLOW_NODE_ENTRY"  # as infra/training/channel/wire.py, which needs torch, has it
-_LOOK = 1.0  # seconds between looks
+_POLL = 1.0  # seconds between looks
 _TOKEN = 21600  # seconds for which a token of the metadata service is asked
 _TRIES = 4  # of asking which instance this is
 _TIMEOUT = 30.0  # seconds for one systemctl
@@ -379,7 +379,7 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
     for attempt in range(_TRIES):  # it may not answer yet while the machine comes up
         if arn := instance_arn(metadata, region):
             break
-        clock.sleep(_LOOK * attempt)
+        clock.sleep(_POLL * attempt)
     node = SystemdNode(
         group=os.environ.get("EBBFLOW_GROUP", ""),
         region=region,
@@ -392,7 +392,7 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
             agent.step()
         except Exception:  # the next look may do better, and nobody else looks
             log.exception("polling failed")
-        clock.sleep(_LOOK)
+        clock.sleep(_POLL)
 
 
 if __name__ == "__main__":

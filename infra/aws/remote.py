@@ -27,7 +27,7 @@ TIMEOUT = 150.0
 
 _TARGETS = 50  # nodes of one command, AWS's limit
 _FILTERED = 50  # nodes that one look asks for
-_LOOK = 1.0  # seconds before the first look at a command, and more from look to look
+_POLL = 1.0  # seconds before the first look at a command, and more from look to look
 _MOST_LOOK = 5.0
 _AGAIN = 2.0  # seconds until a command that was sent is sure to be listed
 _SENDS = 4  # attempts to send a command whose answer was lost
@@ -263,7 +263,7 @@ class RemoteRunner:
 
     def _await_end(self, found: dict[str, Outcome], end: float) -> dict[str, Outcome]:
         """Wait for commands that are under way, until ``end``."""
-        pause = _LOOK
+        pause = _POLL
         while True:
             waiting = {outcome.command for outcome in found.values() if outcome.status == "late"}
             if not waiting or self._clock.now() >= end:

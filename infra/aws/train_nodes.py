@@ -33,7 +33,7 @@ FORM = 600.0
 """Seconds for ``TorchTrainer(form=...)``: Systems Manager has to know the node first, and torch takes its time."""
 NEVER = "it was never started"
 """What ``lost`` says of a node that was not started."""
-_LOOK = 0.2  # seconds for which a look at the capacity serves: the launcher asks twenty times a second
+_POLL = 0.2  # seconds for which a look at the capacity serves: the launcher asks twenty times a second
 _AT_ONCE = 16  # nodes started or ended at a time
 _CLOSING = 60.0  # seconds for all nodes to be ended
 _ENDED = ("inactive", "failed", "unknown")  # what systemd says of a unit that does not run
@@ -224,7 +224,7 @@ class AwsNodes:
 
     def _look(self) -> Capacity:
         now = self._clock.now()
-        if self._seen is None or now - self._seen[0] >= _LOOK:
+        if self._seen is None or now - self._seen[0] >= _POLL:
             try:
                 self._seen = now, self._capacity.capacity()
             except EngineUnavailableError as error:

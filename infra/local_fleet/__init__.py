@@ -1,7 +1,7 @@
-"""Elastic nodes on this machine: pools of Spark workers and of GPU nodes, rented, noticed and lost as in a cloud.
+"""Elastic nodes on this machine: pools of Spark workers and of GPU nodes, launched, interrupted, lost as in a cloud.
 
-A process of its own, the keeper, is the provider: it starts what is planned, ends nodes at their deadlines, replaces
-what was lost, and ends everything once the fleet's owner is gone. All others read and change one file.
+A process of its own, the supervisor, is the provider: it starts what is planned, ends nodes at their deadlines,
+replaces what was lost, and ends everything once the fleet's owner is gone. All others read and change one file.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""How a local fleet begins: its name is taken, its book is written, its keeper is started.
+"""How a local fleet begins: its name is taken, its book is written, its supervisor is started.
 
 Folders of local fleets that are down: the newest are kept, older ones are removed.
 
@@ -21,7 +21,7 @@ from ebbflow.infra.errors import ClusterError, InfraError
 from ebbflow.infra.local_fleet.provider import network
 from ebbflow.infra.local_fleet.provider.life import teardown
 from ebbflow.infra.local_fleet.provider.provider import RUNS, rooms
-from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.clock import MachineClock
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, PoolPlan
 from ebbflow.infra.local_fleet.state.pools import LocalPool
@@ -31,21 +31,21 @@ from ebbflow.infra.machine.network import registry
 from ebbflow.infra.spark.cluster.state import ebbflow_home
 from ebbflow.infra.storage import files
 
-_KEEPER = "ebbflow.infra.local_fleet.provider.supervisor"
-_UP = 30.0  # s for the keeper to be there
+_SUPERVISOR = "ebbflow.infra.local_fleet.provider.supervisor"
+_UP = 30.0  # s for the supervisor to be there
 _POLL = 0.02  # s between looks for it
 
 
-def keeper_mark(uid: str) -> str:
-    """Return the mark of a fleet's keeper, which is none of what it takes down."""
-    return f"{uid}-keeper"
+def supervisor_label(uid: str) -> str:
+    """Return the mark of a fleet's supervisor, which is none of what it takes down."""
+    return f"{uid}-supervisor"
 
 
-def spawn_keeper(file: LocalFleetStateFile, uid: str, clock: Clock) -> subprocess.Popen[bytes]:
-    """Start a keeper and wait until one is there. Raises ``ClusterError``."""
-    log = file.folder / "logs" / "keeper.log"
-    command = [sys.executable, "-P", "-m", _KEEPER, str(file.folder), uid]
-    child = processes.spawn(command, processes.inherited(), keeper_mark(uid), log)
+def spawn_supervisor(file: LocalFleetStateFile, uid: str, clock: Clock) -> subprocess.Popen[bytes]:
+    """Start a supervisor and wait until one is there. Raises ``ClusterError``."""
+    log = file.folder / "logs" / "supervisor.log"
+    command = [sys.executable, "-P", "-m", _SUPERVISOR, str(file.folder), uid]
+    child = processes.spawn(command, processes.inherited(), supervisor_label(uid), log)
     end = clock.now() + _UP
     while not _kept(file, uid):
         if child.poll() is not None and not _kept(file, uid):
@@ -63,7 +63,7 @@ def _kept(file: LocalFleetStateFile, uid: str) -> bool:
     book = file.read()
     if book is None or book.uid != uid:
         raise ClusterError(f"the fleet {file.folder.name!r} has been taken down")
-    return marks.alive(book.keeper)
+    return labels.alive(book.supervisor)
 
 
 def claim(
@@ -84,13 +84,13 @@ def claim(
     with file.locked():
         old = file.read()
     if old is not None:
-        lives = marks.alive(old.keeper) if old.owner is None else marks.alive(old.owner)
+        lives = labels.alive(old.supervisor) if old.owner is None else labels.alive(old.owner)
         if old.up and lives:
             raise ClusterError(
                 f"the fleet {name!r} runs already; take it down (ebbflow local down"
                 f"{'' if name == 'local' else f' --name {name}'}), attach to it, or choose another name"
             )
-        processes.destroy(keeper_mark(old.uid), [], clock)
+        processes.destroy(supervisor_label(old.uid), [], clock)
         teardown(file, old.uid, rooms(file.folder, clock), clock)
     if rates:
         registry.remove_leftovers(network.lives)
@@ -112,7 +112,7 @@ def claim(
             name,
             uid,
             time.offset,
-            owner=None if stay else marks.own(),
+            owner=None if stay else labels.own(),
             revision=last.revision + 1,
             pools=tuple(found),
             plans=plans,
@@ -178,8 +178,8 @@ def _oldest(parent: Path) -> list[Path]:
 
 
 def _there(book: LocalFleetState) -> bool:
-    """Tell whether a fleet lives: it is up and so is its owner, or its keeper is there."""
-    return marks.alive(book.keeper) or (book.up and (book.owner is None or marks.alive(book.owner)))
+    """Tell whether a fleet lives: it is up and so is its owner, or its supervisor is there."""
+    return labels.alive(book.supervisor) or (book.up and (book.owner is None or labels.alive(book.owner)))
 
 
 def _take_away(folder: Path, clock: Clock) -> bool:
@@ -198,4 +198,4 @@ def _take_away(folder: Path, clock: Clock) -> bool:
 def _runs(book: LocalFleetState) -> bool:
     """Tell whether any process of the fleet's last life is there."""
     spark = book.spark is not None and processes.members(f"{book.spark.uid}/")
-    return bool(spark or marks.nodes(book.uid) or processes.members(f"{book.uid}-keeper"))
+    return bool(spark or labels.nodes(book.uid) or processes.members(f"{book.uid}-supervisor"))

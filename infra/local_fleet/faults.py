@@ -75,7 +75,7 @@ class FaultInjector(Handle):
 
         with self._acting:
             book = self._change(change)
-            self._ensure_keeper()
+            self._ensure_supervisor()
         return book.plans[pool].nodes
 
     def outage(self, pool: str, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """``LocalFleet``: nodes of this machine that come and go as cloud nodes do.
 
-*Planned* is what targets said, *requested* what the keeper is to have, *observed* what has come up and is there. All
-of it stands in one file; any process may ``attach`` by the fleet's name.
+*Planned* is what targets said, *requested* what the supervisor is to have, *observed* what has come up and is there.
+All of it stands in one file; any process may ``attach`` by the fleet's name.
 """
 
 import atexit
@@ -17,8 +17,7 @@ from ebbflow.infra.local_fleet import begin
 from ebbflow.infra.local_fleet.begin import prune
 from ebbflow.infra.local_fleet.faults import FaultInjector
 from ebbflow.infra.local_fleet.provider.life import finish, look
-from ebbflow.infra.local_fleet.state import changes
-from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state import changes, labels
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState
 from ebbflow.infra.local_fleet.state.labels import Occupant
 from ebbflow.infra.local_fleet.state.pools import LocalPool, check, shared
@@ -89,7 +88,7 @@ class LocalFleet(FaultInjector):
             if not stay:
                 atexit.register(fleet._at_exit)
             try:
-                fleet._ensure_keeper()
+                fleet._ensure_supervisor()
             except BaseException:
                 fleet.down()
                 raise
@@ -130,7 +129,7 @@ class LocalFleet(FaultInjector):
     def observe(self) -> Fleet:
         """See ``FleetControl``. Raises ``ClusterError`` once the fleet is down, ``StorageError``."""
         with contextlib.suppress(ClusterError):
-            self._ensure_keeper()  # what a crash of it took down comes again
+            self._ensure_supervisor()  # what a crash of it took down comes again
         book = look(self._file, self.book, self._rooms, self._clock)
         now, by = self._clock.now(), self._shift()
         pools = tuple(_later(book.state(pool, now), by) for pool in book.pools)
@@ -161,7 +160,7 @@ class LocalFleet(FaultInjector):
             look(self._file, book, self._rooms, self._clock)
             after = change(self.book) if dry_run else self._change(change)
             if not dry_run:
-                self._ensure_keeper()
+                self._ensure_supervisor()
         return said if dry_run else replace(said, revision=after.revision)
 
     def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> ApplyResult:
@@ -199,12 +198,12 @@ class LocalFleet(FaultInjector):
         return ids
 
     def repair(self, *, dry_run: bool = False) -> ApplyResult:
-        """Start another keeper where there is none: it does the rest, as it does all the time."""
+        """Start another supervisor where there is none: it does the rest, as it does all the time."""
         book = self.book if dry_run else look(self._file, self.book, self._rooms, self._clock)
         refused: tuple[Refusal, ...] = ()
         if not dry_run:
-            self._ensure_keeper()
-        elif not marks.alive(book.keeper):
+            self._ensure_supervisor()
+        elif not labels.alive(book.supervisor):
             refused = (
                 Refusal(book.name, "its node supervisor is gone; no node is started before another one runs"),
             )
@@ -268,11 +267,11 @@ class LocalFleet(FaultInjector):
 
     def left_over(self, app: str) -> tuple[Occupant, ...]:
         """Return what runs for ``app`` on any node, whoever started it."""
-        return marks.occupants(self.uid, app=app)
+        return labels.occupants(self.uid, app=app)
 
     def occupants(self, node: str = "") -> tuple[Occupant, ...]:
         """Return what runs for any app, on all nodes or one."""
-        return marks.occupants(self.uid, node)
+        return labels.occupants(self.uid, node)
 
     def evict(self, app: str, node: str) -> bool:
         """Kill what ``app`` runs on ``node``, in whichever process it was started; true once nothing is left.
@@ -281,7 +280,7 @@ class LocalFleet(FaultInjector):
         """
         if not app or not node:
             raise OptionError(f"an app and a node must be named; got {app!r} and {node!r}")
-        marks.destroy(marks.below(self.uid, node, app), self._clock)
+        labels.destroy(labels.below(self.uid, node, app), self._clock)
         return True
 
     def present(self) -> list[tuple[str, str]]:

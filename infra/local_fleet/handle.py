@@ -1,4 +1,4 @@
-"""``Handle``: what every use of a local fleet rests on: its file, its keeper, and how it is taken down."""
+"""``Handle``: what every use of a local fleet rests on: its file, its supervisor, and how it is taken down."""
 
 import atexit
 import contextlib
@@ -17,7 +17,7 @@ from ebbflow.infra.errors import ClusterError, InfraError
 from ebbflow.infra.local_fleet import begin
 from ebbflow.infra.local_fleet.provider.life import look, teardown
 from ebbflow.infra.local_fleet.provider.provider import NodeProvider, rooms
-from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.clock import MachineClock, shift
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode
 from ebbflow.infra.local_fleet.state.pools import PoolKind
@@ -26,7 +26,7 @@ from ebbflow.infra.local_fleet.view import NodeView, view
 from ebbflow.infra.machine import processes
 
 POLL = 0.05  # s between looks while something is waited for
-_DOWN = 30.0  # s for the keeper to take everything down; beyond, the caller does it
+_DOWN = 30.0  # s for the supervisor to take everything down; beyond, the caller does it
 
 
 class Handle:
@@ -40,7 +40,7 @@ class Handle:
         *,
         hazard: Callable[[int, float], float] | None = None,
         own: Mapping[PoolKind, NodeProvider] | None = None,
-        keeper: Callable[[], None] | None = None,
+        supervisor: Callable[[], None] | None = None,
         mine: bool = False,
     ) -> None:
         self._file, self.uid, self._theirs = file, uid, clock
@@ -48,10 +48,12 @@ class Handle:
         self._clock = MachineClock(book.offset if book is not None else 0.0)
         self._hazard = hazard or (lambda losses, seconds: losses / max(seconds, 3600.0) * 3600.0)
         self._rooms = own or rooms(file.folder, self._clock)
-        self._start_keeper = keeper or self._spawn_keeper
+        self._start_supervisor = supervisor or self._spawn_supervisor
         self._mine, self._pid = mine, os.getpid()
         self._acting = threading.RLock()  # one change at a time of this handle
-        self._child: subprocess.Popen[bytes] | None = None  # the keeper, where this process has started it
+        self._child: subprocess.Popen[bytes] | None = (
+            None  # the supervisor, where this process has started it
+        )
 
     # --- what it is -----------------------------------------------------------------------------------------
 
@@ -80,8 +82,8 @@ class Handle:
 
     @property
     def kept(self) -> bool:
-        """Tell whether the keeper is there; ``repair`` and ``apply`` start another if it is not."""
-        return marks.alive(self.book.keeper)
+        """Tell whether the supervisor is there; ``repair`` and ``apply`` start another if it is not."""
+        return labels.alive(self.book.supervisor)
 
     def lost(self, id_: str) -> str:
         """Return how a node went that is gone or going; empty while it is there."""
@@ -130,15 +132,15 @@ class Handle:
         if book.up:
             self._change(lambda current: replace(current, up=False))
         end = self._clock.now() + _DOWN
-        while marks.alive(book.keeper) and book.uid == self.uid and self._clock.now() < end:
+        while labels.alive(book.supervisor) and book.uid == self.uid and self._clock.now() < end:
             self._clock.sleep(POLL)
             book = self._file.read() or book
         if book.uid != self.uid:
             return
-        if marks.alive(book.keeper):
-            processes.destroy(begin.keeper_mark(self.uid), [], self._clock)
+        if labels.alive(book.supervisor):
+            processes.destroy(begin.supervisor_label(self.uid), [], self._clock)
         teardown(self._file, self.uid, self._rooms, self._clock)
-        while processes.members(begin.keeper_mark(self.uid)) and self._clock.now() < end:
+        while processes.members(begin.supervisor_label(self.uid)) and self._clock.now() < end:
             self._clock.sleep(POLL)
         if self._child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -168,12 +170,12 @@ class Handle:
         assert pool is not None
         return self._rooms[pool.kind]
 
-    def _ensure_keeper(self) -> None:
-        if not marks.alive(self.book.keeper):
-            self._start_keeper()
+    def _ensure_supervisor(self) -> None:
+        if not labels.alive(self.book.supervisor):
+            self._start_supervisor()
 
-    def _spawn_keeper(self) -> None:
-        child = begin.spawn_keeper(self._file, self.uid, self._clock)
+    def _spawn_supervisor(self) -> None:
+        child = begin.spawn_supervisor(self._file, self.uid, self._clock)
         if self._mine:
             self._child = child
         else:
@@ -183,5 +185,5 @@ class Handle:
         if os.getpid() == self._pid:  # not in a forked child, which runs the same handlers
             try:
                 self.down()
-            except InfraError as error:  # the keeper sees that we are gone
+            except InfraError as error:  # the supervisor sees that we are gone
                 sys.stderr.write(f"{error}\n")

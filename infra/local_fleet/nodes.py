@@ -8,7 +8,7 @@ from typing import Protocol
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet.provider.provider import BY, RUNS, work
-from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode
 from ebbflow.infra.machine import cgroups, devices
 from ebbflow.infra.machine.guardian import Guardian
@@ -29,7 +29,7 @@ class Hosts(Protocol):
     def book(self) -> LocalFleetState: ...
     def lost(self, id_: str, /) -> str: ...
     def paused(self, id_: str, /) -> bool: ...
-    def left_over(self, app: str) -> tuple[marks.Occupant, ...]: ...
+    def left_over(self, app: str) -> tuple[labels.Occupant, ...]: ...
 
 
 class FleetNodes(LocalNodes):
@@ -96,7 +96,7 @@ class FleetNodes(LocalNodes):
 
     def gone(self, uid: str) -> bool:
         """Tell whether no process of another pool, of this fleet or not, is left on this machine."""
-        return not marks.pool_lives(uid)
+        return not labels.pool_lives(uid)
 
     def in_use(self) -> dict[str, tuple[int, ...]]:
         """Return the slots that live processes of this pool may use, by node: seen from the processes themselves."""
@@ -109,23 +109,23 @@ class FleetNodes(LocalNodes):
     # --- how ----------------------------------------------------------------------------------------------
 
     def _guard(self, grace: float) -> Guardian | None:
-        return None  # the fleet's keeper sees to that
+        return None  # the fleet's supervisor sees to that
 
     def _place(self) -> Path:
         folder = self._fleet.folder / RUNS / self.uid
         private.make_folder(folder, exist_ok=False)
-        me = marks.own()
+        me = labels.own()
         private.write_text(folder / BY, f"{me.pid} {me.ticks}")
         return folder
 
     def _mark(self, name: str, key: str) -> str:
-        return marks.mark(self._fleet.uid, name, self.app, self.uid, key)
+        return labels.mark(self._fleet.uid, name, self.app, self.uid, key)
 
     def _share(self, name: str, slots: int, entry: Entry) -> tuple[tuple[str, ...], dict[str, str]]:
         book, node = self._known_node(name)
         pool = book.pool(node.pool)
         assert pool is not None
-        taken = {number: one.app for one in marks.occupants(book.uid, name) for number in one.slots}
+        taken = {number: one.app for one in labels.occupants(book.uid, name) for number in one.slots}
         numbers = entry.devices or tuple(n for n in range(pool.slots) if n not in taken)[:slots]
         if len(numbers) != slots or not set(numbers) <= set(range(pool.slots)):
             raise ClusterError(
@@ -134,10 +134,10 @@ class FleetNodes(LocalNodes):
             )
         if used := sorted(set(numbers) & taken.keys()):
             raise ClusterError(f"slot {used[0]} of {name} is still in use by {taken[used[0]]}")
-        me = marks.own()
+        me = labels.own()
         variables = {
-            marks.SLOTS: ",".join(map(str, numbers)),
-            marks.OWNER: f"{me.pid} {me.ticks} {self._grace:g}",
+            labels.SLOTS: ",".join(map(str, numbers)),
+            labels.OWNER: f"{me.pid} {me.ticks} {self._grace:g}",
         }
         if node.gpus:
             variables[devices.VISIBLE] = ",".join(node.gpus[number] for number in numbers)

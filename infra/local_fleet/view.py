@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ebbflow.infra.local_fleet.provider.provider import NodeProvider
-from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode, by_number
 from ebbflow.infra.local_fleet.state.labels import Occupant
 from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
@@ -38,7 +38,7 @@ def view(
     book: LocalFleetState, rooms: Mapping[PoolKind, NodeProvider], by: float = 0.0
 ) -> tuple[NodeView, ...]:
     """Return all nodes, those that start too, with what runs on them, as people count; times are later ``by`` s."""
-    running = marks.occupants(book.uid)
+    running = labels.occupants(book.uid)
     found = []
     for node in sorted(book.nodes, key=lambda node: by_number(node.id)):
         pool = book.pool(node.pool)

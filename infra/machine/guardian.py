@@ -22,7 +22,7 @@ from pathlib import Path
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.machine import cgroups, processes
 
-_LOOK = 0.5  # seconds between looks
+_POLL = 0.5  # seconds between looks
 
 
 class Guardian:
@@ -69,9 +69,9 @@ def outlive(owner: int, look: Callable[[], bool], clock: Clock) -> bool:
     """
     attached = True
     while True:
-        word = _listen(_LOOK) if attached else None
+        word = _listen(_POLL) if attached else None
         if not attached:
-            clock.sleep(_LOOK)
+            clock.sleep(_POLL)
         if word == "release":
             return False
         if word == "detach":
@@ -93,7 +93,7 @@ def end_marked(mark: str, grace: float, clock: Clock) -> None:
     """Give the processes with ``mark`` ``grace`` seconds to end by themselves, then kill the rest."""
     end = clock.now() + grace
     while processes.members(mark) and clock.now() < end:
-        clock.sleep(_LOOK)
+        clock.sleep(_POLL)
     processes.destroy(mark, [], clock)
 
 

@@ -195,7 +195,7 @@ _SPARE = 1.0  # s that a renewal may be late
 _LONGEST = 60.0  # s that is waited for a renewal; a lead of ``LoopIntervals`` is 15 s
 
 
-_LOOK = 0.1  # s
+_POLL = 0.1  # s
 
 
 def leads(ledger: Ledger, clock: Clock) -> bool:
@@ -233,7 +233,7 @@ def _next(ledger: Ledger, clock: Clock, lead: Row) -> Row | None:
     """Return what follows a lead within its time; ``None``: nothing."""
     end = clock.now() + min(lead.seconds, _LONGEST) + _SPARE
     while True:
-        clock.sleep(_LOOK)
+        clock.sleep(_POLL)
         late = clock.now() >= end
         try:
             found = ledger.leader()

@@ -13,7 +13,7 @@ from ebbflow.tasks.capacity.leadership import leads
 from ebbflow.tasks.capacity.loop import CapacityLoop
 
 _RETURN = 180.0  # s for nodes to be given back: draining takes two minutes at most
-_LOOK = 1.0  # s between looks whether they are
+_POLL = 1.0  # s between looks whether they are
 _END = 30.0  # s for the loop to end
 
 
@@ -73,7 +73,7 @@ def _run_until_returned(loop: CapacityLoop, ledger: Ledger, fleet: FleetControl,
         while thread.is_alive() and clock.now() < end:
             if not (left := _surplus(fleet)) and not _ended(ledger, fleet):
                 break
-            clock.sleep(_LOOK)
+            clock.sleep(_POLL)
     finally:
         stop.set()
         thread.join(_END)

@@ -12,7 +12,7 @@ from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.faults import Fault, Schedule
 from ebbflow.tasks.nodes import OF_POOLS, inject, states_of
 
-_LOOK = 0.2  # s
+_POLL = 0.2  # s
 
 
 def schedule_of(
@@ -37,7 +37,7 @@ def schedule_of(
         left = sorted(faults, key=lambda fault: fault.after)
         began: dict[str, float] = {}  # app -> when it was first seen running; "" for the first of all
         while left:
-            yield clock.now() + _LOOK
+            yield clock.now() + _POLL
             try:
                 state = ledger.state()
                 now = clock.now()

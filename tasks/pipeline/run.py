@@ -35,7 +35,7 @@ from ebbflow.tasks.report.files import write_reports
 
 PAGE, CLUSTER, OUTCOME = "report.html", "cluster.json", "outcome.json"  # in the run's folder
 _SETTLE = 15.0  # s for threads of steps that have ended, and for their leases
-_LOOK = 0.2  # s
+_POLL = 0.2  # s
 
 Steps = Callable[[], tuple[StepOutcome, ...]]
 
@@ -311,4 +311,4 @@ def _settle(view: ClusterView, apps: set[str], clock: Clock) -> None:
         view.look(now=True)
         if not any(lease.app in apps for lease in view.history.state.leases.values()):
             return
-        clock.sleep(_LOOK)
+        clock.sleep(_POLL)

@@ -64,7 +64,7 @@ class StageTimes:
         return {"stages": [*self._over, *self._running.values()]}
 
 
-_LOOK = 1.0  # s between estimates of what is left
+_POLL = 1.0  # s between estimates of what is left
 
 Deliver = Callable[[QueryOutcome, QueryRequest], object]
 
@@ -182,7 +182,7 @@ class QueryMetrics(NullQueryListener):
         self._look()
 
     def stage_progress(self, stage: Stage, progress: StageProgress) -> None:
-        if self._clock.now() - self._looked >= _LOOK:
+        if self._clock.now() - self._looked >= _POLL:
             self._look()
 
     def stage_ended(self, stage: Stage, report: StageReport) -> None:

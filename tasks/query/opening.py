@@ -30,7 +30,7 @@ from ebbflow.tasks.query.sharing import SharedCapacity
 
 _ARRIVAL = 45.0  # seconds to wait at the start for the first executors
 _SETTLED = 1.5  # seconds without a new one after which all are taken to be there
-_LOOK = 0.25
+_POLL = 0.25
 _PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for
 
 
@@ -217,7 +217,7 @@ def arrived_capacity(source: CapacitySource, clock: Clock | None = None, settled
         wanted = Share.of(seen).total.cores
         if seen.nodes and (settled or wanted <= 0 or (held and clock.now() - since >= _SETTLED)):
             break
-        clock.sleep(_LOOK)
+        clock.sleep(_POLL)
         newer, now_held = source.capacity(), _held(source)
         if not newer.same_nodes(seen) or now_held != held:
             seen, held, since = newer, now_held, clock.now()

@@ -149,7 +149,7 @@ def opened_scene(script: Script, folder: Path, data: Path) -> Iterator[Scene]:
     with ExitStack() as stack:
         disk, mounted = stack.enter_context(_disk(folder / "disk"))
         proxy, ledger, direct = stack.enter_context(_database(script, folder, disk))
-        # of this process, too: the fleet's keeper and nodes have it from here
+        # of this process, too: the fleet's supervisor and nodes have it from here
         os.environ.update(
             {
                 MARK: uid,

@@ -38,7 +38,7 @@ def forget() -> None:
     _making = threading.Lock()
 
 
-_PATIENCE = 10.0  # s that a fork waits for connections in use
+_TIMEOUT = 10.0  # s that a fork waits for connections in use
 
 
 class ForkParticipant(Protocol):
@@ -92,7 +92,7 @@ def in_use() -> Iterator[None]:
 def _before() -> None:
     _uses.condition.acquire()
     _uses.forking = True
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _TIMEOUT
     while _uses.count and (left := end - time.monotonic()) > 0:
         _uses.condition.wait(left)
     _uses.safe = not _uses.count

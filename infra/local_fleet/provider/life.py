@@ -11,7 +11,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
 from ebbflow.infra.local_fleet.provider import network
 from ebbflow.infra.local_fleet.provider.provider import BY, RUNS, NodeProvider, work
-from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.fleet_state import Identity, LocalFleetState, LocalNode
 from ebbflow.infra.local_fleet.state.pools import PoolKind
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
@@ -77,10 +77,10 @@ def finish(
 def sweep(book: LocalFleetState, clock: Clock) -> None:
     """End what runs on nodes that the fleet does not have: started in the moment in which they went."""
     known = {node.id for node in book.nodes}
-    for id_ in marks.nodes(book.uid) - known:
+    for id_ in labels.nodes(book.uid) - known:
         with contextlib.suppress(ClusterError):
             log.warning("processes still ran on %s, which is terminated", id_)
-            marks.destroy(marks.below(book.uid, id_), clock)
+            labels.destroy(labels.below(book.uid, id_), clock)
 
 
 def collect(
@@ -89,14 +89,14 @@ def collect(
     """End what launchers left behind that are gone, once it has had the time to save; return since when they are."""
     now = clock.now()
     still: dict[tuple[str, ...], float] = {}
-    for one in marks.occupants(book.uid):
-        if one.owner is None or marks.alive(one.owner):
+    for one in labels.occupants(book.uid):
+        if one.owner is None or labels.alive(one.owner):
             continue
         since = still[one.parts] = silent.get(one.parts, now)
         if now - since > one.grace + _LEFT:
             log.warning("%s left processes behind on %s", one.app, one.node)
             with contextlib.suppress(ClusterError):
-                marks.destroy(marks.mark(book.uid, *one.parts), clock)
+                labels.destroy(labels.mark(book.uid, *one.parts), clock)
     return still
 
 
@@ -105,7 +105,7 @@ def abandoned(folder: Path, clock: Clock) -> None:
     for run in list((folder / RUNS).iterdir()) if (folder / RUNS).is_dir() else []:
         with contextlib.suppress(OSError, ValueError):
             pid, ticks = map(int, (run / BY).read_text().split())
-            if marks.alive(Identity(pid, ticks)) or marks.pool_lives(run.name):
+            if labels.alive(Identity(pid, ticks)) or labels.pool_lives(run.name):
                 continue
             controller = cgroups.find_controller()
             for group in controller.folder.glob(f"ebbflow-{run.name}-*") if controller is not None else ():
@@ -117,7 +117,7 @@ def teardown(file: LocalFleetStateFile, uid: str, rooms: Rooms, clock: Clock) ->
     """End all that belongs to one life of a fleet. What must not be used twice, ids and revisions, stays stored."""
     with contextlib.suppress(InfraError):
         file.change(uid, lambda book: replace(book, up=False))
-    marks.destroy(marks.below(uid), clock)
+    labels.destroy(labels.below(uid), clock)
     book = None
     with contextlib.suppress(InfraError):
         book = file.read()
@@ -133,7 +133,7 @@ def teardown(file: LocalFleetStateFile, uid: str, rooms: Rooms, clock: Clock) ->
         now = clock.now()
         for node in current.nodes:
             current = current.without(node.id, node.fate or "the fleet was taken down", now, lost=False)
-        return replace(current, keeper=None, spark=None)
+        return replace(current, supervisor=None, spark=None)
 
     with contextlib.suppress(ClusterError):
         file.change(uid, empty)

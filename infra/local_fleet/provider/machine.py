@@ -1,8 +1,8 @@
 """The process that stands for one GPU node: while it is there, so is the machine.
 
-Run as ``python -m ebbflow.infra.local_fleet.provider.machine FOLDER UID NODE``. Kill it, and the keeper takes all
+Run as ``python -m ebbflow.infra.local_fleet.provider.machine FOLDER UID NODE``. Kill it, and the supervisor takes all
 that runs on the node down with it. It ends itself, and everything on its node, when the fleet no longer has the node,
-or when the keeper is gone and none follows.
+or when the supervisor is gone and none follows.
 """
 
 import json
@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.fleet_state import Identity
 from ebbflow.infra.machine import processes
 from ebbflow.infra.storage import private
 
-_LOOK = 0.5  # s between looks
-PATIENCE = 5.0  # s without a keeper
+_POLL = 0.5  # s between looks
+TIMEOUT = 5.0  # s without a supervisor
 
 
 def serve(folder: Path, uid: str, node: str, clock: Clock) -> None:
     """Be there until the fleet has no such node any more, or is left alone."""
     seen = clock.now()
     while True:
-        clock.sleep(_LOOK)
+        clock.sleep(_POLL)
         book = _book(folder)
         if book is not None and (book["uid"] != uid or not _has(book, node)):
             return
         if book is not None and _kept(book):
             seen = clock.now()
-        elif clock.now() - seen > PATIENCE:
+        elif clock.now() - seen > TIMEOUT:
             return
 
 
@@ -48,8 +48,8 @@ def _has(book: dict[str, Any], node: str) -> bool:
 
 
 def _kept(book: dict[str, Any]) -> bool:
-    keeper = book["keeper"]
-    return keeper is not None and marks.alive(Identity(*keeper))
+    supervisor = book.get("supervisor", book.get("keeper"))  # its former key
+    return supervisor is not None and labels.alive(Identity(*supervisor))
 
 
 def main(folder: Path, uid: str, node: str) -> None:
@@ -59,10 +59,10 @@ def main(folder: Path, uid: str, node: str) -> None:
     private.reserve(own / "ready")
     clock = SystemClock()
     serve(folder, uid, node, clock)
-    for _, environment in list(marks.environments(marks.below(uid, node))):
+    for _, environment in list(labels.environments(labels.below(uid, node))):
         name = environment[processes.MARK]
-        if name != marks.machine_mark(uid, node):
-            marks.destroy(name, clock)
+        if name != labels.machine_mark(uid, node):
+            labels.destroy(name, clock)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import InfraError
-from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.machine import processes
 from ebbflow.infra.machine.guardian import Guardian, outlive
 from ebbflow.infra.machine.network import links, registry
 
-_LOOK = 0.5  # s between looks at a fleet without a supervisor
-_PATIENCE = 60.0  # s for its nodes to terminate
+_POLL = 0.5  # s between looks at a fleet without a supervisor
+_TIMEOUT = 60.0  # s for its nodes to terminate
 
 
 def guard(file: LocalFleetStateFile, book: LocalFleetState) -> Guardian | None:
@@ -60,21 +60,21 @@ def lives(entry: registry.Entry) -> bool:
     with contextlib.suppress(InfraError):
         book = LocalFleetStateFile(Path(entry.owner)).read()
     if book is None or book.uid != entry.uid:
-        return bool(marks.nodes(entry.uid))
+        return bool(labels.nodes(entry.uid))
     spark = book.spark is not None and processes.members(f"{book.spark.uid}/")
-    return marks.alive(book.keeper) or bool(spark or marks.nodes(book.uid))
+    return labels.alive(book.supervisor) or bool(spark or labels.nodes(book.uid))
 
 
 def _watch(folder: Path, uid: str, supervisor: int, clock: Clock) -> None:
     if not outlive(supervisor, lambda: True, clock):
         return
     entry = next((one for one in registry.entries() if one.uid == uid), None)
-    end = clock.now() + _PATIENCE
+    end = clock.now() + _TIMEOUT
     while entry is not None and lives(entry) and clock.now() < end:
         book = LocalFleetStateFile(folder).read()
-        if book is not None and book.uid == uid and marks.alive(book.keeper):
+        if book is not None and book.uid == uid and labels.alive(book.supervisor):
             return  # another supervisor, with another guardian
-        clock.sleep(_LOOK)
+        clock.sleep(_POLL)
     if entry is not None and not lives(entry):
         registry.release(entry.tag)
 

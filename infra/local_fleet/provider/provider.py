@@ -1,4 +1,4 @@
-"""Machine rooms: how nodes of one kind are started, looked at and ended. The keeper and every handle use them.
+"""Machine rooms: how nodes of one kind are started, looked at and ended. The supervisor and every handle use them.
 
 Tell the training nodes that launchers run on a machine that it will be gone soon.
 """
@@ -17,7 +17,7 @@ from typing import Protocol
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet.provider import network
-from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.clock import shift
 from ebbflow.infra.local_fleet.state.fleet_state import Identity, LocalFleetState, LocalNode
 from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
@@ -28,7 +28,7 @@ _MACHINE = "ebbflow.infra.local_fleet.provider.machine"
 READY = "ready"  # file in a machine's folder, once it is up
 RUNS = "runs"  # folder with one folder for each pool of an app, named by the pool's uid
 BY = "owner"  # file in that: "pid ticks" of the launcher's process
-_LOOK = 0.02  # s between looks at a machine that starts
+_POLL = 0.02  # s between looks at a machine that starts
 _START = 60.0  # s that a machine may take
 
 
@@ -44,7 +44,7 @@ class NodeProvider(Protocol):
     """Nodes of one kind. Safe for several threads; but for ``start`` also for several processes."""
 
     def start(self, book: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
-        """Start a node and return once it is up. Raises ``ClusterError``. Only the keeper does this."""
+        """Start a node and return once it is up. Raises ``ClusterError``. Only the supervisor does this."""
         ...
 
     def alive(self, book: LocalFleetState, node: LocalNode) -> bool:
@@ -88,7 +88,7 @@ class GpuNodeProvider:
         (folder / READY).unlink(missing_ok=True)
         command = [sys.executable, "-P", "-m", _MACHINE, str(self._folder), book.uid, node.id]
         log = self._folder / "logs" / f"{node.id}.log"
-        mark = marks.machine_mark(book.uid, node.id)
+        mark = labels.machine_mark(book.uid, node.id)
         namespace = network.connect(book, node)
         child = processes.spawn(command, processes.inherited(), mark, log, namespace=namespace)
         end = self._clock.now() + _START
@@ -99,12 +99,12 @@ class GpuNodeProvider:
                 )
             if self._clock.now() > end:
                 raise ClusterError(f"the process of {node.id} was not up within {_START:g} s; see {log}")
-            self._clock.sleep(_LOOK)
-        return StartedNode(node.host or "127.0.0.1", marks.identity(child.pid))
+            self._clock.sleep(_POLL)
+        return StartedNode(node.host or "127.0.0.1", labels.identity(child.pid))
 
     def alive(self, book: LocalFleetState, node: LocalNode) -> bool:
         """See ``NodeProvider``."""
-        return marks.alive(node.process)
+        return labels.alive(node.process)
 
     def deadline(self, book: LocalFleetState, node: LocalNode) -> float | None:
         """Return ``None``: only the fleet ends these."""
@@ -117,15 +117,15 @@ class GpuNodeProvider:
 
     def pause(self, book: LocalFleetState, node: LocalNode, still: bool) -> None:
         """See ``NodeProvider``."""
-        marks.send(marks.below(book.uid, node.id), signal.SIGSTOP if still else signal.SIGCONT)
+        labels.send(labels.below(book.uid, node.id), signal.SIGSTOP if still else signal.SIGCONT)
 
     def paused(self, node: LocalNode) -> bool:
         """See ``NodeProvider``."""
-        return node.process is not None and marks.stopped(node.process.pid)
+        return node.process is not None and labels.stopped(node.process.pid)
 
     def end(self, book: LocalFleetState, node: LocalNode) -> None:
         """See ``NodeProvider``."""
-        marks.destroy(marks.below(book.uid, node.id), self._clock)
+        labels.destroy(labels.below(book.uid, node.id), self._clock)
 
     def close(self, book: LocalFleetState) -> None:
         """Do nothing: the machines have nothing in common."""
@@ -138,7 +138,7 @@ class SparkNodeProvider:
         self._clock, self._timeout = clock, timeout
 
     def start(self, book: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
-        """See ``NodeProvider``; the cluster must be there (``keeper``)."""
+        """See ``NodeProvider``; the cluster must be there (``supervisor``)."""
         from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 
         assert book.spark is not None
@@ -146,11 +146,11 @@ class SparkNodeProvider:
         namespace = network.connect(book, node)
         cluster.add(self._timeout, node_id=node.id, host=node.host, namespace=namespace)
         record = cluster.state.node(node.id)
-        return StartedNode(record.host, marks.identity(record.pid))
+        return StartedNode(record.host, labels.identity(record.pid))
 
     def alive(self, book: LocalFleetState, node: LocalNode) -> bool:
         """See ``NodeProvider``."""
-        return marks.alive(node.process)
+        return labels.alive(node.process)
 
     def deadline(self, book: LocalFleetState, node: LocalNode) -> float | None:
         """Return the deadline of a notice that another process gave the worker itself."""
@@ -178,11 +178,11 @@ class SparkNodeProvider:
         """See ``NodeProvider``."""
         if book.spark is not None:
             mark = f"{book.spark.uid}/{node.id}"
-            marks.send(mark, signal.SIGSTOP if still else signal.SIGCONT)
+            labels.send(mark, signal.SIGSTOP if still else signal.SIGCONT)
 
     def paused(self, node: LocalNode) -> bool:
         """See ``NodeProvider``."""
-        return node.process is not None and marks.stopped(node.process.pid)
+        return node.process is not None and labels.stopped(node.process.pid)
 
     def end(self, book: LocalFleetState, node: LocalNode) -> None:
         """See ``NodeProvider``."""
@@ -229,18 +229,18 @@ def tell(fleet: str, node: str, deadline: float) -> int:
     One that is still importing would end by the signal: it is told at a later call.
     """
     by_mark: dict[str, dict[int, Mapping[str, str]]] = {}
-    for pid, environment in marks.environments(marks.below(fleet, node)):
+    for pid, environment in labels.environments(labels.below(fleet, node)):
         if _ENTRY in environment:
             by_mark.setdefault(environment[processes.MARK], {})[pid] = environment
     told = 0
     for found in by_mark.values():
-        for pid in marks.leaders(found):
+        for pid in labels.leaders(found):
             told += _tell(pid, _folder(found[pid]), deadline)
     return told
 
 
 def _tell(pid: int, folder: Path | None, deadline: float) -> bool:
-    if folder is None or not folder.is_dir() or not marks.catches(pid, signal.SIGTERM):
+    if folder is None or not folder.is_dir() or not labels.catches(pid, signal.SIGTERM):
         return False
     note = folder / _NOTICE
     with contextlib.suppress(OSError, ProcessLookupError):

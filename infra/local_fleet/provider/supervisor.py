@@ -1,9 +1,9 @@
-"""The keeper: the provider of a local fleet's nodes, in a process of its own.
+"""The supervisor: the provider of a local fleet's nodes, in a process of its own.
 
 It starts what is planned, as an Auto Scaling group does, also in place of nodes that were lost or have a notice; ends
 nodes at their deadlines; takes down what is left on nodes that are gone, and what launchers left that are gone; and
 ends everything when the fleet is taken down or its owner is no more. Whatever it does can be done twice, and by the
-next keeper: its orders and its memory are the book.
+next supervisor: its orders and its memory are the book.
 
 It also starts the Spark cluster whose workers are the fleet's Spark nodes.
 
@@ -24,7 +24,7 @@ from ebbflow.infra.errors import InfraError
 from ebbflow.infra.local_fleet.provider import network
 from ebbflow.infra.local_fleet.provider.life import abandoned, collect, finish, look, sweep, teardown
 from ebbflow.infra.local_fleet.provider.provider import NodeProvider, rooms
-from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.changes import give, missing, take
 from ebbflow.infra.local_fleet.state.clock import MachineClock
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode, SparkPart, by_number
@@ -72,7 +72,7 @@ class NodeSupervisor:
         """Keep the fleet until it is down."""
         self._drop_half_started()
         while (book := self._book()) is not None:
-            if not book.up or (book.owner is not None and not marks.alive(book.owner)):
+            if not book.up or (book.owner is not None and not labels.alive(book.owner)):
                 break
             try:
                 self._tick(book)
@@ -81,17 +81,17 @@ class NodeSupervisor:
                 if str(error) != self._problem:
                     self._problem = str(error)
                     log.error("%s", error)
-            except Exception:  # a defect must not take all nodes down, which the keeper's end would
+            except Exception:  # a defect must not take all nodes down, which the supervisor's end would
                 log.exception("polling the nodes failed")
             self._clock.wait(self._stop, self._look)
         self._stop.set()
         teardown(self._file, self._uid, self._rooms, self._clock)
         for thread in list(self._starting.values()):
             thread.join(_JOIN)
-        marks.destroy(marks.below(self._uid), self._clock)
+        labels.destroy(labels.below(self._uid), self._clock)
 
     def stop(self) -> None:
-        """Let ``run`` return soon, after it has taken everything down; for a keeper in a thread."""
+        """Let ``run`` return soon, after it has taken everything down; for a supervisor in a thread."""
         self._stop.set()
         with contextlib.suppress(InfraError):
             self._file.change(self._uid, lambda book: replace(book, up=False))
@@ -199,7 +199,7 @@ class NodeSupervisor:
             self._file.change(self._uid, change)
 
     def _drop_half_started(self) -> None:
-        """End what an earlier keeper was starting: nobody waits for it any more."""
+        """End what an earlier supervisor was starting: nobody waits for it any more."""
         book = self._book()
         for node in book.nodes if book is not None else ():
             if node.phase == "starting" and book is not None and (pool := book.pool(node.pool)) is not None:
@@ -214,19 +214,19 @@ def main(folder: str, uid: str) -> None:
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     file = LocalFleetStateFile(Path(folder))
-    me = marks.own()
-    # Before this process is the keeper: the guardian of the one before ends as soon as it sees the next.
+    me = labels.own()
+    # Before this process is the supervisor: the guardian of the one before ends as soon as it sees the next.
     before = file.read()
     guardian = network.guard(file, before) if before is not None and before.uid == uid else None
-    book = file.change(uid, lambda b: b if marks.alive(b.keeper) else replace(b, keeper=me))
+    book = file.change(uid, lambda b: b if labels.alive(b.supervisor) else replace(b, supervisor=me))
     clock = MachineClock(book.offset)
-    if book.keeper == me:
+    if book.supervisor == me:
         NodeSupervisor(file, uid, clock, common=lambda b, pool: ensure_cluster(file, b, pool, clock)).run()
     if guardian is not None:
         guardian.release()
 
 
-_kept: list[LocalSparkCluster] = []  # of this process, the keeper: a cluster ends with who started it
+_kept: list[LocalSparkCluster] = []  # of this process, the supervisor: a cluster ends with who started it
 
 
 def ensure_cluster(

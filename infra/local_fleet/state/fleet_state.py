@@ -96,11 +96,11 @@ class LocalFleetState:
     """All that is kept of one fleet. It outlives the fleet itself: ids and revisions are never used twice."""
 
     name: str
-    uid: str  # of this life of the fleet; in the marks of all its processes
+    uid: str  # of this life of the fleet; in the labels of all its processes
     offset: float = 0.0  # s, of the clock by which all times here are; see ``MachineClock``
     up: bool = True
     owner: Identity | None = None  # whose end ends the fleet; None: nobody's
-    keeper: Identity | None = None
+    supervisor: Identity | None = field(default=None, metadata={"former": "keeper"})
     revision: int = field(default=0, metadata={"former": "epoch"})
     pools: tuple[LocalPool, ...] = ()
     plans: Mapping[str, PoolPlan] = field(default_factory=dict)

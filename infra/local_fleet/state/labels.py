@@ -54,7 +54,7 @@ def machine_mark(fleet: str, node: str) -> str:
 
 
 def below(fleet: str, node: str = "", app: str = "") -> str:
-    """Return what the marks of a whole fleet, of one node, or of one app on it begin with, with the last slash."""
+    """Return what the labels of a whole fleet, of one node, or of one app on it begin with, with the last slash."""
     parts = [fleet, *([node] if node else []), *([quote(app, safe="")] if app else [])]
     return "/".join(parts) + "/"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ebbflow.infra.training.channel.exchange import Exchange, GenerationChannel
 
-_PATIENCE = 10.0  # seconds for a node to end processes that it has been told to kill
+_TIMEOUT = 10.0  # seconds for a node to end processes that it has been told to kill
 _SPARE = 2.0  # seconds past a deadline before what is left is killed
 _SAID_END = ("finished", "stopped", "preflight")
 
@@ -231,7 +231,7 @@ class Generation:
             self.note("cut-off", nodes=left)
             for name in left:
                 self.members.send(name, Order("end", generation=self.number))
-        elif now - self._killed > _PATIENCE:
+        elif now - self._killed > _TIMEOUT:
             for name in left:  # a node that cannot even kill is no use
                 self._lost[name] = Loss("it did not end its processes when requested", hung=True)
                 self._suspects.append(name)

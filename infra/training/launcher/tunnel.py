@@ -26,7 +26,7 @@ from ebbflow.infra.training.process.channel import CHANNEL
 _MODULE = "ebbflow.infra.training.launcher.tunnel"
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 512
-_PATIENCE = 60.0  # seconds without a connection to the launcher
+_TIMEOUT = 60.0  # seconds without a connection to the launcher
 _TURN = 1.0  # seconds for which nothing may happen before everything is looked at again
 _PR_SET_PDEATHSIG = 1
 
@@ -118,7 +118,7 @@ def main() -> None:
     if os.getppid() != parent:
         return
     server, pair = keys.handed_down(os.environ)
-    client = MessageClient(os.environ[CHANNEL], server, pair, patience=_PATIENCE)
+    client = MessageClient(os.environ[CHANNEL], server, pair, patience=_TIMEOUT)
     with socket.socket(fileno=descriptor) as listener, contextlib.suppress(LauncherLostError):
         Tunnel(client, listener, generation).run()
 

@@ -1,4 +1,4 @@
-"""A machine room without machines, and a keeper in a thread: what a fleet decides, without what processes cost."""
+"""A machine room without machines, and a supervisor in a thread: what a fleet decides, without costly processes."""
 
 import threading
 from contextlib import suppress
@@ -10,7 +10,7 @@ from ebbflow.infra.local_fleet import begin
 from ebbflow.infra.local_fleet.fleet import LocalFleet
 from ebbflow.infra.local_fleet.provider.provider import StartedNode
 from ebbflow.infra.local_fleet.provider.supervisor import NodeSupervisor
-from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.clock import MachineClock
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 
@@ -65,21 +65,21 @@ class QuickFleet:
         self.uid = begin.claim(self.file, name, pools, gpus, True, self.clock)
         if before is not None:
             self.file.change(self.uid, before)
-        self.keeper = None
+        self.supervisor = None
         self.thread = None
         self.fleet = self.again()
         self.fleet.repair()
 
     def again(self, clock=None):
         rooms = {"gpu": self.room, "spark": self.room}
-        return LocalFleet(self.file, self.uid, clock or self.clock, own=rooms, keeper=self.keep)
+        return LocalFleet(self.file, self.uid, clock or self.clock, own=rooms, supervisor=self.keep)
 
     def keep(self):
-        self.file.change(self.uid, lambda book: replace(book, keeper=marks.own()))
+        self.file.change(self.uid, lambda book: replace(book, supervisor=labels.own()))
         rooms = {"gpu": self.room, "spark": self.room}
         clock = MachineClock(self.file.read().offset)
-        self.keeper = NodeSupervisor(self.file, self.uid, clock, rooms, look=0.01)
-        self.thread = threading.Thread(target=self.keeper.run, daemon=True)
+        self.supervisor = NodeSupervisor(self.file, self.uid, clock, rooms, look=0.01)
+        self.thread = threading.Thread(target=self.supervisor.run, daemon=True)
         self.thread.start()
 
     def until(self, reached, seconds=20.0):

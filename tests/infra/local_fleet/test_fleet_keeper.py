@@ -1,4 +1,4 @@
-"""What a local fleet's keeper does, with machines that cost nothing; ``test_fleet_processes`` has real ones."""
+"""What a local fleet's supervisor does, with machines that cost nothing; ``test_fleet_processes`` has real ones."""
 
 import time
 from dataclasses import replace
@@ -50,7 +50,7 @@ def test_the_revision_of_two_handles_is_one_and_grows_at_changes_only(make):
     quick = make(GPU)
     quick.until(lambda book: len(there(book)) == 2)
     other, first = quick.again(), quick.fleet.capacity().revision
-    time.sleep(0.1)  # in which the keeper looks several times
+    time.sleep(0.1)  # in which the supervisor looks several times
     assert quick.fleet.capacity().revision == other.capacity().revision == first
     other.kill("gpu-1")
     assert quick.fleet.capacity().revision > first
@@ -143,7 +143,7 @@ def test_a_node_that_arrives_too_late_for_the_plan_is_not_seen_at_all(make):
     assert (quick.fleet.observe().revision, quick.room.up) == (revision, set())
 
 
-def test_an_end_that_a_crash_cut_off_is_carried_out_by_the_keeper(make):
+def test_an_end_that_a_crash_cut_off_is_carried_out_by_the_supervisor(make):
     quick = make(GPU)
     quick.until(lambda book: len(there(book)) == 2)
     quick.file.change(quick.uid, lambda book: book.noted("gpu-1", fate="killed without notice"))
@@ -151,17 +151,17 @@ def test_an_end_that_a_crash_cut_off_is_carried_out_by_the_keeper(make):
     assert "gpu-1" not in quick.room.up
 
 
-def test_what_a_keeper_was_starting_the_next_one_starts_anew(make):
+def test_what_a_supervisor_was_starting_the_next_one_starts_anew(make):
     quick = make(GPU, before=lambda book: changes.give(book, "gpu", 1, 0.0))
     quick.until(lambda book: there(book) == ["gpu-2", "gpu-3"])
     assert quick.fleet.lost("gpu-1") == "its start was interrupted"
 
 
-def test_a_lost_keeper_is_told_in_a_dry_run_and_started_again(make):
+def test_a_lost_supervisor_is_told_in_a_dry_run_and_started_again(make):
     quick = make(GPU)
     quick.until(lambda book: len(there(book)) == 2)
     assert quick.fleet.kept
-    quick.file.change(quick.uid, lambda book: replace(book, keeper=None))
+    quick.file.change(quick.uid, lambda book: replace(book, supervisor=None))
     assert quick.fleet.repair(dry_run=True).refused[0].why.startswith("its node supervisor is gone")
     assert not quick.fleet.kept
     quick.fleet.observe()

@@ -72,12 +72,12 @@ def test_a_killed_supervisor_is_followed_by_one_that_finds_the_network_or_by_not
     fleet = LocalFleet.start([pool], "net", stay=True, gpus=(), network=(1e8, 2e7))
     try:
         plan = fleet.book.network
-        os.kill(fleet.book.keeper.pid, signal.SIGKILL)
+        os.kill(fleet.book.supervisor.pid, signal.SIGKILL)
         fleet.repair()
         assert [node.id for node in fleet.capacity().nodes] == ["gpu-1"]
         assert len(left(plan.tag)) == 2 + 2 + 1
 
-        os.kill(fleet.book.keeper.pid, signal.SIGKILL)
+        os.kill(fleet.book.supervisor.pid, signal.SIGKILL)
         gone(fleet.uid, plan.tag)
 
         fleet.repair()  # whoever needs the fleet later has its network again
@@ -92,7 +92,7 @@ def test_when_nobody_is_left_the_next_fleet_removes_what_there_was():
     pool = LocalPool("gpu", "gpu", slots=1, initial=1)
     fleet = LocalFleet.start([pool], "net", stay=True, gpus=(), network=(1e8,))
     plan = fleet.book.network
-    for pid in processes.members(f"{fleet.uid}-keeper"):  # the supervisor, and who watches it
+    for pid in processes.members(f"{fleet.uid}-supervisor"):  # the supervisor, and who watches it
         os.kill(pid, signal.SIGKILL)
     for pid in processes.members(f"{fleet.uid}/"):
         os.kill(pid, signal.SIGKILL)

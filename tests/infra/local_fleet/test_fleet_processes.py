@@ -14,10 +14,10 @@ import pytest
 
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool, list_fleets
-from ebbflow.infra.local_fleet.begin import keeper_mark
+from ebbflow.infra.local_fleet.begin import supervisor_label
 from ebbflow.infra.local_fleet.provider import machine
 from ebbflow.infra.local_fleet.provider.life import collect
-from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.machine import processes
 from ebbflow.infra.training import local_nodes as training_nodes
@@ -53,8 +53,8 @@ def eventually(reached, seconds=60.0):
 
 
 def left_of(fleet_uid):
-    mine = [pid for pid, _ in marks.environments(marks.below(fleet_uid))]
-    return mine + processes.members(keeper_mark(fleet_uid))
+    mine = [pid for pid, _ in labels.environments(labels.below(fleet_uid))]
+    return mine + processes.members(supervisor_label(fleet_uid))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -191,7 +191,7 @@ def test_a_machine_that_is_killed_from_outside_takes_its_node_down_within_second
     node, _ = two(fleet)
     _, said = run("one", node, (0,))
     os.kill(fleet.book.node(node).process.pid, signal.SIGKILL)
-    # nobody but the keeper looks
+    # nobody but the supervisor looks
     eventually(lambda: node not in {n.id for n in fleet.book.seen(POOL)} and not alive(said["pids"]), 20)
     assert fleet.lost(node) == "its process exited"
 
@@ -227,7 +227,7 @@ def test_a_frozen_node_stands_still_and_goes_on(fleet, run):
 
 
 def test_what_runs_on_a_node_that_is_gone_is_swept_away(fleet):
-    mark = marks.mark(fleet.uid, "gpu-999", "late", "p", "k")
+    mark = labels.mark(fleet.uid, "gpu-999", "late", "p", "k")
     processes.spawn(["sleep", "600"], dict(os.environ), mark, fleet.folder / "logs" / "late.log")
     assert fleet.present() == [("late", "gpu-999")]
     eventually(lambda: not fleet.present())
@@ -249,7 +249,7 @@ def test_what_a_launcher_that_was_killed_leaves_is_found_and_ended(fleet, clock)
     collect(fleet.book, silent, clock)
     assert fleet.left_over("gone") == ()
     assert fleet.evict("gone", node)
-    eventually(lambda: not (fleet.folder / "runs" / one.pool).exists())  # the keeper tidies up
+    eventually(lambda: not (fleet.folder / "runs" / one.pool).exists())  # the supervisor tidies up
 
 
 def test_another_process_can_attach_and_do_all_of_it(fleet):
@@ -286,7 +286,7 @@ def test_nothing_is_left_when_the_owner_is_killed():
     uid = owner.stdout.readline().strip()
     other = launch(LocalFleet.attach("owned"), "app", "gpu-1", (0,), grace=60.0)
     try:
-        assert len(left_of(uid)) == 4  # the keeper, the machine, and two of the app
+        assert len(left_of(uid)) == 4  # the supervisor, the machine, and two of the app
         owner.kill()
         owner.wait()
         eventually(lambda: not left_of(uid))
@@ -299,17 +299,17 @@ def test_nothing_is_left_when_the_owner_is_killed():
         assert [node.id for node in again.view()] == ["gpu-2"]
 
 
-def test_a_fleet_that_stays_outlives_its_keeper_and_is_swept_when_all_is_killed():
+def test_a_fleet_that_stays_outlives_its_supervisor_and_is_swept_when_all_is_killed():
     pool = LocalPool("gpu", "gpu", initial=1)
     fleet = LocalFleet.start([pool], "stays", stay=True, gpus=())
     fleet.close()
     (machine,) = [node.process.pid for node in fleet.book.nodes]
-    os.kill(fleet.book.keeper.pid, signal.SIGKILL)
+    os.kill(fleet.book.supervisor.pid, signal.SIGKILL)
     eventually(lambda: not fleet.kept)
     fleet.repair()
     assert fleet.kept
-    assert alive([machine])  # the next keeper found it there
-    os.kill(fleet.book.keeper.pid, signal.SIGKILL)
+    assert alive([machine])  # the next supervisor found it there
+    os.kill(fleet.book.supervisor.pid, signal.SIGKILL)
     eventually(lambda: not fleet.kept)
     with LocalFleet.start([pool], "stays", gpus=()) as again:
         assert [node.id for node in again.view()] == ["gpu-2"]
@@ -317,35 +317,35 @@ def test_a_fleet_that_stays_outlives_its_keeper_and_is_swept_when_all_is_killed(
     assert not left_of(again.uid)
 
 
-def test_a_keeper_that_stands_still_loses_no_node_and_does_what_was_asked_meanwhile():
+def test_a_supervisor_that_stands_still_loses_no_node_and_does_what_was_asked_meanwhile():
     pool = LocalPool("gpu", "gpu", initial=1, max_nodes=2)
     with LocalFleet.start([pool], "still", gpus=()) as fleet:
         (first,) = [node.process.pid for node in fleet.book.nodes]
-        keeper = fleet.book.keeper.pid
+        supervisor = fleet.book.supervisor.pid
         with LocalFleetStateFile(
             fleet.folder
-        ).locked():  # a keeper that is stopped while it holds the lock keeps it
-            os.kill(keeper, signal.SIGSTOP)
-            eventually(lambda: psutil.Process(keeper).status() == "stopped")
+        ).locked():  # a supervisor that is stopped while it holds the lock keeps it
+            os.kill(supervisor, signal.SIGSTOP)
+            eventually(lambda: psutil.Process(supervisor).status() == "stopped")
         try:
             fleet.apply(Target("gpu", 2, fleet.observe().revision, "for a test"))
             assert len(two(fleet)) == 1
         finally:
-            os.kill(keeper, signal.SIGCONT)
+            os.kill(supervisor, signal.SIGCONT)
         eventually(lambda: len(two(fleet)) == 2)
-        assert fleet.book.keeper.pid == keeper
+        assert fleet.book.supervisor.pid == supervisor
         assert alive([first])
     assert not left_of(fleet.uid)
 
 
-def test_a_machine_ends_itself_without_a_keeper_and_when_the_fleet_has_it_no_more(fleet, clock):
+def test_a_machine_ends_itself_without_a_supervisor_and_when_the_fleet_has_it_no_more(fleet, clock):
     node, _ = two(fleet)
     begun = clock.now()
     machine.serve(fleet.folder, fleet.uid, "gpu-99", clock)
     machine.serve(fleet.folder, "another-life", node, clock)
-    assert clock.now() - begun < machine.PATIENCE
+    assert clock.now() - begun < machine.TIMEOUT
     (lonely := fleet.folder / "lonely").mkdir()
-    book = replace(fleet.book, keeper=fleet.book.keeper._replace(ticks=1))  # as after its end
+    book = replace(fleet.book, supervisor=fleet.book.supervisor._replace(ticks=1))  # as after its end
     LocalFleetStateFile(lonely).write(book)
     machine.serve(lonely, fleet.uid, node, clock)
-    assert clock.now() - begun > machine.PATIENCE
+    assert clock.now() - begun > machine.TIMEOUT

@@ -12,7 +12,7 @@ from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet import begin
 from ebbflow.infra.local_fleet.begin import prune
 from ebbflow.infra.local_fleet.fleet import LocalFleet
-from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.pools import LocalPool
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.storage import files
@@ -51,10 +51,10 @@ def test_the_newest_that_are_down_are_kept(tmp_path):
 
 def test_what_lives_is_never_touched(tmp_path):
     fleet(tmp_path, "stays", up=True)
-    fleet(tmp_path, "owned", up=True, owner=marks.own())
-    fleet(tmp_path, "kept", keeper=marks.own())
-    gone = marks.own()._replace(ticks=1)
-    fleet(tmp_path, "crashed", up=True, owner=gone, keeper=gone)
+    fleet(tmp_path, "owned", up=True, owner=labels.own())
+    fleet(tmp_path, "kept", supervisor=labels.own())
+    gone = labels.own()._replace(ticks=1)
+    fleet(tmp_path, "crashed", up=True, owner=gone, supervisor=gone)
     (tmp_path / "odd").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "fleet.json").write_text("{")
@@ -69,7 +69,7 @@ def test_a_fleet_of_which_something_runs_is_left_alone(tmp_path):
 
     file = fleet(tmp_path, "left")
     code = "import sys; print(1, flush=True); sys.stdin.read()"
-    mark = marks.mark(file.read().uid, "gpu-1", "app", "p", "k")
+    mark = labels.mark(file.read().uid, "gpu-1", "app", "p", "k")
     left = subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, "EBBFLOW_NODE": mark},
@@ -141,6 +141,6 @@ def test_whoever_starts_a_fleet_removes_old_folders(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path))
     monkeypatch.setattr("ebbflow.infra.local_fleet.fleet.prune", lambda parent, _: asked.append(parent))
-    monkeypatch.setattr(LocalFleet, "_ensure_keeper", lambda _: None)
+    monkeypatch.setattr(LocalFleet, "_ensure_supervisor", lambda _: None)
     with LocalFleet.start([POOL], "one", gpus=(), wait=None):
         assert asked == [tmp_path / "fleets"]

@@ -56,7 +56,7 @@ class SimulatedWorld:
 
 
 class LocalWorld:
-    """Nodes of this machine: the keeper and the file are real, the machines are not (``local_fleet/`` has them)."""
+    """Nodes of this machine: the supervisor and the file are real, the machines are not (see ``local_fleet``)."""
 
     def __init__(self, folder):
         self.quick = QuickFleet(folder, [LocalPool(POOL, "gpu", cores=2, max_nodes=MOST)])

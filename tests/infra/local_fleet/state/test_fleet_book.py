@@ -219,7 +219,7 @@ def test_a_change_of_another_life_is_refused(tmp_path):
 
 
 class Clocked:
-    """Draws a history of a book: what users, the keeper and the machines do to it."""
+    """Draws a history of a book: what users, the supervisor and the machines do to it."""
 
     def __init__(self, draw):
         self.book, self.now, self.draw = book_of(GPU, SQL), 1000.0, draw
