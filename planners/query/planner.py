@@ -13,11 +13,13 @@ from ebbflow.planners.query.costs.cost import DEFAULTS, CostModel
 from ebbflow.planners.query.costs.costing import StatementCoster
 from ebbflow.planners.query.costs.dividing import Divider
 from ebbflow.planners.query.costs.sizes import Sizes
+from ebbflow.planners.query.orders.contrasts import contrasting_trees
 from ebbflow.planners.query.orders.enumerate import enumerate_trees
 from ebbflow.planners.query.plan import cuts as cutting
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Slicing, Stage, Statement, Text
 from ebbflow.planners.query.plan.render import quote, without_broadcast, without_hints
+from ebbflow.planners.query.plan.retention import retain
 from ebbflow.planners.query.plan.staging import Choice, Rendered, Staging, Unit, single_unit
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.plan.trees import Tree, algebra, joins
@@ -30,6 +32,7 @@ from ebbflow.planners.query.subqueries.rewrites import rewritten
 from ebbflow.planners.query.views.fingerprint import digest
 from ebbflow.planners.query.views.views import HOISTING, REWRITES, ROOT, view_chain
 
+_BY = {"native": "natively", "spark": "by Spark SQL", "duckdb": "embedded"}
 REWRITE_NAMES = tuple(
     dict.fromkeys(name for group in (REWRITES, *CHAIN_REWRITES) for name, _ in group if name != HOISTING)
 )
@@ -71,16 +74,19 @@ class QueryPlanner:
         dialect: str = "spark",
         options: PlannerOptions | None = None,
         allowed: Collection[str] = (),
+        rivals: Sequence[CostModel] = (),
     ) -> None:
         """Take apart ``query``, a text or one that was parsed against tables of these columns.
 
         ``now`` is what clock functions are frozen to, ``salt`` is unique to the run (see ``Fingerprints``);
-        functions in ``allowed`` may read more than tables. Raises the errors of ``parse_query``.
+        functions in ``allowed`` may read more than tables. ``rivals`` are the costs of other ways to run a stage than
+        ``model``'s: each stage takes the one that is sooner done. Raises the errors of ``parse_query``.
         """
         if isinstance(query, str):
             query = parse_query(query, catalogue, now=now, dialect=dialect, allowed=allowed)
         self.parsed: ParsedQuery = query
         self.model = model
+        self.rivals = tuple(rivals)
         self.options = options or PlannerOptions()
         self._catalogue = catalogue
         self._salt = salt
@@ -164,14 +170,12 @@ class QueryPlanner:
         return Sizes(self.analysis, self._catalogue, self.selectivities, actuals or {})
 
     def _trees(self, key: BlockId, sizes: Sizes, share: Share) -> Sequence[Tree]:
-        found = enumerate_trees(
-            self.analysis.blocks[key].graph,
-            sizes.blocks[key],
-            self.model,
-            share,
-            limit=self.options.trees,
-        )
-        return [f.tree for f in found]
+        graph, cardinalities = self.analysis.blocks[key].graph, sizes.blocks[key]
+        found: dict[str, Tree] = {}
+        for model in (self.model, *self.rivals):
+            best = enumerate_trees(graph, cardinalities, model, share, limit=self.options.trees)
+            found |= {repr(f.tree): f.tree for f in best if repr(f.tree) not in found}
+        return list(found.values())
 
     def _pool(self, sizes: Sizes, share: Share) -> list[Choice]:
         """Return the choices worth costing: every block's best, then one block at a time varied.
@@ -187,6 +191,7 @@ class QueryPlanner:
             below = Choice({k: tree for k, (tree, _) in base.items()}, {}, required | paying)
             options[key] = self._block_options(key, trees[key], coster, below)
             base[key] = options[key][0]
+            options[key] += self._for_contrast(key, trees[key], coster, below)
         variants = [base]
         for key, found in options.items():
             variants += [{**base, key: option} for option in found[1:]]
@@ -235,6 +240,21 @@ class QueryPlanner:
         ranked.sort(key=lambda r: (r[0], r[1], sorted(r[3])))
         return [(tree, masks) for _, _, tree, masks in ranked]
 
+    def _for_contrast(
+        self, key: BlockId, trees: Sequence[Tree], coster: StatementCoster, below: Choice
+    ) -> list[tuple[Tree, frozenset[int]]]:
+        """Return trees for other capacities than the present one that are not in ``trees``, each with its best
+        cuts."""
+        known = {repr(tree) for tree in trees}
+        model = next((m for m in (self.model, *self.rivals) if m.exchanges), self.model)
+        graph, cardinalities = self.analysis.blocks[key].graph, coster.sizes.blocks[key]
+        others = contrasting_trees(graph, cardinalities, model, coster.share)
+        found: dict[str, tuple[Tree, frozenset[int]]] = {}
+        fresh = [tree for tree in others if repr(tree) not in known]
+        for tree, cuts in self._block_options(key, fresh, coster, below) if fresh else ():
+            found.setdefault(repr(tree), (tree, cuts))
+        return list(found.values())
+
     def _volatile(self, key: BlockId) -> bool:
         """Tell whether the block reads a volatile view: cutting it would still be right, reuse would not."""
         view = self.analysis.chain.by_name[key[0]]
@@ -266,9 +286,9 @@ class QueryPlanner:
     # --- plans --------------------------------------------------------------------------------------------
 
     def _plan(self, choice: Choice, sizes: Sizes, share: Share) -> QueryExecutionPlan:
-        coster = StatementCoster(sizes, self.model, share)
+        costers = [StatementCoster(sizes, model, share) for model in (self.model, *self.rivals)]
         staging = Staging(self.analysis, choice)
-        built = tuple(self._stage(u, choice, coster, Rendered(staging, u)) for u in staging.units)
+        built = tuple(self._cheapest(u, choice, costers, Rendered(staging, u)) for u in staging.units)
         shape = "; ".join(
             algebra(tree, [r.alias for r in self.analysis.blocks[key].graph.relations])
             for key, tree in choice.trees.items()
@@ -277,6 +297,23 @@ class QueryPlanner:
         plan_id = "qep-" + digest(sorted(digest(u.output_fp, u.inputs, u.shape) for u in staging.units))[:8]
         self._choices[plan_id] = choice
         return QueryExecutionPlan(plan_id, built, shape or "no inner joins", self.notes)
+
+    def _cheapest(
+        self, unit: Unit, choice: Choice, costers: Sequence[StatementCoster], statement: Statement
+    ) -> Stage:
+        """Return the stage of ``unit`` in the way of running it that is sooner done."""
+        stages = [self._stage(unit, choice, coster, statement) for coster in costers]
+        if len(stages) == 1:
+            return stages[0]
+        cores = max(costers[0].share.total.cores, 1.0)
+        seconds = [stage.latency + stage.core_seconds / cores for stage in stages]
+        best = min(range(len(stages)), key=lambda i: seconds[i])
+        said = ", ".join(
+            f"{one:.2g} s {_BY[coster.model.engine]}" for one, coster in zip(seconds, costers, strict=True)
+        )
+        engine = costers[best].model.engine
+        key = digest(stages[best].physical_key, engine)
+        return replace(stages[best], engine=engine, engine_reason=f"{said} expected", physical_key=key)
 
     def _stage(
         self, unit: Unit, choice: Choice, coster: StatementCoster, statement: Statement, named: str = ""
@@ -295,8 +332,8 @@ class QueryPlanner:
             waiting += plan.again.waiting
             expected = plan.division.seconds
         tasks = max(bill.widest, 1)
-        seconds = self.model.core_seconds(work) + waiting
-        latency = self.model.latency + serial
+        seconds = coster.model.core_seconds(work) + waiting
+        latency = coster.model.latency + serial
         length = latency + seconds / cores
         rework = cutting.rework_seconds(length, coster.share)
         if plan is not None:
@@ -341,43 +378,3 @@ class QueryPlanner:
     def relations_planned(self) -> int:
         """Return how many relations stand in reorderable blocks."""
         return sum(len(b.graph.relations) for b in self.analysis.blocks.values())
-
-
-def retain(plans: Sequence[QueryExecutionPlan], share: Share, keep: int) -> tuple[QueryExecutionPlan, ...]:
-    """Keep at most ``keep`` plans with significant differences in cost (QOOP, footnote 2 and section 5.3).
-
-    First the Pareto front of total work, critical path and peak memory, then the cheapest others; a plan
-    within 5 % of a kept one on both work and critical path is dropped, unless it is cut differently. The
-    cheapest on the share always stays.
-    """
-
-    def scalar(plan: QueryExecutionPlan) -> float:
-        return max(plan.total_work / max(share.total.cores, 1.0), plan.critical_path) + sum(
-            s.latency for s in plan.stages
-        )
-
-    ordered = sorted(plans, key=lambda p: (scalar(p), p.id))
-    front = [p for p in ordered if not any(_dominates(q, p) for q in ordered)]
-    kept: list[QueryExecutionPlan] = []
-    for plan in [*ordered[:1], *front, *ordered]:
-        if len(kept) == keep:
-            break
-        if not any(plan is k or _alike(plan, k) for k in kept):
-            kept.append(plan)
-    return tuple(kept)
-
-
-def _dominates(one: QueryExecutionPlan, other: QueryExecutionPlan) -> bool:
-    a = (one.total_work, one.critical_path, one.peak_memory)
-    b = (other.total_work, other.critical_path, other.peak_memory)
-    return a != b and all(x <= y for x, y in zip(a, b, strict=True))
-
-
-def _alike(one: QueryExecutionPlan, other: QueryExecutionPlan) -> bool:
-    def near(a: float, b: float) -> bool:
-        return abs(a - b) <= 0.05 * max(a, b)
-
-    same_cuts = {s.output_fp for s in one.stages} == {s.output_fp for s in other.stages}
-    return (
-        same_cuts and near(one.total_work, other.total_work) and near(one.critical_path, other.critical_path)
-    )

@@ -143,6 +143,7 @@ def planner_of(
         now=gathered.now,
         salt=run_id,
         options=options or PlannerOptions(cuts=request.materialize),
+        rivals=(DEFAULTS["spark"],) if request.stages == "auto" and request.engine == "spark" else (),
     )
     planner.sample(_measure(planner, gathered, store.cache("statistics")))
     return planner

@@ -158,7 +158,7 @@ class StageWork:
             return statement.fallback if run.fallback else statement.spark
 
         if self._engines is not None and self.engine.name == "spark":
-            choice = self._engines.choose(stage.work, run.cores)
+            choice = self._engines.choose(stage.work, run.cores, stage.engine, stage.engine_reason)
             run.native, run.remark = choice.native, "" if choice.native else choice.reason
         if stage.slicing is not None:
             return self._in_slices(run, relations, text)

@@ -91,11 +91,13 @@ class CostModel:
     shuffled_wire: float = 0.5  # bytes on the links per byte shuffled, as they are in memory
     broadcast_wire: float = 1.25  # likewise per byte broadcast: of a hash table, compressed
     spill_rate: float = 1.5e-8  # seconds of a core per byte that is spilled and read again
-    shared_builds: bool = True  # the tasks of a node share one broadcast table; else each has its own
+    exchanges: bool = (
+        True  # tasks exchange rows; else each reads, and builds, all that it joins its slice with
+    )
 
     def builders(self, share: Share) -> float:
         """Return how many times a broadcast table is built on ``share``."""
-        return float(max(share.nodes, 1)) if self.shared_builds else max(share.total.cores, 1.0)
+        return float(max(share.nodes, 1)) if self.exchanges else max(share.total.cores, 1.0)
 
     def task_room(self, share: Share) -> float:
         """Return the bytes of rows that one task of the largest node can hold to hash or sort them."""
@@ -174,7 +176,7 @@ NATIVE = replace(
     broadcast_limit=SPARK.broadcast_limit,
     shuffled_wire=0.0,  # a slice reads all that it joins from the store
     broadcast_wire=0.0,
-    shared_builds=False,
+    exchanges=False,
 )
 DEFAULTS = {model.engine: model for model in (SPARK, DUCKDB, NATIVE)}
 
@@ -222,6 +224,8 @@ class JoinCostModel:
         (left_rows, left_bytes), (right_rows, right_bytes), (out_rows, out_bytes) = left, right, out
         emitted = out_rows * rates.joined_rows
         table = right_bytes * self.model.hash_factor / GIB
+        if not self.model.exchanges:
+            return self._sliced(left, right, out, equality=equality)
         if method == "broadcast":
             serial = right_bytes * rates.broadcast_bytes
             probed = left_rows
@@ -259,11 +263,24 @@ class JoinCostModel:
         tail = seconds / splits(both) + rates.tasks
         return JoinCost(seconds + count * rates.tasks, 0.0, tail, 0.0, table / count, waiting, network)
 
+    def _sliced(self, probe: Size, build: Size, out: Size, *, equality: bool) -> JoinCost:
+        """Price a join whose tasks each hold all of the build side, or spill it."""
+        rates, tasks = self._rates, self._builders
+        work = join_work("broadcast", probe, build, out, self.share, equality=equality, builders=tasks)
+        waiting = spilled_bytes(build.bytes, 1, self._room) * self.model.spill_rate * tasks
+        seconds = self.model.core_seconds(work) + waiting
+        own = build.bytes * rates.broadcast_bytes + build.rows * rates.built_rows + waiting / tasks
+        tail = own + (seconds - own * tasks) / max(splits(max(probe.bytes, out.bytes)), 1)
+        held = min(build.bytes, self._room) * self.model.hash_factor / GIB
+        return JoinCost(seconds, 0.0, max(tail, 0.0), 0.0, held, waiting)
+
     def seconds(
         self, method: JoinMethod, left: Size, right: Size, out: Size, *, equality: bool = True
     ) -> float:
         """Return how long the join takes on the share, in whole waves of its tasks, once its inputs are there."""
         cost = self.price(method, left, right, out, equality=equality)
+        if not self.model.exchanges:
+            return elapsed_seconds(cost.core_seconds, int(self._builders), self._cores)
         if method == "broadcast":
             tasks = splits(max(left.bytes, out.bytes))
             busy = cost.core_seconds - cost.waiting - (cost.serial - cost.network) * self._builders

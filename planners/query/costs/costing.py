@@ -265,12 +265,13 @@ class StatementCoster:
     def _add_join(
         self, bill: CostEstimate, method: JoinMethod, left: Size, right: Size, out: Size, equality: bool
     ) -> JoinCost:
+        way: JoinMethod = method if self.model.exchanges else "broadcast"
         builders = self.model.builders(self.share)
-        bill.add(cost.join_work(method, left, right, out, self.share, equality=equality, builders=builders))
+        bill.add(cost.join_work(way, left, right, out, self.share, equality=equality, builders=builders))
         price = self._pricer.price(method, left, right, out, equality=equality)
         bill.serial += price.serial
         bill.network += price.network
-        if method != "broadcast":  # what waits for a broadcast is in the serial time
+        if way != "broadcast" or not self.model.exchanges:  # what waits for a broadcast is in the serial time
             bill.waiting += price.waiting
         return price
 

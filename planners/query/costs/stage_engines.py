@@ -31,10 +31,15 @@ class StageEngines:
         self._spark: CostModel = calibrate(SPARK, history)
         self._native: CostModel = calibrate(NATIVE, history)
 
-    def choose(self, work: Work, cores: float) -> StageEngineChoice:
-        """Return how a stage of this ``work`` is to run on ``cores``."""
+    def choose(self, work: Work, cores: float, planned: str = "", reason: str = "") -> StageEngineChoice:
+        """Return how a stage of this ``work`` is to run on ``cores``.
+
+        ``planned`` is the engine that its plan was costed by, for ``reason``; empty: the plan says nothing.
+        """
         if self._asked != "auto":
             return StageEngineChoice(self._asked == "native", f"--stages {self._asked}")
+        if planned:
+            return StageEngineChoice(planned == "native", reason)
         spark, native = (
             model.latency + model.core_seconds(work) / max(cores, 1.0)
             for model in (self._spark, self._native)

@@ -22,7 +22,7 @@ from ebbflow.planners.query.orders.subgraphs import (
     grouped,
     linear_pairs,
 )
-from ebbflow.planners.query.plan.trees import Leaf, Tree, joins, logical_key
+from ebbflow.planners.query.plan.trees import JoinMethod, Leaf, Tree, joins, logical_key
 from ebbflow.planners.query.sql.joingraph import JoinGraph
 
 __all__ = ["Candidate", "count_trees", "enumerate_trees", "evaluate", "left_deep_best"]
@@ -135,9 +135,8 @@ def _walk(
         for m in (tree.left.mask, tree.right.mask, tree.mask)
     ]
     builders = pricer.model.builders(pricer.share)
-    own = join_work(
-        tree.method, sizes[0], sizes[1], sizes[2], pricer.share, equality=equality, builders=builders
-    )
+    method: JoinMethod = tree.method if pricer.model.exchanges else "broadcast"
+    own = join_work(method, sizes[0], sizes[1], sizes[2], pricer.share, equality=equality, builders=builders)
     cost = pricer.price(tree.method, sizes[0], sizes[1], sizes[2], equality=equality)
     return (
         left[0].plus(right[0]).plus(own),

@@ -103,6 +103,8 @@ class Stage:
     volatile: bool = False  # non-deterministic: never reused across runs
     sink: bool = False  # produces the query's result
     slicing: Slicing | None = None  # runs as one statement unless given
+    engine: str = ""  # of the ways to run a stage the one that it is costed by; empty: there is one only
+    engine_reason: str = ""  # why
 
     @property
     def core_seconds(self) -> float:

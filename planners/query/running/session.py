@@ -96,7 +96,7 @@ class Session:
         self._policy = policy
         self._hysteresis = hysteresis
         self._fraction = fraction
-        self._prior = planner.model
+        self._priors = (planner.model, *planner.rivals)
         self._history = tuple(history)
         self._versions = {name.lower(): version for name, version in (versions or {}).items()}
         self._first = share  # what the first stages' estimates assumed
@@ -109,7 +109,7 @@ class Session:
         self._unrendered: deque[Statement] = deque()
         self._told = 0  # decisions already passed on
         if history:
-            planner.model = calibrate(self._prior, self._history)
+            self._fit(self._history)
         self.execution = execution or self._execution()
         self._learn(self.execution.candidates)
 
@@ -253,26 +253,36 @@ class Session:
         if not self.execution.policy.replans:
             return ()
         self.planner.keep_divided(self._divided)
-        model = calibrate(self._prior, [*self._history, *self.measured])
+        model = self._fit([*self._history, *self.measured])
         cores = (
             self._first.total.cores + self.share.total.cores
         ) / 2  # about what the running stages have had
-        self.planner.model = model.slower(self._drift(model, cores, now))
+        factor = self._drift(model, cores, now)
+        self.planner.model = model.slower(factor)
+        self.planner.rivals = tuple(rival.slower(factor) for rival in self.planner.rivals)
         if self.share.total.cores <= 0:
             return ()
         plans = self.planner.candidates(self.share, self.execution.checkpoints, also=(self.plan.id,))
         self._learn(plans)
         return plans
 
+    def _fit(self, history: Sequence[Measured]) -> CostModel:
+        """Fit the planner's costs to finished stages and return those it has for all stages, or for most."""
+        models = [calibrate(prior, history) for prior in self._priors]
+        self.planner.model, self.planner.rivals = models[0], tuple(models[1:])
+        return models[0]
+
     def _drift(self, model: CostModel, cores: float, now: float) -> float:
         """Return how many times slower than by ``model`` the stages run that run now.
 
         Their estimates are as old as the last planning, and count how slow things were then already.
         """
-        running = self.execution.state(now).running.values()
-        return drift(
-            [repriced(r, model.core_seconds(r.stage.work) + r.stage.waiting) for r in running], cores, now
-        )
+        models = {rival.engine: rival for rival in self.planner.rivals}
+        running = [
+            repriced(r, models.get(r.stage.engine, model).core_seconds(r.stage.work) + r.stage.waiting)
+            for r in self.execution.state(now).running.values()
+        ]
+        return drift(running, cores, now)
 
     def _learn(self, plans: Sequence[QueryExecutionPlan]) -> None:
         """Remember new plans, and which versions of which tables their stages are computed from."""

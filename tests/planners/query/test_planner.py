@@ -17,9 +17,10 @@ from ebbflow.planners.model import Catalogue, ColumnStatistics, Share, Table, Ta
 from ebbflow.planners.query.costs.cost import SPARK
 from ebbflow.planners.query.costs.sampling import questions
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan
+from ebbflow.planners.query.plan.retention import retain
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.plan.trees import joins
-from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner, retain
+from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
 from ebbflow.planners.query.running.packing import simulate
 
 TPCH = Path(__file__).parents[2] / "fixtures" / "tpch"

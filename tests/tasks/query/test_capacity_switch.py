@@ -103,7 +103,7 @@ def expected(tables: str) -> list[Any]:
 
 CHANGES = {
     "more nodes, on narrow links": (nodes(1, 1), nodes(2, 6, network=0.02)),
-    "less memory": (nodes(1, 2), nodes(2, 2, memory=0.002)),
+    "more nodes": (nodes(1, 1), nodes(2, 6)),
 }
 
 

@@ -31,6 +31,7 @@ class Drawn:
     """A planner whose plans are drawn by hand. It keeps what it is asked for."""
 
     partial_fps = ("P",)
+    rivals = ()
 
     def __init__(self, *plans: QueryExecutionPlan) -> None:
         self.plans = plans

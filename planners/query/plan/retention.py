@@ -1,0 +1,62 @@
+"""Which of many plans are kept as candidates."""
+
+from collections.abc import Callable, Sequence
+
+from ebbflow.planners.model import Share
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan
+
+
+def retain(plans: Sequence[QueryExecutionPlan], share: Share, keep: int) -> tuple[QueryExecutionPlan, ...]:
+    """Keep at most ``keep`` plans with significant differences in cost (QOOP, footnote 2 and section 5.3).
+
+    First the plans of least work, critical path, memory and time on the links, which may be the best on another
+    share, unless they take several times as long on this one; then the Pareto front of total work, critical path and
+    peak memory, then the cheapest others. A plan within 5 % of a kept one on both work and critical path is dropped,
+    unless it is cut differently. The cheapest on the share always stays.
+    """
+
+    def scalar(plan: QueryExecutionPlan) -> float:
+        return max(plan.total_work / max(share.total.cores, 1.0), plan.critical_path) + sum(
+            s.latency for s in plan.stages
+        )
+
+    ordered = sorted(plans, key=lambda p: (scalar(p), p.id))
+    front = [p for p in ordered if not any(_dominates(q, p) for q in ordered)]
+    near = [p for p in ordered if scalar(p) <= _AFFORDABLE * scalar(ordered[0])]
+    extremes = [min(near, key=measure) for measure in _MEASURES] if near else []
+    kept: list[QueryExecutionPlan] = []
+    for plan in [*ordered[:1], *extremes, *front, *ordered]:
+        if len(kept) == keep:
+            break
+        if not any(plan is k or _alike(plan, k) for k in kept):
+            kept.append(plan)
+    return tuple(kept)
+
+
+def _on_links(plan: QueryExecutionPlan) -> float:
+    return sum(stage.network for stage in plan.stages)
+
+
+_AFFORDABLE = 3.0  # times the time of the best plan that one for another share may take on this one
+_MEASURES: tuple[Callable[[QueryExecutionPlan], float], ...] = (
+    lambda plan: plan.total_work,
+    lambda plan: plan.critical_path,
+    lambda plan: plan.peak_memory,
+    _on_links,
+)
+
+
+def _dominates(one: QueryExecutionPlan, other: QueryExecutionPlan) -> bool:
+    a = (one.total_work, one.critical_path, one.peak_memory)
+    b = (other.total_work, other.critical_path, other.peak_memory)
+    return a != b and all(x <= y for x, y in zip(a, b, strict=True))
+
+
+def _alike(one: QueryExecutionPlan, other: QueryExecutionPlan) -> bool:
+    def near(a: float, b: float) -> bool:
+        return abs(a - b) <= 0.05 * max(a, b)
+
+    same_cuts = {s.output_fp for s in one.stages} == {s.output_fp for s in other.stages}
+    return (
+        same_cuts and near(one.total_work, other.total_work) and near(one.critical_path, other.critical_path)
+    )

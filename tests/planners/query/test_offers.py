@@ -1,0 +1,95 @@
+"""What is on offer to the re-planner: plans that trade work against width, memory and links."""
+
+import math
+
+import pytest
+from statements import NOW
+from test_planner import KNOWN, SHARE, TPCH, planner
+
+from ebbflow.planners.model import Measured, Share
+from ebbflow.planners.query.costs.cost import NATIVE, SPARK, JoinCostModel, Size
+from ebbflow.planners.query.costs.stage_engines import StageEngines
+from ebbflow.planners.query.orders.contrasts import contrasts
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan
+from ebbflow.planners.query.plan.trees import is_linear
+from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
+from ebbflow.planners.query.running.packing import simulate
+
+
+def broadcasts(plan: QueryExecutionPlan) -> int:
+    """Return how many of a plan's joins are broadcast."""
+    return plan.shape.count("⋈ᵇ")
+
+
+def test_contrasts_are_unlike_the_share() -> None:
+    share = Share.uniform(4, 8, 4, network=100)
+    found = contrasts(share)
+    assert found["partitioned"].largest.memory < share.largest.memory / 10
+    assert found["partitioned"].link < share.link
+    assert (found["broadcast"].nodes, found["broadcast"].link) == (1, 0.0)
+    assert found["wide"].total.cores == 8 * share.total.cores
+    assert found["wide"].link == share.link
+    nothing = contrasts(Share.uniform(0, 0, 0))
+    assert all(other.total.cores >= 1 for other in nothing.values())
+
+
+@pytest.mark.parametrize("number", [5, 7, 9])
+def test_plans_with_and_without_large_broadcasts_are_on_offer(number: int) -> None:
+    plans = planner(number).candidates(SHARE)
+    assert len(plans) <= 8
+    assert min(map(broadcasts, plans)) + 2 <= max(map(broadcasts, plans))
+    work = [plan.total_work for plan in plans]
+    assert min(work) < 0.95 * max(work)
+
+
+def test_bushy_and_linear_trees_are_on_offer() -> None:
+    made = planner(5)
+    plans = made.candidates(SHARE)
+    linear = {all(is_linear(tree) for tree in made._choices[plan.id].trees.values()) for plan in plans}
+    assert linear == {True, False}
+
+
+@pytest.mark.parametrize("number", [3, 5, 9, 18, 21])
+def test_the_best_plan_of_an_earlier_share_is_never_better_than_those_made_anew(number: int) -> None:
+    """Planned anew for what capacity has become, the query has at least the plan that it had."""
+    before = Share.uniform(6, 12, 6)
+    made = planner(number)
+    best = min(made.candidates(before), key=lambda plan: simulate(plan, before).seconds)
+    for share in (Share.uniform(2, 1, 2), Share.uniform(6, 12, 6, network=60), Share.uniform(1, 2, 1)):
+        plans = made.candidates(share, also=(best.id,))
+        seconds = {plan.id: simulate(plan, share).seconds for plan in plans}
+        assert math.isfinite(min(seconds.values()))
+        assert min(seconds.values()) <= seconds[best.id]
+
+
+def auto(number: int) -> QueryPlanner:
+    text = (TPCH / f"q{number}.sql").read_text()
+    options = PlannerOptions(cuts="every-join")
+    return QueryPlanner(text, KNOWN, NATIVE, now=NOW, salt="run", options=options, rivals=(SPARK,))
+
+
+def test_each_stage_takes_the_engine_by_which_it_is_sooner_done() -> None:
+    for plan in auto(9).candidates(SHARE):
+        assert {stage.engine for stage in plan.stages} <= {"native", "spark"}
+        assert all("natively" in s.engine_reason and "by Spark SQL" in s.engine_reason for s in plan.stages)
+    assert all(stage.engine == "" for plan in planner(9).candidates(SHARE) for stage in plan.stages)
+
+
+def test_with_many_cores_spark_sql_is_sooner_done_with_a_large_build_side() -> None:
+    """Each slice of a native stage builds all that it joins with: the more of them there are, the more is built."""
+    sizes = (Size(1e9, 3e10), Size(1e8, 3e9), Size(1e8, 3e9))
+    for cores, native_first in ((2, True), (512, False)):
+        share = Share.uniform(cores, 16.0 * cores, cores // 2)
+        native, spark = (
+            JoinCostModel(model, share).seconds("shuffle_hash", *sizes) for model in (NATIVE, SPARK)
+        )
+        assert (native < spark) == native_first
+
+
+def test_what_a_plan_was_costed_by_is_done() -> None:
+    engines = StageEngines("auto")
+    work = auto(3).candidates(SHARE)[0].sink.work
+    assert not engines.choose(work, 2.0, "spark", "1 s natively, 0.5 s by Spark SQL expected").native
+    assert engines.choose(work, 2.0, "native", "why").reason == "why"
+    slow = [Measured("native", work, 500.0, 250.0, 2, 2.0)] * 20
+    assert StageEngines("auto", slow).choose(work, 2.0, "native", "why").native
