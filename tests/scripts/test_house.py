@@ -15,7 +15,7 @@ FACE = "flows.face"  # laid as the package itself: what users import, and nothin
 
 SUBJECTS = {
     "query", "training", "tuning", "fleet", "nodes", "capacity", "pipeline", "simulation", "elastic", "report",
-    "communication",
+    "communication", "aggregation",
 }  # fmt: skip
 OTHERS = {  # rooms that are of no subject
     "flows": {"airflow", "apps", "blocks", "cli", "command_list", "face", "ledger", "runs", "setup"},
@@ -66,7 +66,7 @@ FLOORS = {
         "capacity",
         "fleet tuning",
         "query training scheduling",
-        "communication elastic model sections hazard",
+        "aggregation communication elastic model sections hazard",
         "errors",
     ),
 }
