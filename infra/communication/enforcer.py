@@ -4,7 +4,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from hashlib import sha256
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import torch
 
@@ -13,6 +13,8 @@ from ebbflow.infra.communication.payloads import Payload
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.communication.order import Launch, MotifQueue
 from ebbflow.planners.communication.plan import CommunicationPlan
+
+LOOK_EVERY = 1.0  # s between two looks of an idle channel's thread at how long pieces have waited
 
 
 @dataclass
@@ -28,30 +30,40 @@ class Enforcer:
     """Takes collectives of a training and runs their pieces, a thread for each channel.
 
     A piece is enqueued on its channel when all pieces before it in the plan are; the channels run side by side. If
-    one piece fails, its collective and all that are submitted later fail with the same error.
+    one piece fails, all collectives that are not done, and all that are submitted later, fail with the same error, as
+    soon as no channel runs a piece any more: whoever waits may use the tensors then.
 
     Args:
         plan: what is launched, and in which order.
         channels: as many as the plan needs.
         verify: compare what ranks launch before each piece; costs a small collective each.
+        stall_timeout: s that pieces may wait, with all channels idle, for collectives before theirs; then it fails.
 
     Raises ``TrainingError``.
     """
 
-    def __init__(self, plan: CommunicationPlan, channels: Channels, *, verify: bool = False) -> None:
+    def __init__(
+        self,
+        plan: CommunicationPlan,
+        channels: Channels,
+        *,
+        verify: bool = False,
+        stall_timeout: float = 60.0,
+    ) -> None:
         if channels.ranks != plan.ranks or len(channels.groups) < plan.channels:
             raise TrainingError(
                 f"the plan needs {plan.ranks} ranks and {plan.channels} channels; there are {channels.ranks} and "
                 f"{len(channels.groups)}"
             )
         self.plan = plan
-        self._channels, self._verify = channels, verify
-        self._lock = threading.Lock()
+        self._channels, self._verify, self._stall_timeout = channels, verify, stall_timeout
+        self._lock = threading.Condition()
         self._queue = MotifQueue(plan.order)
         self._submitted: dict[tuple[str, int], _Submission] = {}
         self._counts = {op: -1 if op in plan.order.ahead else 0 for op in plan.collectives}
         self._error: BaseException | None = None
-        self._running = 0
+        self._running = 0  # pieces that are enqueued or under way
+        self._under_way = 0  # of them, on a channel now
         self._blocked_since: float | None = None
         self._blocked = 0.0
         self._work: list[SimpleQueue[Launch | None]] = [SimpleQueue() for _ in range(plan.channels)]
@@ -74,9 +86,7 @@ class Enforcer:
             found = _Submission(payload, len(self.plan.pieces[op]))
             self._submitted[op, self._counts[op]] = found
             self._counts[op] += 1
-            self._running += len(launches)
-            for launch in launches:
-                self._work[launch.channel].put(launch)
+            self._enqueue(launches)
             self._measure()
         return found.future
 
@@ -86,6 +96,22 @@ class Enforcer:
             self._measure()
             blocked, self._blocked = self._blocked, 0.0
             return blocked
+
+    def fail(self, error: BaseException) -> None:
+        """Let all collectives fail that are not done, once no channel runs a piece."""
+        with self._lock:
+            self._error = self._error or error
+        self._fail_all()
+
+    def drain(self, timeout: float = 60.0) -> None:
+        """Run what waits in the planned order, whatever is missing before it; before another plan takes over.
+
+        All ranks must have submitted the same collectives. Raises ``TrainingError`` after ``timeout`` seconds.
+        """
+        with self._lock:
+            self._enqueue(self._queue.flush())
+            if not self._lock.wait_for(lambda: not self._running, timeout):
+                raise TrainingError(f"{self._running} pieces were not done within {timeout:g} s")
 
     def close(self, timeout: float = 60.0) -> None:
         """Run what was enqueued, and end the threads.
@@ -97,12 +123,18 @@ class Enforcer:
             left = self._queue.pending
         for queue in self._work:
             queue.put(None)
+        end = time.monotonic() + timeout
         for thread in self._threads:
-            thread.join(timeout)
+            thread.join(max(end - time.monotonic(), 0.0))
         if any(thread.is_alive() for thread in self._threads):
             raise TrainingError(f"a channel did not end within {timeout:g} s")
         if left and self._error is None:
             raise TrainingError(f"{left} pieces wait for collectives that were never submitted")
+
+    def _enqueue(self, launches: list[Launch]) -> None:
+        self._running += len(launches)
+        for launch in launches:
+            self._work[launch.channel].put(launch)
 
     def _measure(self) -> None:
         now = time.monotonic()
@@ -111,15 +143,44 @@ class Enforcer:
         self._blocked_since = now if self._queue.pending and not self._running else None
 
     def _serve(self, channel: int) -> None:
-        while (launch := self._work[channel].get()) is not None:
+        stalled_since: float | None = None
+        while True:
+            try:
+                launch = self._work[channel].get(timeout=LOOK_EVERY)
+            except Empty:
+                stalled_since = self._watch(stalled_since)
+                continue
+            stalled_since = None
+            if launch is None:
+                return
             self._launch(channel, launch)
+
+    def _watch(self, since: float | None) -> float | None:
+        """Fail where pieces have waited for too long, with nothing under way; return since when they wait."""
+        with self._lock:
+            if not self._queue.pending or self._running or self._error is not None:
+                return None
+            iteration, number = self._queue.next
+        now = time.monotonic()
+        since = since if since is not None else now
+        if now - since > self._stall_timeout:
+            missing = sorted({op for (op, _), n in self.plan.order.numbers.items() if n == number})
+            self.fail(
+                TrainingError(
+                    f"{', '.join(missing)} of the plan's iteration {iteration} was not submitted within "
+                    f"{self._stall_timeout:g} s"
+                )
+            )
+        return since
 
     def _launch(self, channel: int, launch: Launch) -> None:
         key = (launch.op, launch.iteration)
         with self._lock:
-            found, error = self._submitted[key], self._error
+            found = self._submitted.get(key)
+            error = self._error
+            self._under_way += 1
         try:
-            if error is None:
+            if error is None and found is not None:
                 if self._verify:
                     self._channels.verify(channel, _label(launch))
                 self._channels.run(channel, self.plan.pieces[launch.op][launch.motif], found.payload)
@@ -127,21 +188,31 @@ class Enforcer:
             error = failed
         with self._lock:
             self._running -= 1
+            self._under_way -= 1
             if error is not None and self._error is None:
                 self._error = error
-            found.left -= 1
-            done = found.left == 0
-            if done:
-                del self._submitted[key]
+            done = False
+            if found is not None and self._error is None:
+                found.left -= 1
+                if done := found.left == 0:
+                    del self._submitted[key]
             self._measure()
-        if error is not None and not found.future.done():
-            _fail(found.future, error)
-        elif done and error is None:
+            self._lock.notify_all()
+        if done and found is not None:
             found.future.set_result(found.payload)
+        elif self._error is not None:
+            self._fail_all()
 
-
-def _fail(future: "torch.futures.Future[Payload]", error: BaseException) -> None:
-    future.set_exception(error)
+    def _fail_all(self) -> None:
+        """Fail what is not done, unless a channel still works on a tensor: its thread comes here afterwards."""
+        with self._lock:
+            if self._under_way or self._error is None:
+                return
+            failed, self._submitted = list(self._submitted.values()), {}
+            error = self._error
+            self._queue.flush()
+        for one in failed:
+            one.future.set_exception(error)
 
 
 def _label(launch: Launch) -> int:

@@ -1,14 +1,16 @@
 """From a recorded training and measured links to a plan: the whole search, as ranks and commands call it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from ebbflow.planners.communication.baselines import SYSTEMS, Comparison, Problem, System
 from ebbflow.planners.communication.costs import Choice, CostModel, options_of
-from ebbflow.planners.communication.dag import CommOp, Kind
+from ebbflow.planners.communication.dag import CommOp, Kind, TrainingDag
 from ebbflow.planners.communication.measured import MeasuredLinks, choice_of
+from ebbflow.planners.communication.order import LaunchOrder, MotifQueue
 from ebbflow.planners.communication.plan import CommunicationPlan, plan_of
 from ebbflow.planners.communication.recorded import RecordedTraining
 from ebbflow.planners.communication.search import Options
@@ -126,4 +128,81 @@ def search_plan(problem: Problem, *, version: int, system: System = "Syndicate")
         version=version,
         plain_seconds=plain.timeline.period,
     )
+    if not plan.order.ahead and stuck_at(problem.dag, plan.order):
+        submitted = [
+            (name, k, one.choice.channel)
+            for name, one in plan.collectives.items()
+            for k in range(len(plan.pieces[name]))
+        ]
+        plan = replace(plan, order=LaunchOrder.in_order(submitted))
     return PlanSearch(plan, plain, best)
+
+
+def stuck_at(dag: TrainingDag, order: LaunchOrder, iterations: int = 4) -> str:
+    """Return the block at which a training would wait for ever if it launched in this order; empty if nowhere.
+
+    A piece waits for those before it in the order. Where one of those belongs to a collective that the training
+    submits only after a block that waits for the piece, nothing moves any more.
+
+    Args:
+        dag: the training, as it submits and waits.
+        order: of its pieces.
+        iterations: that are gone through.
+    """
+    queue, launched = MotifQueue(order), dict.fromkeys(order.ops, 0)
+    names = {op.name for op in dag.comm}
+
+    def submit(op: str) -> None:
+        for one in queue.submit(op):
+            launched[one.op] += 1
+
+    last = dag.compute[-1].name
+    for iteration in range(iterations):
+        for op in dag.comm:
+            if any(e.after == op.name and e.before == last and e.lag == 1 for e in dag.dependencies):
+                submit(op.name)
+        for block in dag.compute:
+            for edge in dag.dependencies:
+                if edge.after == block.name and edge.before in names and iteration >= edge.lag:
+                    done = (iteration - edge.lag + 1) * order.ops.get(edge.before, 0)
+                    if launched.get(edge.before, 0) < done:
+                        return block.name
+            for op in dag.comm:
+                if any(
+                    e.before == block.name and e.after == op.name and e.lag == 0 for e in dag.dependencies
+                ):
+                    submit(op.name)
+    return ""
+
+
+class Bar(NamedTuple):
+    """Something that runs in an iteration: on ``compute`` or ``channel K``, times in s from its beginning."""
+
+    lane: str
+    name: str
+    start: float
+    end: float
+
+
+def bars_of(comparison: Comparison, dag: TrainingDag) -> tuple[Bar, ...]:
+    """Return what runs in an iteration of the steady state, from one iteration's last block to the next one's.
+
+    Args:
+        comparison: a system's plan and timeline.
+        dag: the training.
+    """
+    timeline, last = comparison.timeline, dag.compute[-1].name
+    ends = {node.iteration: end for node, end in timeline.ends.items() if node.op == last}
+    begin, end = ends[2], ends[3]
+    found = []
+    for node, start in timeline.starts.items():
+        stop = timeline.ends[node]
+        if stop <= begin or start >= end:
+            continue
+        low, high = max(start, begin) - begin, min(stop, end) - begin
+        if node.motif < 0:
+            found.append(Bar("compute", node.op, low, high))
+        else:
+            for channel in comparison.plan[node.op].motifs[node.motif].channels:
+                found.append(Bar(f"channel {channel}", node.op, low, high))
+    return tuple(sorted(found, key=lambda bar: (bar.lane != "compute", bar.lane, bar.start)))

@@ -3,7 +3,8 @@
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from ebbflow.infra.communication.all_to_all import Exchange, Submit
 from ebbflow.infra.communication.channels import Channels, OrderError
+from ebbflow.infra.communication.control import PlanningSettings
 from ebbflow.infra.communication.ddp_hook import PlannedReduction, register
 from ebbflow.infra.communication.enforcer import Enforcer
 from ebbflow.infra.communication.measuring import Sweep, measure
 from ebbflow.infra.communication.payloads import Exchanged, Payload, Summed
 from ebbflow.infra.communication.plain import PlainCollectives
+from ebbflow.infra.communication.planned import PlannedCommunication
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.communication.costs import Choice
 from ebbflow.planners.communication.measured import MeasuredLinks, fit_links
@@ -260,9 +263,155 @@ def measured_links(rank: int) -> None:
     channels.close()
 
 
+def elastic(
+    rank: int,
+    planned: bool,
+    settings: PlanningSettings,
+    *,
+    until: Callable[[list[dict[str, object]], PlannedCommunication], bool],
+    meddle: Callable[[int, PlannedCommunication], None] = lambda step, one: None,
+    steps: int = 50,
+    name: str = "",
+) -> tuple[list[Tensor], list[dict[str, object]]]:
+    """Train by DDP or by what is planned meanwhile; the planned one goes on until ``until``, ``steps`` at least."""
+    ranks, told = dist.get_world_size(), list[dict[str, object]]()
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    one = PlannedCommunication.start(settings, told.append, timeout=6.0, store=store) if planned else None
+    model = torch.nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=0.001)  # type: ignore[no-untyped-call]
+    if one is not None:
+        register(model, PlannedReduction(one.submit, ranks))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    drawn = torch.Generator().manual_seed(rank)
+    losses: list[Tensor] = []
+    step, ended = 0, time.monotonic() + 60
+    while True:
+        if one is not None:
+            one.begin()
+        loss = model(torch.randn(8, 9, generator=drawn)).square().mean()
+        optimizer.zero_grad()
+        if one is not None:
+            one.forward_done()
+        loss.backward()
+        if one is not None:
+            one.reduced()
+            meddle(step, one)
+        enough = one is None or until(told, one) if rank == 0 else False
+        gradients = [p.grad for p in model.parameters()]
+        finite = all(bool(g.isfinite().all()) for g in gradients if g is not None)
+        said = [*(one.votes() if one else []), float(enough), float(not finite)]
+        summed = torch.tensor(said, dtype=torch.float64)
+        dist.all_reduce(summed)
+        if one is not None:
+            one.settle(summed[: one.width].tolist())
+        if summed[-1] == 0:
+            optimizer.step()
+        step += 1
+        losses.append(loss.detach())
+        if step >= steps and summed[-2] > 0:
+            break
+        assert time.monotonic() < ended, (told, one.switch.version if one else None)
+        if one is not None:
+            time.sleep(0.005)
+    if one is not None:
+        one.close()
+    given = (p.grad.clone() for p in model.parameters() if p.grad is not None)
+    return [torch.stack(losses), *given, *(p.detach() for p in model.parameters())], told
+
+
+ANY_PLAN = PlanningSettings(measure_seconds=0.5, search_seconds=0.2, min_gain=-1e9, max_slowdown=1e9)
+
+
+def committed_training(rank: int) -> None:
+    """A plan is found, committed and run by all ranks at once; loss, gradients and parameters are plain DDP's."""
+    changed: list[int] = []
+
+    def note(step: int, one: PlannedCommunication) -> None:
+        if one.switch.version == 1:
+            changed.append(step)
+
+    got, told = elastic(rank, True, ANY_PLAN, until=lambda *_: len(changed) >= 50, meddle=note, name="a")
+    plain, _ = elastic(rank, False, ANY_PLAN, until=lambda *_: True, steps=len(got[0]))
+    everywhere: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, changed[0])
+    assert len(set(everywhere)) == 1, everywhere
+    for one, other in zip(plain, got, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    if rank == 0:
+        assert [said["state"] for said in told] == ["committed", "plan"], told
+        assert told[0]["bars"]
+        assert set(told[0]["choices"]) == {"bucket/0", "bucket/1"}  # type: ignore[call-overload]
+    else:
+        assert told == []
+
+
+def worthless_plan(rank: int) -> None:
+    """No plan saves as much as is asked for: plain collectives stay, with the reason."""
+    settings = replace(ANY_PLAN, min_gain=0.999)
+    _, told = elastic(rank, True, settings, until=lambda told, one: bool(told), name="b")
+    if rank == 0:
+        assert [said["state"] for said in told] == ["ddp"]
+        assert "less than 99.9%" in str(told[0]["reason"])
+
+
+def slower_plan(rank: int) -> None:
+    """A plan whose iterations turn out longer than plain ones is dropped on all ranks."""
+
+    def slow(step: int, one: PlannedCommunication) -> None:
+        time.sleep(0.02 if one.switch.version else 0.0)
+
+    settings = replace(ANY_PLAN, max_slowdown=0.05)
+    _, told = elastic(
+        rank, True, settings, until=lambda told, one: one.switch.returned, meddle=slow, name="c"
+    )
+    if rank == 0:
+        assert [said["state"] for said in told] == ["committed", "plan", "ddp"]
+        assert "ms with the plan" in str(told[-1]["reason"])
+
+
+def broken_channel(rank: int) -> None:
+    """A channel breaks on one rank in the middle of a plan: that step is dropped, and all go on without the plan."""
+    broken: list[int] = []
+
+    def breaking(step: int, one: PlannedCommunication) -> None:
+        if one.switch.version == 1 and rank == 1 and not broken:
+            broken.append(step)
+
+            def run(*given: object) -> None:
+                raise RuntimeError("the cable was pulled")
+
+            one._channels.run = run  # type: ignore[method-assign]
+
+    _, told = elastic(
+        rank,
+        True,
+        ANY_PLAN,
+        until=lambda told, one: one.switch.returned and told[-1]["state"] == "ddp",
+        meddle=breaking,
+        name="d",
+    )
+    if rank == 0:
+        assert [said["state"] for said in told] == ["committed", "plan", "ddp"]
+        assert "the cable was pulled" in str(told[-1]["reason"]) or "imed out" in str(told[-1]["reason"]), told
+
+
+def changing_collectives(rank: int) -> None:
+    """Iterations that submit now this, now that cannot be planned: plain collectives stay, with the reason."""
+
+    def extra(step: int, one: PlannedCommunication) -> None:
+        one.submit(f"extra/{step % 5}", Summed(torch.ones(step % 7 + 1))).wait()
+
+    _, told = elastic(rank, True, ANY_PLAN, until=lambda told, one: bool(told), meddle=extra, name="e")
+    if rank == 0:
+        assert "must submit the same collectives" in str(told[-1]["reason"])
+
+
 PARTS = {
     one.__name__: one
     for one in (every_option, any_order, wrong_order, same_training, exchanged_gradients, measured_links)
+}
+CONTROLLED = {
+    one.__name__: one
+    for one in (committed_training, worthless_plan, slower_plan, broken_channel, changing_collectives)
 }
 
 if __name__ == "__main__":
@@ -270,7 +419,7 @@ if __name__ == "__main__":
 
     def _all(rank: int) -> None:
         for name in sys.argv[2:]:
-            PARTS[name](rank)
+            (PARTS | CONTROLLED)[name](rank)
 
     fork_world(_all, int(sys.argv[1]))
     print("done")

@@ -5,7 +5,7 @@ import torch
 
 from ebbflow.infra.communication.payloads import Exchanged, Summed
 from ebbflow.infra.errors import TrainingError
-from tests.infra.communication.ranks import PARTS
+from tests.infra.communication.ranks import CONTROLLED, PARTS
 from tests.infra.training.worlds import run_module
 
 
@@ -16,6 +16,11 @@ def test_planned_communication_is_the_plain_one(ranks: int) -> None:
 
 def test_every_option_among_eight_ranks() -> None:
     assert run_module("tests.infra.communication.ranks", "8", "every_option") == "done\n"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_training_gets_its_plan_or_plain_collectives_with_a_reason(ranks: int) -> None:
+    assert run_module("tests.infra.communication.ranks", str(ranks), *CONTROLLED) == "done\n"
 
 
 def test_payloads_that_are_none_are_refused() -> None:
