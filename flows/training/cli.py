@@ -50,7 +50,9 @@ _GPUS, _CHECKPOINTS, _FAILURES, _RUN, _OUTPUT = (
     "Output",
 )
 PANELS = {
-    **dict.fromkeys(("nodes", "min_gpus", "max_gpus", "cpus_per_slot", "adaptive", "price"), _GPUS),
+    **dict.fromkeys(
+        ("nodes", "min_gpus", "max_gpus", "cpus_per_slot", "adaptive", "price", "communication"), _GPUS
+    ),
     **dict.fromkeys(("name", "run_id", "runs_dir", "resume", "restart", "runner"), _RUN),
     **dict.fromkeys(
         (

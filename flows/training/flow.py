@@ -69,6 +69,7 @@ def train(
     max_gpus: int | None = None,
     runs_dir: str | None = None,
     adaptive: bool = True,
+    communication: Literal["ddp", "planned"] = "ddp",
     checkpoint_interval: float | None = None,
     keep_checkpoints: int = 2,
     partial_checkpoint_interval: int = 0,
@@ -112,6 +113,8 @@ def train(
         max_gpus: maximum number of GPUs; all GPUs of the nodes by default.
         runs_dir: directory of all runs, local or ``s3://``, or the block ``ebbflow-storage/NAME``.
         adaptive: whether the batch size follows the goodput.
+        communication: ``ddp`` leaves the exchange of gradients to PyTorch; ``planned`` searches an order and a cut
+            for each collective while the run trains, and falls back to ``ddp``.
         checkpoint_interval: seconds between two full checkpoints; from the measured costs and the interruption rate
             by default.
         keep_checkpoints: number of full checkpoints to keep.

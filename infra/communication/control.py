@@ -32,6 +32,7 @@ from ebbflow.planners.communication.recorded import RankProfile, RecordedTrainin
 from ebbflow.planners.communication.replanning import ReplanRule, ReplanWatch
 from ebbflow.planners.errors import OptionError
 
+MOST_BARS = 400  # of a timeline that is reported
 POLL = 0.1  # s between two looks at the store
 UNEXPLAINED = (
     5.0  # s after which a return to plain collectives is reported without the reason of the rank that asked
@@ -309,7 +310,7 @@ class ControlPlane:
                 "plain_seconds": answer.plan.plain_seconds,
                 "measured_seconds": recorded.seconds,
                 "choices": {name: one.choice.name for name, one in answer.plan.collectives.items()},
-                "bars": answer.bars,
+                "bars": {name: _readable(bars) for name, bars in answer.bars.items()},
             }
         )
 
@@ -341,3 +342,9 @@ class ControlPlane:
 
     def _put(self, name: str, value: dict[str, Any]) -> None:
         self._store.set(name, json.dumps(value))
+
+
+def _readable(bars: list[list[Any]]) -> list[list[Any]]:
+    """Return the longest bars of a timeline, to the microsecond."""
+    kept = sorted(bars, key=lambda bar: bar[2] - bar[3])[:MOST_BARS]
+    return sorted([lane, name, round(start, 6), round(end, 6)] for lane, name, start, end in kept)

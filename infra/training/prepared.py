@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ebbflow.infra.communication.planned import PlannedCommunication
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.gradients.noise import GradientMeter
 from ebbflow.infra.training.gradients.tuner import BatchTuner
@@ -79,6 +80,7 @@ class PreparedTraining:
     clip_norm: float | None
     extra: Mapping[str, Any]
     progress: Progress
+    communication: PlannedCommunication | None = None
 
     def run_state(self) -> dict[str, Any]:
         """Return the small part of a checkpoint: where the run is and what it has measured."""
@@ -105,6 +107,11 @@ class PreparedTraining:
             "run": self.run_state(),
             "extra": self.extra_state(),
         }
+
+    def close(self, timeout: float) -> None:
+        """End what runs beside the training, within ``timeout`` seconds."""
+        if self.communication is not None:
+            self.communication.close(timeout)
 
     def load(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state, but for the model's, which is in place before DDP is."""
@@ -136,6 +143,7 @@ def prepare(
     options: Options,
     settings: RunSettings,
     state: dict[str, Any] | None,
+    communication: PlannedCommunication | None = None,
 ) -> PreparedTraining:
     """Put everything together; see ``ElasticRun.prepare``. ``state`` is a checkpoint's, if there is one.
 
@@ -171,7 +179,9 @@ def prepare(
         optimizer=optimizer,
         limits=limits,
         adaptive=adaptive,
-        meter=GradientMeter(called, optimizer, limits.initial),
+        meter=GradientMeter(
+            called, optimizer, limits.initial, submit=communication.submit if communication else None
+        ),
         tuner=BatchTuner(limits, adaptive=adaptive, every=settings.retune_every),
         rule=rule_for(options.learning_rate_rule, optimizer, options.warm_up),
         schedule=schedule,
@@ -179,6 +189,7 @@ def prepare(
         clip_norm=options.clip_norm,
         extra=options.state,
         progress=Progress(limits.initial),
+        communication=communication,
     )
     if state is not None:
         made.load(state)

@@ -32,6 +32,7 @@ from ebbflow.infra.training.ending import ProcessExit
 from ebbflow.infra.training.feeding import Feed
 from ebbflow.infra.training.metrics import Rates, RunStatistics
 from ebbflow.infra.training.prepared import OptimizerFactory, Options, Precision, PreparedTraining, prepare
+from ebbflow.infra.training.process.communication import Communication, plan_communication, settings_of
 from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.process.leaving import RunStopped
 from ebbflow.infra.training.process.world import peer_lost
@@ -122,6 +123,7 @@ class ElasticRun:
         clip_norm: float | None = None,
         state: Mapping[str, Any] | None = None,
         ddp: Mapping[str, Any] | None = None,
+        communication: Communication | None = None,
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         """Return the model to call and the optimizer, restored from the newest checkpoint; once in a run.
 
@@ -142,6 +144,8 @@ class ElasticRun:
             clip_norm: largest norm of the gradient.
             state: more that checkpoints keep, by name: things with ``state_dict`` and ``load_state_dict``.
             ddp: options of ``DistributedDataParallel``, whose buckets have 8 MiB on CPU cores.
+            communication: ``"planned"`` exchanges gradients by a plan that is searched while the run trains,
+                ``"ddp"`` leaves that to DDP; the launcher's choice unless given. ``PlanningSettings`` say how.
 
         Raises:
             OptionError: options that contradict each other, or a batch that so many processes cannot share.
@@ -166,7 +170,9 @@ class ElasticRun:
             "scheduler_unit": scheduler_unit if scheduler is not None else None,
             "precision": precision,
             "clip_norm": clip_norm,
+            "communication": str(communication or self.settings.communication),
         }
+        planning = settings_of(communication or self.settings.communication)
         self.world.check_same(asked)
         options = Options(
             batch_size, max_batch_size, min_local, max_local, learning_rate_rule, warm_up, scheduler,
@@ -178,7 +184,14 @@ class ElasticRun:
         self._report_damage(chosen)
         check_not_lost(chosen, self.settings.restart or self.settings.preflight_steps > 0)
         state = load(chosen, self._saver.folder, model)
-        made = prepare(self.world, model, optimizer, options, self.settings, state)
+        planned = plan_communication(
+            self.world,
+            model,
+            None if self.settings.preflight_steps else planning,
+            self.settings.collective_timeout,
+            lambda said: self._link.post("communication", self._done + self._began_at, said),
+        )
+        made = prepare(self.world, model, optimizer, options, self.settings, state, planned)
         if chosen.found is not None:
             self._saver.took_over(chosen.found, chosen.taken_from)
         self._running.begin(made, chosen.running)
@@ -284,7 +297,7 @@ class ElasticRun:
     @property
     def _done(self) -> int:
         """Return the steps that this process has taken part in."""
-        return self._ready()[0].progress.step - self._began_at
+        return self._prepared.progress.step - self._began_at if self._prepared is not None else 0
 
     def _account(self, prepared: PreparedTraining, stepper: Stepper) -> None:
         last = stepper.last
@@ -358,6 +371,8 @@ class ElasticRun:
         """Stop listening and free the run. May be called twice."""
         if not self._closed:
             self._closed = True
+            if self._prepared is not None:
+                self._prepared.close(timeout)
             self._running.close(timeout)
             self._generation.close(timeout)
 

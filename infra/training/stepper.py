@@ -104,6 +104,8 @@ class Stepper:
             raise TrainingError(
                 f"each batch needs run.backward(loss) and then run.step(); {what} was not called"
             )
+        if self._prepared.communication is not None and not self._under_way:
+            self._prepared.communication.begin()
         self._open = _GradientPass(share, last, plan, time.perf_counter())
         if self._world.size > 1:
             # what no_sync() does: it has to hold while the model is called, not only in backward
@@ -127,8 +129,13 @@ class Stepper:
         weighted = loss * (now.share.weight * meter.loss_factor)
         self._loss += weighted.detach()
         self._under_way = True
+        planned = prepared.communication if now.last else None
+        if planned is not None:
+            planned.forward_done()
         with meter.micro_pass(last=now.last, weight=now.share.weight, loss_scale=scale):
             (prepared.scaler.scale(weighted) if prepared.scaler is not None else weighted).backward()
+        if planned is not None:
+            planned.reduced()
         now.backward = True
 
     def step(self, vote: tuple[bool, bool]) -> StepConsensus | None:
@@ -150,9 +157,14 @@ class Stepper:
         loss = float(self._loss) / prepared.meter.loss_factor
         values = [float(vote[0]), float(vote[0] and vote[1]), loss, *self._proposal(), *norms]
         values += [computed if rank == world.rank else 0.0 for rank in range(world.size)]
+        if (planned := prepared.communication) is not None:
+            values += planned.votes()
         asked = time.perf_counter()
         summed = world.sum(values)
         waited = time.perf_counter() - asked
+        ranks = _COMPUTE + world.size
+        if planned is not None:
+            planned.settle(summed[ranks:])
         statistics = prepared.meter.finish(summed[_NORMS], world.size, now.plan.count)
         if prepared.meter.finite:
             worth, factor = self._worth(now.plan.count, statistics)
@@ -164,7 +176,7 @@ class Stepper:
         self._under_way = False
         ended = time.perf_counter()
         step_s, sync_s = ended - now.begun, prepared.meter.sync_seconds + waited
-        compute = tuple(summed[_COMPUTE:])
+        compute = tuple(summed[_COMPUTE:ranks])
         self.last = self._described(now.plan, summed[_LOSS], worth, factor, step_s, sync_s, compute)
         self._observe(now.plan, step_s, sync_s, statistics)
         retuned = summed[_BATCH] > 0
@@ -175,6 +187,8 @@ class Stepper:
     def abandon(self) -> None:
         """Forget the passes of a step that will not be finished."""
         self._open = None
+        if self._prepared.communication is not None:
+            self._prepared.communication.abandon()
         if self._under_way:
             self._prepared.meter.discard()
             self._prepared.optimizer.zero_grad()

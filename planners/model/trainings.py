@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal, Self
 
 PreflightChoice = Literal["auto", "always", "never"]  # whether a short trial comes first
+CommunicationChoice = Literal["ddp", "planned"]  # who orders and cuts the exchange of gradients
 RetryChoice = Literal["by-class", "blind"]  # of a failure, or three whatever it was
 
 
@@ -32,6 +33,7 @@ class RunSettings:
     )
     spill_dir: str = ""  # folder for what the run's own cannot take; "": of the node's own disk
     saved_step: int = -1  # newest step that the run's journal has as saved; -1: none
+    communication: CommunicationChoice = "ddp"  # unless the script says otherwise
     restart: bool = False  # whether a run all of whose checkpoints are damaged begins again
 
     def keeping(self, earlier: "RunSettings") -> "RunSettings":

@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ebbflow.tasks.drawing.charts import lines_svg
+from ebbflow.tasks.drawing.iterations import iterations_svg
 from ebbflow.tasks.drawing.wording import number_text, plural, printable, seconds_text, shorten
 from ebbflow.tasks.report.files import write_reports
 from ebbflow.tasks.report.query import page
@@ -86,6 +87,14 @@ def _pictures(report: TrainingReport) -> list[tuple[str, Callable[[float], str]]
         n: [(m.at, m.value) for m in report.metrics if m.name == n and m.value is not None] for n in names
     }
     draw("metrics", "What the script reported", "", metrics)
+    if report.exchanges:
+        plan = report.exchanges[-1]
+        shown = {
+            "without the plan (predicted)": plan.before,
+            f"with plan {plan.version} (predicted)": plan.after,
+        }
+        title = "An iteration: what computes, and what each channel carries"
+        found.append(("communication", lambda width: iterations_svg(title, shown, width=width)))
     return found
 
 

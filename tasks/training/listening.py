@@ -102,6 +102,8 @@ def event_text(event: TrainingEvent) -> str:
         case "resumed":
             reached, saved = said.get("reached", -1), said.get("saved", -1)
             return f"the run had reached step {reached}; step {saved} was saved" if reached != saved else ""
+        case "communication":
+            return _communication_text(said)
         case "checkpoint":
             return f"no checkpoint: {said['error']}" if "error" in said else ""
         case "preflight":
@@ -110,3 +112,14 @@ def event_text(event: TrainingEvent) -> str:
             return f"continues without {', '.join(map(str, said.get('without', ())))}: they did not start"  # type: ignore[call-overload]
         case _:
             return ""
+
+
+def _communication_text(said: Mapping[str, object]) -> str:
+    """Return what became of planned communication, in words."""
+    if said.get("state") == "ddp":
+        return f"gradients are exchanged by DDP: {said.get('reason') or 'no plan'}"
+    seconds, plain = float(said.get("seconds", 0.0)), float(said.get("plain_seconds", 0.0))  # type: ignore[arg-type]
+    predicted = f"{seconds * 1e3:.3g} ms per iteration predicted, {plain * 1e3:.3g} ms without"
+    if said.get("state") == "committed":
+        return f"communication plan {said.get('version')} is accepted by all processes: {predicted}"
+    return f"gradients are exchanged by communication plan {said.get('version')}"

@@ -12,12 +12,14 @@ from ebbflow.infra.training.process.channel import Report
 from ebbflow.tasks.training.listening import TrainingListener, event_text
 from ebbflow.tasks.training.report import (
     CapacityPoint,
+    CommunicationBar,
     EventReport,
     FailureReport,
     GenerationReport,
     GoodputForecast,
     MetricReport,
     NodeShare,
+    PlannedExchange,
     PointReport,
     SpilledCheckpoint,
     TrainingReport,
@@ -25,7 +27,27 @@ from ebbflow.tasks.training.report import (
 )
 from ebbflow.tasks.training.request import TrainingRequest
 
+MOST_EXCHANGES = 10  # plans that are kept, the latest
 MOST_POINTS = 4000  # of a series; beyond it every other one is dropped
+
+
+def exchange(at: float, step: int, said: Mapping[str, Any]) -> PlannedExchange:
+    """Return the plan that a process reports as committed. Raises ``TypeError``, ``ValueError`` or ``KeyError``."""
+    bars = {
+        key: tuple(CommunicationBar(str(a), str(b), float(c), float(d)) for a, b, c, d in some)
+        for key, some in said["bars"].items()
+    }
+    return PlannedExchange(
+        at,
+        step,
+        int(said["version"]),
+        float(said["seconds"]),
+        float(said["plain_seconds"]),
+        float(said["measured_seconds"]),
+        {str(name): str(choice) for name, choice in said["choices"].items()},
+        bars.get("plain", ()),
+        bars.get("plan", ()),
+    )
 
 
 class RunRecorder:
@@ -39,6 +61,7 @@ class RunRecorder:
         self._every, self._skip = 1, 0
         self._metrics: list[MetricReport] = []
         self._events: list[EventReport] = []
+        self._exchanges: list[PlannedExchange] = []
         self._generations: list[GenerationReport] = []
         self._capacity: list[CapacityPoint] = []
         self._last_step_at: float | None = None
@@ -91,6 +114,12 @@ class RunRecorder:
                 self._reached = max(self._reached, int(content["reached"]))
                 if content["restarted"]:
                     self._saved = -1
+            elif report.kind == "communication":
+                if content.get("state") == "committed":
+                    self._exchanges = [
+                        *self._exchanges[1 - MOST_EXCHANGES :],
+                        exchange(at, report.step, content),
+                    ]
             elif report.kind in ("stopped", "finished"):
                 self._moved(at)
                 if content.get("saved"):
@@ -253,6 +282,7 @@ class RunRecorder:
                 saved_step=self._saved if self._saved >= 0 else None,
                 spilled=self._spilled,
                 unusable=tuple(self._unusable),
+                exchanges=tuple(self._exchanges),
                 skipped_steps=last.skipped if last else 0,
                 checkpoints=self._checkpoints,
                 stall_seconds=self._stall,

@@ -170,6 +170,31 @@ class EventReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CommunicationBar:
+    """What runs in an iteration on ``compute`` or ``channel K``, s from its beginning."""
+
+    lane: str
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedExchange:
+    """A plan for the exchange of gradients that all processes of a generation have accepted."""
+
+    at: float
+    step: int  # at which it was committed
+    version: int
+    seconds: float  # predicted, of an iteration with it
+    plain_seconds: float  # the same without it
+    measured_seconds: float  # of the iterations that were profiled, without it
+    choices: dict[str, str] = field(default_factory=dict)  # collective -> algorithm/pieces@channel
+    before: tuple[CommunicationBar, ...] = ()
+    after: tuple[CommunicationBar, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CapacityPoint:
     """From ``at`` until the next entry."""
 
@@ -215,6 +240,7 @@ class TrainingReport:
     metrics: tuple[MetricReport, ...] = ()
     capacity: tuple[CapacityPoint, ...] = ()
     events: tuple[EventReport, ...] = ()
+    exchanges: tuple[PlannedExchange, ...] = ()  # plans of planned communication, the latest last
 
     @property
     def unsaved_steps(self) -> int:

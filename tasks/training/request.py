@@ -18,7 +18,7 @@ from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options
 from ebbflow.planners.model.options import option
-from ebbflow.planners.model.trainings import PreflightChoice, RetryChoice, RunSettings
+from ebbflow.planners.model.trainings import CommunicationChoice, PreflightChoice, RetryChoice, RunSettings
 from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.training.faults import FAULTS
 
@@ -84,6 +84,13 @@ class TrainingRequest:
         "Whether the batch size follows the goodput",
         unless="--adaptive",
         in_file="Whether the batch size follows the goodput",
+    )
+    communication: CommunicationChoice = option(
+        "ddp",
+        "Exchange of gradients: ddp is PyTorch's own; planned searches an order and a cut for each collective "
+        "while the run trains, and falls back to ddp",
+        unless="ddp",
+        metavar="CHOICE",
     )
     preflight: PreflightChoice = option("auto", "Preflight run before the training: auto, always or never")
     preflight_steps: int = option(20, "Steps of the preflight run", min=1, command=False)
@@ -239,6 +246,7 @@ class TrainingRequest:
             partial_checkpoint_interval=self.partial_checkpoint_interval,
             partial_checkpoint_fraction=self.partial_checkpoint_fraction,
             adaptive=self.adaptive,
+            communication=self.communication,
             collective_timeout=self.collective_timeout,
             final_save_timeout=self.final_save_timeout,
             spill_dir=self.spill_dir,

@@ -26,6 +26,7 @@ ReportKind = Literal[
     "saving",  # a save that must not fail is under way; with an error: it is tried again
     "spilled",  # the run's directory could not take a checkpoint: it is elsewhere
     "damaged",  # checkpoints that cannot serve
+    "communication",  # what became of planned communication
 ]
 
 

@@ -14,6 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ebbflow.infra.communication.all_to_all import Submit
+from ebbflow.infra.communication.ddp_hook import bucket_name
+from ebbflow.infra.communication.payloads import Summed
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.gradients.preconditioner import AdamPreconditioner
 from ebbflow.infra.training.gradients.squares import LocalNorms, SquareSums
@@ -25,12 +28,19 @@ class RankSamples:
     """Each rank's gradient, over all its passes, as one sample; seen by a communication hook of ``module``.
 
     ``module`` is a ``DistributedDataParallel`` without a hook. Accumulation passes cost nothing.
+    ``submit`` sums buckets over all ranks in place of the module's process group.
     """
 
     pair = None
 
-    def __init__(self, module: Any, sums: SquareSums, preconditioner: AdamPreconditioner | None) -> None:
-        self._sums = sums
+    def __init__(
+        self,
+        module: Any,
+        sums: SquareSums,
+        preconditioner: AdamPreconditioner | None,
+        submit: Submit | None = None,
+    ) -> None:
+        self._sums, self._submit = sums, submit
         self._preconditioner = preconditioner
         self._buffers: list[tuple[Tensor, Tensor | None]] = []
         self._squares: list[Tensor] = []
@@ -38,7 +48,7 @@ class RankSamples:
         self._measured = True
         self._clock = _Clock()
         self._group = module.process_group
-        self._averages = _averages(module)
+        self._averages = submit is None and _averages(module)
         self.loss_factor = 1.0 if self._averages else 1.0 / self._group.size()
         module.register_comm_hook(self, _reduce)
 
@@ -90,9 +100,16 @@ class RankSamples:
             self._squares.append(self._sums.of([buffer], None if factors is None else [factors]))
         self._buffers.append((buffer, factors))
         self._clock.ready(buffer)
+        if self._submit is not None:
+            return self._submit(bucket_name(bucket.index()), Summed(buffer)).then(self._summed)
         operation = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
         work = dist.all_reduce(buffer, op=operation, group=self._group, async_op=True)
         return work.get_future().then(self._reduced)
+
+    def _summed(self, future: Any) -> Tensor:
+        found: Tensor = future.value().tensor
+        self._clock.reduced()
+        return found
 
     def _reduced(self, future: Any) -> Tensor:
         found: Tensor = future.value()[0]

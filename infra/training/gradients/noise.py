@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ebbflow.infra.communication.all_to_all import Submit
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.gradients.comm_hook import RankSamples
 from ebbflow.infra.training.gradients.pass_samples import PassSamples
@@ -40,7 +41,8 @@ class GradientMeter:
 
     ``model`` may be a ``DistributedDataParallel``, whose communication hook is then ours; several processes need it.
     ``initial`` is M0, the total batch in examples that the learning rate was made for. ``preconditioned`` None means:
-    where ``optimizer`` is Adam or AdamW.
+    where ``optimizer`` is Adam or AdamW. ``submit`` carries the gradients' buckets out, or DDP's own
+    process group.
 
     After the first 128 steps of a process one in ``every`` is measured, and weighs as much as ``every``; whether a
     gradient is finite is known of each.
@@ -60,6 +62,7 @@ class GradientMeter:
         preconditioned: bool | None = None,
         smoothing: float = SMOOTHING,
         every: int = EVERY,
+        submit: Submit | None = None,
     ) -> None:
         if initial < 1 or every < 1 or not 0 <= smoothing < 1:
             raise OptionError(
@@ -74,7 +77,7 @@ class GradientMeter:
         sums = SquareSums()
         self._samples: RankSamples | PassSamples
         if isinstance(model, DistributedDataParallel) and model.process_group.size() > 1:
-            self._samples = RankSamples(model, sums, self._preconditioner)
+            self._samples = RankSamples(model, sums, self._preconditioner, submit)
         else:
             trained = [p for p in model.parameters() if p.requires_grad]
             self._samples = PassSamples(trained, sums, self._preconditioner)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _HOPELESS = 20  # generations in a row without a step won, whatever is decided
 _POLL = 0.05  # seconds between polls
-_NOTED = ("checkpoint", "metrics", "skipped", "spilled", "damaged")
+_NOTED = ("checkpoint", "metrics", "skipped", "spilled", "damaged", "communication")
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +214,8 @@ class Loop:
         if report.kind == "damaged" and report.content.get("restarted"):
             self._record.restart()
         if report.kind in _NOTED or (report.kind == "saving" and report.content):
-            self._record.note(report.kind, **{**report.content, "step": report.step, "rank": report.rank})
+            content = {name: value for name, value in report.content.items() if name != "bars"}
+            self._record.note(report.kind, **{**content, "step": report.step, "rank": report.rank})
         if self._on_report is not None:
             self._on_report(report)
 

@@ -391,7 +391,9 @@ def broken_channel(rank: int) -> None:
     )
     if rank == 0:
         assert [said["state"] for said in told] == ["committed", "plan", "ddp"]
-        assert "the cable was pulled" in str(told[-1]["reason"]) or "imed out" in str(told[-1]["reason"]), told
+        assert "the cable was pulled" in str(told[-1]["reason"]) or "imed out" in str(told[-1]["reason"]), (
+            told
+        )
 
 
 def changing_collectives(rank: int) -> None:

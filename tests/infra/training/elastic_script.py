@@ -8,6 +8,7 @@ import time
 import torch
 from torch import nn
 
+from ebbflow.infra.communication.control import PlanningSettings
 from ebbflow.infra.training import ElasticRun
 
 CASE = json.loads(os.environ["CASE"])
@@ -51,12 +52,17 @@ def main() -> None:
             max_local=CASE.get("max_local"),
             scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.99),
             state={"counter": counter},
+            communication=PlanningSettings(**CASE["planning"]) if CASE.get("planning") else None,
+            ddp={"bucket_cap_mb": 0.0001} if CASE.get("planning") else None,
         )
         restored = counter.steps
         for _ in run.epochs(CASE.get("epochs", 3)):
             for a, b, index in run.batches((x, y, torch.arange(len(x)))):
                 step = run.progress.step
                 misbehave(step)
+                planned = run._prepared.communication if run._prepared is not None else None
+                if planned is not None and planned.switch.version == 0:
+                    time.sleep(CASE.get("pause_unplanned", 0.0))
                 if run.share.weight:
                     seen = {"step": step, "turn": run.progress.cursor.turn, "seen": index.tolist()}
                     log.write(json.dumps(seen) + "\n")

@@ -178,3 +178,34 @@ def test_a_run_keeps_its_report_and_whoever_asked_for_files_writes_them(script: 
     data.mkdir()
     with pytest.raises(ReportError):
         deliver(report, request)
+
+
+def test_a_plan_for_the_exchange_of_gradients_is_drawn_before_and_after(script: str) -> None:
+    committed = {
+        "state": "committed", "version": 1, "activate_at": 30, "seconds": 0.04, "plain_seconds": 0.05,
+        "measured_seconds": 0.052, "choices": {"bucket/0": "ring/2@1", "bucket/1": "whole/1@0"},
+        "bars": {
+            "plain": [["channel 0", "bucket/0", 0.01, 0.05], ["compute", "forward <x>", 0.0, 0.02]],
+            "plan": [["channel 1", "bucket/0", 0.01, 0.03], ["compute", "forward <x>", 0.0, 0.02]],
+        },
+    }  # fmt: skip
+    events = [committed, {"state": "plan", "version": 1}, {"state": "ddp", "reason": "rank 1: a cable"}]
+    request = TrainingRequest(script, runs_dir=str(Path(script).parent / "runs"), run_id="r")
+    book = RunRecorder(request, ScriptedClock(), NullTrainingListener())
+    for number, content in enumerate(events, 1):
+        book.record_report(Report("communication", 0, 0.0, 21, content))
+        book.event(TrainingEvent(number, 0.0, "communication", 1, content))
+    report = book.report(TrainingStatus("finished", 1, {}, 40, ""))
+    (plan,) = report.exchanges
+    assert (plan.step, plan.version, plan.choices["bucket/0"]) == (21, 1, "ring/2@1")
+    assert [event.text for event in report.events] == [
+        "communication plan 1 is accepted by all processes: 40 ms per iteration predicted, 50 ms without",
+        "gradients are exchanged by communication plan 1",
+        "gradients are exchanged by DDP: rank 1: a cable",
+    ]
+    assert TrainingReport.from_json(report.to_json()) == report
+    page = training_html(report)
+    assert "without the plan (predicted): 50 ms" in page
+    assert "with plan 1 (predicted): 30 ms" in page
+    assert "forward &lt;x&gt;" in page
+    assert "ring/2@1" in page

@@ -1,0 +1,73 @@
+"""Whether a generation's communication is planned, and why not."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ebbflow.infra.communication.control import PlanningSettings
+from ebbflow.infra.communication.planned import PlannedCommunication
+from ebbflow.infra.training.process.world import World
+from ebbflow.planners.errors import OptionError
+
+log = logging.getLogger(__name__)
+
+Communication = str | PlanningSettings
+"""``ddp``, ``planned``, or how it is planned."""
+
+
+def settings_of(asked: Communication) -> PlanningSettings | None:
+    """Return how communication is planned; ``None`` where it is not. Raises ``OptionError`` for an unknown choice."""
+    if isinstance(asked, PlanningSettings):
+        return asked
+    if asked not in ("ddp", "planned"):
+        raise OptionError(f"communication must be ddp, planned or PlanningSettings(...); got {asked!r}")
+    return PlanningSettings() if asked == "planned" else None
+
+
+def plan_communication(
+    world: World,
+    model: torch.nn.Module,
+    settings: PlanningSettings | None,
+    timeout: float,
+    report: Callable[[dict[str, Any]], None],
+) -> PlannedCommunication | None:
+    """Begin to plan; ``None`` where DDP's own communication stays, whose reason is reported. Collective.
+
+    Args:
+        world: processes of the generation.
+        model: as the script made it.
+        settings: of planning; ``None``: nobody asks for it.
+        timeout: s after which a collective that hangs is an error.
+        report: takes what became of it, in any thread.
+    """
+    if settings is None:
+        return None
+    reason = _obstacle(world, model)
+    if not reason:
+        made = None
+        try:
+            made = PlannedCommunication.start(settings, report, timeout=timeout)
+        except RuntimeError as error:
+            reason = f"channels could not be made: {error}"
+        if world.sum([float(made is None)])[0] == 0:
+            return made
+        if made is not None:
+            made.close()
+        reason = reason or "channels could not be made in another process"
+    log.info("communication is not planned: %s", reason)
+    if world.rank == 0:
+        report({"state": "ddp", "reason": reason})
+    return None
+
+
+def _obstacle(world: World, model: torch.nn.Module) -> str:
+    """Return why communication cannot be planned; the same on all processes."""
+    if world.size == 1:
+        return "a single process communicates with no other"
+    if any(hasattr(one, "device_mesh") for one in model.parameters()):
+        return "the model's parameters are sharded: their collectives are not DDP's gradient buckets"
+    if world.device.type != "cpu":
+        return f"gradients are on {world.device.type} devices; plans carry CPU tensors over gloo"
+    return ""

@@ -1,0 +1,77 @@
+"""Runs of real processes whose communication is planned: the same training, whatever happens to processes."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_server import RankServer, rank_server
+from test_elastic_run_processes import Launch
+
+from ebbflow.planners.model.trainings import RunSettings
+
+pytestmark = pytest.mark.processes
+
+PLANNING = {"measure_seconds": 0.3, "search_seconds": 0.2, "min_gain": -1e9, "max_slowdown": 1e9}
+CASE: dict[str, Any] = {"batch": 12, "epochs": 48, "pause_unplanned": 0.12, "planning": PLANNING}  # over 400 steps
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
+    with rank_server(tmp_path_factory.mktemp("ranks")) as found:
+        yield found
+
+
+@pytest.fixture
+def launch(server: RankServer, tmp_path: Path) -> Launch:
+    return Launch(server, tmp_path)
+
+
+def states(launch: Launch) -> list[str]:
+    return [str(report.content["state"]) for report in launch.said("communication")]
+
+
+def test_a_planned_run_is_the_plain_one_with_a_process_killed_under_a_plan(
+    launch: Launch, server: RankServer, tmp_path: Path
+) -> None:
+    (tmp_path / "plain").mkdir()
+    plain = Launch(server, tmp_path / "plain")
+    assert plain.run(2, **CASE | {"planning": None}) == [0, 0]
+    exits = launch.run(3, **CASE, at={"kill": [150, 2]})
+    assert sorted(map(str, exits)) == ["-9", "75", "75"]
+    assert states(launch)[:2] == ["committed", "plan"], launch.said("communication")
+    committed, running = launch.said("communication")[:2]
+    assert set(committed.content["choices"]) >= {"bucket/0", "bucket/1"}
+    assert {lane for lane, *_ in committed.content["bars"]["plan"]} >= {"compute", "channel 0"}
+    assert 20 < running.step <= 150
+    assert [report.step for report in launch.said("stopped") if report.content["saved"]] == [150]
+    assert launch.run(2, **CASE) == [0, 0]
+    assert states(launch)[0] == "committed", "a generation gets a plan of its own"
+    got, want = launch.log(), plain.log()
+    assert sorted(got.losses) == sorted(want.losses) == list(range(len(want.losses)))
+    for step, losses in want.losses.items():
+        np.testing.assert_allclose(got.losses[step], losses[0], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(got.end["weights"], want.end["weights"], rtol=1e-3, atol=1e-4)
+    assert got.end["lr"] == pytest.approx(want.end["lr"])
+    assert got.end["gained"] == pytest.approx(want.end["gained"])
+
+
+def test_what_cannot_be_planned_says_why_and_trains(launch: Launch) -> None:
+    settings = RunSettings(communication="planned")
+    assert launch.run(1, settings) == [0]
+    (said,) = launch.said("communication")
+    assert said.content == {"state": "ddp", "reason": "a single process communicates with no other"}
+    assert math.isfinite(launch.log().end["gained"])
+
+
+def test_a_preflight_is_not_planned(launch: Launch) -> None:
+    assert launch.run(2, RunSettings(communication="planned", preflight_steps=3)) == [0, 0]
+    assert not launch.said("communication")
+
+
+def test_an_unknown_way_to_communicate_is_refused(launch: Launch) -> None:
+    ranks = launch.start(1, RunSettings(communication="telepathy"))  # type: ignore[arg-type]
+    assert launch.wait(ranks) == [1]
+    assert "communication must be ddp, planned or PlanningSettings(...); got 'telepathy'" in ranks[0].said
