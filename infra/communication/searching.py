@@ -1,6 +1,6 @@
 """The search for a plan in a process of its own: it must not take the training's interpreter.
 
-``python -m ebbflow.infra.communication.searching`` reads a request from standard input and writes its answer to
+``python -P -m ebbflow.infra.communication.searching`` reads a request from standard input and writes its answer to
 standard output, both JSON.
 """
 
@@ -76,13 +76,15 @@ class BackgroundSearch:
 
     Args:
         request: what is searched.
+
+    Raises ``TrainingError`` where the process cannot be started.
     """
 
     def __init__(self, request: SearchRequest) -> None:
         self._end = time.monotonic() + request.seconds + START_SECONDS
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "MKL_"))}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ebbflow.infra.communication.searching"],
+            [sys.executable, "-P", "-m", "ebbflow.infra.communication.searching"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -15,7 +15,12 @@ from ebbflow.planners.model.trainings import RunSettings
 pytestmark = pytest.mark.processes
 
 PLANNING = {"measure_seconds": 0.3, "search_seconds": 0.2, "min_gain": -1e9, "max_slowdown": 1e9}
-CASE: dict[str, Any] = {"batch": 12, "epochs": 48, "pause_unplanned": 0.12, "planning": PLANNING}  # over 400 steps
+CASE: dict[str, Any] = {
+    "batch": 12,
+    "epochs": 48,
+    "pause_unplanned": 0.12,
+    "planning": PLANNING,
+}  # over 400 steps
 
 
 @pytest.fixture(scope="module")
