@@ -115,7 +115,7 @@ class Nodes:
         """Return whether a run may continue with ``placement`` alone."""
         return sum(placement.values()) >= max(self._least, 1)
 
-    def trial(self, ranks: int, spread: int) -> Placement:
+    def preflight(self, ranks: int, spread: int) -> Placement:
         """Return where a preflight of ``ranks`` ranks runs, on ``spread`` nodes where there are as many."""
         with self._lock:
             names = list(self._nodes)[: max(spread, 1)]

@@ -50,7 +50,7 @@ class Driver:
         if not settled:
             return
         if self._supervisor.in_preflight:
-            self._cut_trial_short(status)
+            self._cut_preflight_short(status)
             return
         wanted = self._supervisor.wanted()
         if wanted is None:
@@ -61,8 +61,8 @@ class Driver:
             self._asked = wanted
             self._trainer.resize(wanted, self._nodes.deadline(wanted))
 
-    def _cut_trial_short(self, status: TrainingStatus) -> None:
-        """End a trial some of whose nodes are to be left; what it has shown by then has to do."""
+    def _cut_preflight_short(self, status: TrainingStatus) -> None:
+        """End a preflight run some of whose nodes are to be left; what it has shown by then has to do."""
         there = self._nodes.there()
         if status.state == "running" and any(there.get(n, 0) < k for n, k in status.placement.items()):
             self._trainer.end_generation(status.generation, "its nodes are to be left")

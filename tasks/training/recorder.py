@@ -132,7 +132,7 @@ class RunRecorder:
 
     def _begun(self, step: int, content: Mapping[str, Any]) -> None:
         self._lose(step)
-        if all(g.canary for g in self._generations):
+        if all(g.preflight for g in self._generations):
             self._first = step
         if content.get("restored") is not None:
             self._is_saved(step)
@@ -197,7 +197,7 @@ class RunRecorder:
         self._listener.event(found)
 
     def ended(
-        self, end: GenerationEnd, failure: FailureReport | None, decision: str, *, canary: bool = False
+        self, end: GenerationEnd, failure: FailureReport | None, decision: str, *, preflight: bool = False
     ) -> None:
         """Take in the end of a generation, a preflight's or the run's own, and what followed."""
         with self._lock:
@@ -217,7 +217,7 @@ class RunRecorder:
                     gap_seconds=None if self._waiting else self._gap,
                     failure=failure,
                     decision=decision,
-                    canary=canary,
+                    preflight=preflight,
                 )
             )
             self._waiting, self._gap = True, None
@@ -226,7 +226,7 @@ class RunRecorder:
         """Count the steps that the last generation that made any lost; a preflight run's do not count."""
         for at in range(len(self._generations) - 1, -1, -1):
             before = self._generations[at]
-            if first >= 0 and before.first_step >= 0 and not before.canary:
+            if first >= 0 and before.first_step >= 0 and not before.preflight:
                 self._generations[at] = replace(
                     before, lost_steps=max(before.last_step - first, before.lost_steps)
                 )

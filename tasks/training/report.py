@@ -140,7 +140,7 @@ class GenerationReport:
     )
     failure: FailureReport | None = None
     decision: str = ""  # what followed
-    canary: bool = field(default=False, metadata={"former": "trial"})
+    preflight: bool = field(default=False, metadata={"former": "trial"})
 
     @property
     def gpus(self) -> int:

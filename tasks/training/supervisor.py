@@ -68,7 +68,7 @@ class Supervisor:
         if (preflight := self._preflight) is not None:
             gpus = f"{preflight.steps} steps on {preflight.ranks} GPUs"
             self._recorder.notify("preflight", f"preflight run of {gpus}: {self._plan.why}")
-            return self._trial()
+            return self._preflight_order()
         return self.wanted() or self._nodes.there(), self._settings
 
     def noticed(self, node: str) -> None:
@@ -77,7 +77,7 @@ class Supervisor:
         self._nodes.remove([node])
 
     def overdue(self, now: float) -> bool:
-        """Return whether a trial is over its limit ``now`` (s after the run's start), which is to be ended for it."""
+        """Return whether a preflight run is over its limit ``now`` (s after the run's start) and to be ended."""
         preflight = self._preflight
         if preflight is None or now <= preflight.limit:
             return False
@@ -89,11 +89,11 @@ class Supervisor:
     def __call__(self, end: GenerationEnd) -> Continue | Halt:
         """Return what follows ``end``."""
         self._record_end(end)
-        failure, trial = self._why(end), self.in_preflight
+        failure, preflight = self._why(end), self.in_preflight
         self._learn(end, failure)
         decision = self._decide(end, failure)
         self._saved = max(self._saved, end.saved_step)
-        self._recorder.ended(end, self._described(failure), decision.reason, canary=trial)
+        self._recorder.ended(end, self._described(failure), decision.reason, preflight=preflight)
         taken = failure is None or failure.failure_class is FailureClass.SCHEDULER  # which other events say
         if failure is not None and not taken and failure.line not in decision.reason:
             self._recorder.notify("failure", f"{failure}", node=failure.node)
@@ -122,7 +122,7 @@ class Supervisor:
         if end.kind == "finished":
             return Halt("finished", end.reason)
         if self._preflight is not None:
-            return self._after_trial(end, failure)
+            return self._after_preflight(end, failure)
         if failure is None:
             return self._continue(end, "")
         attempt = self._attempt(end, failure)
@@ -153,12 +153,12 @@ class Supervisor:
 
     # --- the preflight ---------------------------------------------------------------------------------------
 
-    def _trial(self) -> tuple[dict[str, int], RunSettings]:
+    def _preflight_order(self) -> tuple[dict[str, int], RunSettings]:
         assert self._preflight is not None
-        placement = self._nodes.trial(self._preflight.ranks, self._preflight.nodes)
+        placement = self._nodes.preflight(self._preflight.ranks, self._preflight.nodes)
         return placement, replace(self._settings, preflight_steps=self._preflight.steps)
 
-    def _after_trial(self, end: GenerationEnd, failure: Failure | None) -> Continue | Halt:
+    def _after_preflight(self, end: GenerationEnd, failure: Failure | None) -> Continue | Halt:
         if (
             failure is not None
             and failure.failure_class is FailureClass.SCHEDULER
@@ -166,7 +166,7 @@ class Supervisor:
         ):
             return self._again(f"{failure.reason} during the preflight run")
         if failure is not None and failure.failure_class is FailureClass.RESOURCE:
-            return self._smaller_trial(end, failure)
+            return self._smaller_preflight(end, failure)
         steps = max(end.last_step - max(end.first_step, 0), 0)
         if failure is not None and failure.failure_class is FailureClass.SCHEDULER:
             failure = None  # it was we who stopped it
@@ -180,7 +180,7 @@ class Supervisor:
             return Halt("failed", f"preflight: {said.reason}")
         return self._continue(replace(end, left={}), f"preflight: {said.outcome}, {said.reason}")
 
-    def _smaller_trial(self, end: GenerationEnd, failure: Failure) -> Continue | Halt:
+    def _smaller_preflight(self, end: GenerationEnd, failure: Failure) -> Continue | Halt:
         """Try again in another shape where that may help; the whole run keeps it."""
         self._history.append(self._attempt(end, failure))
         answer = self._plan.retries.decide(self._history, self._current_shape(), self._rng)
@@ -193,7 +193,7 @@ class Supervisor:
     def _again(self, reason: str) -> Continue | Halt:
         if not self._nodes.slots:
             return Halt("waiting", reason)
-        placement, settings = self._trial()
+        placement, settings = self._preflight_order()
         return Continue(placement, reason=reason, settings=settings)
 
     # --- why it ended -------------------------------------------------------------------------------------

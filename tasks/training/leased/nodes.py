@@ -160,7 +160,7 @@ class LeasedNodes(Nodes):
         """Return by when the first GPU that is in use and revoked must be free; ``None``: none is."""
         return min(self._lease_table.due(self._among()).values(), default=None)
 
-    def trial(self, ranks: int, spread: int) -> Placement:
+    def preflight(self, ranks: int, spread: int) -> Placement:
         """See ``Nodes``."""
         there = self.there()
         names = list(there)[: max(spread, 1)]

@@ -129,9 +129,9 @@ def test_more_memory_means_fewer_processes() -> None:
 
 
 def test_trials_are_spread() -> None:
-    assert Nodes({"a": 4, "b": 4}, 8).trial(2, 2) == {"a": 1, "b": 1}
-    assert Nodes({"a": 4}, 8).trial(2, 1) == {"a": 2}
-    assert Nodes({"a": 1}, 8).trial(1, 1) == {"a": 1}
+    assert Nodes({"a": 4, "b": 4}, 8).preflight(2, 2) == {"a": 1, "b": 1}
+    assert Nodes({"a": 4}, 8).preflight(2, 1) == {"a": 2}
+    assert Nodes({"a": 1}, 8).preflight(1, 1) == {"a": 1}
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.integers(1, 20), st.integers(1, 20))

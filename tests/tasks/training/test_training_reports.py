@@ -63,7 +63,7 @@ def test_reports_of_other_formats_are_refused(script: str) -> None:
 def test_a_report_of_format_1_is_read(script: str) -> None:
     report, _ = run(script, Act())
     text = json.dumps({**json.loads(report.to_json()), "format": 1})
-    for new, old in (("directory", "folder"), ("goodput_forecast", "outlook"), ("canary", "trial")):
+    for new, old in (("directory", "folder"), ("goodput_forecast", "outlook"), ("preflight", "trial")):
         assert f'"{new}":' in text
         text = text.replace(f'"{new}":', f'"{old}":')
     assert TrainingReport.from_json(text) == TrainingReport.from_json(report.to_json())

@@ -312,7 +312,7 @@ def test_a_trial_comes_first(world: World) -> None:
     world.loop.grant("t", ("a", 0), ("a", 1), ("b", 0))
     report = run.result(60.0)
     assert report.state == "finished"
-    assert [(g.canary, g.kind, g.gpus) for g in report.generations] == [
+    assert [(g.preflight, g.kind, g.gpus) for g in report.generations] == [
         (True, "preflight", 2),
         (False, "finished", 3),
     ]
@@ -328,7 +328,7 @@ def test_a_trial_whose_lease_is_called_back_is_cut_short(world: World) -> None:
     until(lambda: world.loop.ended(third), "end of the lease")
     world.stops[0].set()
     report = run.result(60.0)
-    assert [(g.canary, g.gpus) for g in report.generations] == [(True, 2), (False, 2)]
+    assert [(g.preflight, g.gpus) for g in report.generations] == [(True, 2), (False, 2)]
     world.check()
 
 

@@ -13,7 +13,7 @@ def test_a_trial_on_two_nodes_then_the_whole_gang(script: str) -> None:
     assert [launch[1].preflight_steps for launch in site.made.launches] == [20, 0]
     assert sum(site.made.launches[1][0].values()) == 6
     assert report.generations[0].kind == "preflight"
-    assert report.generations[0].canary
+    assert report.generations[0].preflight
     assert report.lost_steps == 0
 
 
