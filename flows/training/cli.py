@@ -172,7 +172,10 @@ def _run(request: TrainingRequest, *, prefect: bool, resume: bool) -> Any:
     from ebbflow.flows.runs.command import interruptible, quiet_prefect, start_temporary_server
     from ebbflow.flows.training.terminal import TrainingScreen
     from ebbflow.tasks.report.training import run_training
+    from ebbflow.tasks.training.run import check_new
 
+    if not resume:
+        check_new(request)  # before anything is said of it
     with interruptible(errors, "the run's checkpoints are kept"), TrainingScreen(errors) as screen:
         errors.print(
             f"run [bold]{request.run_id}[/] in {request.run_directory}", highlight=False, soft_wrap=True

@@ -66,7 +66,7 @@ def run_training(
     with open_site(request, clock, site) as (here, own):
         request = request if request.run_id else replace(request, run_id=new_id(request))
         if not (resume or known):
-            _fresh(request)
+            check_new(request)
         nodes = own or nodes or Nodes(request.placement, request.most_gpus, request.min_gpus)
         plan = request.plan(nodes.there(), resumes=resume, seed=seed)
         request.save()
@@ -101,11 +101,11 @@ def check_not_running(request: TrainingRequest) -> None:
     RunLock(request.place, request.run_id).look()
 
 
-def _fresh(request: TrainingRequest) -> None:
-    """Refuse an id that is taken."""
+def check_new(request: TrainingRequest) -> None:
+    """Raise ``OptionError`` where there is a run with this ID already."""
     if not request.recorded:
         return
     raise OptionError(
         f"there is a run {request.run_id!r} in {request.runs_dir} already: resume it (ebbflow train --resume "
-        f"{request.run_id}), or choose another id"
+        f"{request.run_id}), or choose another run ID"
     )

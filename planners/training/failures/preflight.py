@@ -71,7 +71,7 @@ def should_gate(job: GateQuestion) -> PreflightDecision:
     if job.resumes:
         return PreflightDecision(False, "it resumes from a checkpoint: it has run before")
     if job.free:
-        return PreflightDecision(True, "the preflight run costs nothing")
+        return PreflightDecision(True, "it costs nothing here: no other app wants these slots")
     saved = job.early_failures * job.attempts * job.gpus * min(job.time_to_failure, job.limit)
     price = job.ranks * job.limit + job.wait_cost
     words = f"it would save {saved / 60:.1f} GPU-min on average and cost at most {price / 60:.1f}"
