@@ -69,8 +69,8 @@ DONE = (
     "flows/tuning", "infra/aws", "infra/communication", "infra/elastic", "infra/ledger", "infra/local_fleet",
     "infra/machine", "infra/protocols", "infra/query", "infra/simulation", "infra/spark", "infra/storage",
     "infra/tables", "infra/training", "planners/aggregation", "planners/capacity", "planners/communication",
-    "planners/elastic", "planners/fleet", "planners/model", "planners/query", "planners/scheduling", "planners/training",
-    "planners/tuning", "tasks/apps", "tasks/capacity", "tasks/drawing", "tasks/elastic", "tasks/fleet",
+    "planners/elastic", "planners/fleet", "planners/model", "planners/query", "planners/scheduling",
+    "planners/training", "planners/tuning", "tasks/apps", "tasks/capacity", "tasks/drawing", "tasks/elastic", "tasks/fleet",
     "tasks/pipeline", "tasks/query", "tasks/report", "tasks/simulation", "tasks/training", "tasks/tuning",
 )  # fmt: skip
 """Rooms whose texts are in the field's words."""
