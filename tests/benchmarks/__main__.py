@@ -20,6 +20,7 @@ def main() -> None:
     tables = str(tpch_tables(1.0, home() / "tpch" / "sf1", Console()))
     commands = [
         ["tests.benchmarks.planning", "--out", OUT],
+        ["tests.benchmarks.plans", "--tables", tables, "--out", OUT],
         ["tests.benchmarks.auction", "--out", OUT],
         ["tests.benchmarks.training_simulator", "--out", OUT],
         ["tests.benchmarks.pollux", "--out", OUT],

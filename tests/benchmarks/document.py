@@ -14,6 +14,7 @@ from tests.benchmarks import (
     document_elastic,
     document_executors,
     document_ledger,
+    document_plans,
     document_recovery,
     document_sql,
     document_system_chaos,
@@ -37,6 +38,8 @@ def main() -> None:
     parts = [HEAD]
     if (FOLDER / "planning.json").exists():
         parts.append(_planning(_read("planning")))
+    if (FOLDER / "plans.json").exists():
+        parts.append(document_plans.section(_read("plans")))
     for name in document_sql.RESULTS:
         if (FOLDER / f"sql-{name}.json").exists():
             parts.append(document_sql.section(_read(f"sql-{name}"), name))
