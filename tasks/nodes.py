@@ -60,7 +60,7 @@ def states_of(verb: Verb) -> tuple[str, ...]:
 
 def _node(fault: Fault, fleet: LocalFleet) -> str:
     """Return the node that is meant: the oldest of a pool. Raises ``ClusterError`` where it has none."""
-    if fleet.book.pool(fault.target) is None:
+    if fleet.state.pool(fault.target) is None:
         return fault.target
     states = states_of(fault.verb)
     found = [node.id for node in fleet.view() if node.pool == fault.target and node.state in states]

@@ -199,11 +199,11 @@ def list_(as_json: AsJson = False) -> None:
 
     found = [
         {
-            "name": book.name,
-            "nodes": {pool.name: len(book.seen(pool)) for pool in book.pools},
-            "owner_pid": None if book.owner is None else book.owner.pid,
+            "name": state.name,
+            "nodes": {pool.name: len(state.seen(pool)) for pool in state.pools},
+            "owner_pid": None if state.owner is None else state.owner.pid,
         }
-        for book in list_fleets()
+        for state in list_fleets()
     ]
     if as_json:
         print_json(found)

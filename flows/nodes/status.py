@@ -97,8 +97,8 @@ class FleetStatus:
 
 def status_of_fleet(fleet: "LocalFleet") -> FleetStatus:
     """Return the status of ``fleet`` now. Raises ``ClusterError`` once it is down."""
-    seen, book, now = fleet.observe(), fleet.book, time.time()
-    kinds = {pool.name: pool.kind for pool in book.pools}
+    seen, state, now = fleet.observe(), fleet.state, time.time()
+    kinds = {pool.name: pool.kind for pool in state.pools}
     pools = tuple(
         PoolRow(
             pool.name,
@@ -112,9 +112,9 @@ def status_of_fleet(fleet: "LocalFleet") -> FleetStatus:
         for pool in seen.pools
     )
     nodes = tuple(_node(node, now) for node in fleet.view())
-    rates = () if book.network is None else tuple(link.rate for link in book.network.links)
-    dollars, gpus = fleet.dollars(), tuple(book.gpus)
-    return FleetStatus(book.name, seen.revision, dollars, gpus, rates, _spark(book), pools, nodes)
+    rates = () if state.network is None else tuple(link.rate for link in state.network.links)
+    dollars, gpus = fleet.dollars(), tuple(state.gpus)
+    return FleetStatus(state.name, seen.revision, dollars, gpus, rates, _spark(state), pools, nodes)
 
 
 def _node(node: "NodeView", now: float) -> NodeRow:
@@ -131,16 +131,18 @@ def _node(node: "NodeView", now: float) -> NodeRow:
     )
 
 
-def _spark(book: "LocalFleetState") -> SparkRow | None:
-    if book.spark is None:
+def _spark(state: "LocalFleetState") -> SparkRow | None:
+    if state.spark is None:
         return None
     from ebbflow.infra.spark.cluster.state import StateFile
 
-    file = StateFile.of(book.spark.name)
-    state = file.read()
-    if state is None:
+    file = StateFile.of(state.spark.name)
+    cluster_state = file.read()
+    if cluster_state is None:
         return None
-    return SparkRow(state.master_url, state.master_ui, str(file.properties), state.cap)
+    return SparkRow(
+        cluster_state.master_url, cluster_state.master_ui, str(file.properties), cluster_state.cap
+    )
 
 
 def print_status(status: FleetStatus, out: Console) -> None:
@@ -185,18 +187,18 @@ def _cpu_slots() -> str:
 def running_apps(fleet: "LocalFleet") -> list[str]:
     """Return what runs on the nodes of ``fleet``: apps of trainings, and applications of its Spark master."""
     apps = sorted({app for app, _ in fleet.present()})
-    book = fleet.book
-    if book.spark is not None:
+    state = fleet.state
+    if state.spark is not None:
         import httpx
 
         from ebbflow.infra.spark.cluster.state import StateFile
         from ebbflow.infra.spark.master_api import get_master, new_client
 
-        state = StateFile.of(book.spark.name).read()
-        if state is not None:
+        cluster_state = StateFile.of(state.spark.name).read()
+        if cluster_state is not None:
             try:
                 with new_client(timeout=2.0) as client:
-                    apps += [one.name for one in get_master(client, state.master_ui).applications]
+                    apps += [one.name for one in get_master(client, cluster_state.master_ui).applications]
             except (httpx.HTTPError, ValueError):  # a master that does not answer runs nothing
                 pass
     return apps

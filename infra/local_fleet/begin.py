@@ -1,4 +1,4 @@
-"""How a local fleet begins: its name is taken, its book is written, its supervisor is started.
+"""How a local fleet begins: its name is taken, its state is written, its supervisor is started.
 
 Folders of local fleets that are down: the newest are kept, older ones are removed.
 
@@ -20,12 +20,12 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
 from ebbflow.infra.local_fleet.provider import network
 from ebbflow.infra.local_fleet.provider.life import teardown
-from ebbflow.infra.local_fleet.provider.provider import RUNS, rooms
+from ebbflow.infra.local_fleet.provider.provider import RUNS, providers
 from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.clock import MachineClock
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, PoolPlan
 from ebbflow.infra.local_fleet.state.pools import LocalPool
-from ebbflow.infra.local_fleet.state.store import BOOK, LOCK, STARTING, LocalFleetStateFile
+from ebbflow.infra.local_fleet.state.store import LOCK, STARTING, STATE, LocalFleetStateFile
 from ebbflow.infra.machine import processes
 from ebbflow.infra.machine.network import registry
 from ebbflow.infra.spark.cluster.state import ebbflow_home
@@ -60,10 +60,10 @@ def spawn_supervisor(file: LocalFleetStateFile, uid: str, clock: Clock) -> subpr
 
 
 def _kept(file: LocalFleetStateFile, uid: str) -> bool:
-    book = file.read()
-    if book is None or book.uid != uid:
+    state = file.read()
+    if state is None or state.uid != uid:
         raise ClusterError(f"the fleet {file.folder.name!r} has been taken down")
-    return labels.alive(book.supervisor)
+    return labels.alive(state.supervisor)
 
 
 def claim(
@@ -91,7 +91,7 @@ def claim(
                 f"{'' if name == 'local' else f' --name {name}'}), attach to it, or choose another name"
             )
         processes.destroy(supervisor_label(old.uid), [], clock)
-        teardown(file, old.uid, rooms(file.folder, clock), clock)
+        teardown(file, old.uid, providers(file.folder, clock), clock)
     if rates:
         registry.remove_leftovers(network.lives)
     time, uid = MachineClock.begin(), secrets.token_hex(6)
@@ -108,7 +108,7 @@ def claim(
             raise ClusterError(f"the fleet {name!r} is being started by another process")
         shutil.rmtree(file.folder / RUNS, ignore_errors=True)
         last = current or LocalFleetState(name, uid)
-        book = LocalFleetState(
+        state = LocalFleetState(
             name,
             uid,
             time.offset,
@@ -117,24 +117,24 @@ def claim(
             pools=tuple(found),
             plans=plans,
             numbers=last.numbers,
-            gone=last.gone,
+            terminated=last.terminated,
             gpus=gpus,
             network=plan,
         )
-        file.write(book)
+        file.write(state)
     return uid
 
 
 def list_fleets() -> list[LocalFleetState]:
-    """Return the fleets of this machine that are up, by name. Books that cannot be read are passed over."""
+    """Return the fleets of this machine that are up, by name. States that cannot be read are passed over."""
     found = []
     for path in sorted((ebbflow_home() / "fleets").glob("*/fleet.json")):
         try:
-            book = LocalFleetStateFile(path.parent).read()
+            state = LocalFleetStateFile(path.parent).read()
         except InfraError:
             continue
-        if book is not None and book.up:
-            found.append(book)
+        if state is not None and state.up:
+            found.append(state)
     return found
 
 
@@ -152,7 +152,8 @@ def prune(parent: Path, clock: Clock, keep: int = KEPT) -> list[str]:
     """Remove the folders of fleets in ``parent`` that are down but for the ``keep`` newest; return their names.
 
     A fleet that is up, that somebody starts just now, or of which a process lives is never touched, nor is a folder
-    without a book that can be read. Safe for several processes at once; what cannot be removed is left to the next.
+    without a state file that can be read. Safe for several processes at once; what cannot be removed is left to the
+    next.
     """
     removed = []
     for folder in _oldest(parent)[: -keep or None]:
@@ -169,33 +170,33 @@ def prune(parent: Path, clock: Clock, keep: int = KEPT) -> list[str]:
 def _oldest(parent: Path) -> list[Path]:
     """Return the folders of fleets that look as if they were down, the one that went down first at first."""
     found = []
-    for path in parent.glob(f"*/{BOOK}"):
+    for path in parent.glob(f"*/{STATE}"):
         with contextlib.suppress(InfraError, OSError):
-            at, book = path.stat().st_mtime, LocalFleetStateFile(path.parent).read()
-            if book is not None and not _there(book):
+            at, state = path.stat().st_mtime, LocalFleetStateFile(path.parent).read()
+            if state is not None and not _there(state):
                 found.append((at, path.parent))
     return [folder for _, folder in sorted(found)]
 
 
-def _there(book: LocalFleetState) -> bool:
+def _there(state: LocalFleetState) -> bool:
     """Tell whether a fleet lives: it is up and so is its owner, or its supervisor is there."""
-    return labels.alive(book.supervisor) or (book.up and (book.owner is None or labels.alive(book.owner)))
+    return labels.alive(state.supervisor) or (state.up and (state.owner is None or labels.alive(state.owner)))
 
 
 def _take_away(folder: Path, clock: Clock) -> bool:
     """Remove one folder, unless its fleet has begun to live again."""
     trash = folder.with_name(f"{_TRASH}{secrets.token_hex(6)}")
-    # whoever starts the fleet holds the first lock all the while, whoever changes its book the second
+    # whoever starts the fleet holds the first lock all the while, whoever changes its state the second
     with files.locked(str(folder / STARTING), clock, 0.0), files.locked(str(folder / LOCK), clock, 1.0):
-        book = LocalFleetStateFile(folder).read()
-        if book is None or _there(book) or _runs(book):
+        state = LocalFleetStateFile(folder).read()
+        if state is None or _there(state) or _runs(state):
             return False
         os.rename(folder, trash)  # at once: whoever comes now finds no folder, and makes a new one
     shutil.rmtree(trash, ignore_errors=True)
     return True
 
 
-def _runs(book: LocalFleetState) -> bool:
+def _runs(state: LocalFleetState) -> bool:
     """Tell whether any process of the fleet's last life is there."""
-    spark = book.spark is not None and processes.members(f"{book.spark.uid}/")
-    return bool(spark or labels.nodes(book.uid) or processes.members(f"{book.uid}-supervisor"))
+    spark = state.spark is not None and processes.members(f"{state.spark.uid}/")
+    return bool(spark or labels.nodes(state.uid) or processes.members(f"{state.uid}-supervisor"))

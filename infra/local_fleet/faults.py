@@ -24,18 +24,18 @@ class FaultInjector(Handle):
             raise OptionError(f"seconds must be >= 0 and finite; got {seconds}")
         deadline, by = self._clock.now() + seconds, self._shift()
         if kind == "rebalance":
-            self.book.there(id_)
+            self.state.there(id_)
             advice = [Notice(id_, deadline, kind)]
-            self._change(lambda book: changes.hear(book, advice))
+            self._change(lambda state: changes.record_notices(state, advice))
             return deadline + by
 
-        def change(book: LocalFleetState) -> LocalFleetState:
-            book.there(id_)
-            return book.noted(id_, deadline=deadline).short(self._clock.now())
+        def change(state: LocalFleetState) -> LocalFleetState:
+            state.there(id_)
+            return state.noted(id_, deadline=deadline).short(self._clock.now())
 
-        book = self._change(change)
-        node = book.there(id_)
-        self._room(node).tell(book, node, deadline)
+        state = self._change(change)
+        node = state.there(id_)
+        self._provider(node).notify(state, node, deadline)
         return deadline + by
 
     def kill(self, id_: str) -> None:
@@ -44,13 +44,13 @@ class FaultInjector(Handle):
         Its pool starts another if it is planned. Raises ``ClusterError`` for a node that is not there.
         """
 
-        def change(book: LocalFleetState) -> LocalFleetState:
-            book.there(id_)
-            return book.noted(id_, fate="killed without notice")
+        def change(state: LocalFleetState) -> LocalFleetState:
+            state.there(id_)
+            return state.noted(id_, fate="killed without notice")
 
-        book = self._change(change)
-        if (node := book.node(id_)) is not None:
-            finish(self._file, book, node, self._rooms, self._clock)
+        state = self._change(change)
+        if (node := state.node(id_)) is not None:
+            finish(self._file, state, node, self._providers, self._clock)
 
     def pause(self, id_: str) -> None:
         """Stop (SIGSTOP) all processes of a node, as when its machine hangs. Raises ``ClusterError``."""
@@ -65,32 +65,32 @@ class FaultInjector(Handle):
 
         Fewer end no node: name those that are to leave to ``terminate``. Raises ``OptionError``.
         """
-        found = known(self.book, pool)
+        found = known(self.state, pool)
 
-        def change(book: LocalFleetState) -> LocalFleetState:
-            plan = book.plans[pool]
+        def change(state: LocalFleetState) -> LocalFleetState:
+            plan = state.plans[pool]
             nodes = min(max(plan.nodes + count, found.min_nodes), found.max_nodes)
-            later = book.planned(pool, nodes=nodes, reason="by hand", again=0.0)
+            later = state.planned(pool, nodes=nodes, reason="by hand", again=0.0)
             return changes.cancel(later, pool).short(self._clock.now())
 
         with self._acting:
-            book = self._change(change)
+            state = self._change(change)
             self._ensure_supervisor()
-        return book.plans[pool].nodes
+        return state.plans[pool].nodes
 
     def outage(self, pool: str, seconds: float) -> None:
         """Simulate a capacity outage: ``pool`` gets no node for ``seconds``; 0 ends it. Raises ``OptionError``."""
         if not 0 <= seconds < float("inf"):
             raise OptionError(f"seconds must be >= 0 and finite; got {seconds}")
-        known(self.book, pool)
-        self._change(lambda book: book.planned(pool, outage=self._clock.now() + seconds))
+        known(self.state, pool)
+        self._change(lambda state: state.planned(pool, outage=self._clock.now() + seconds))
 
     def _hold(self, id_: str, still: bool) -> None:
         """Stop a node's processes or let them go on, and wait, bounded, until that shows."""
-        book = self.book
-        node = book.there(id_)
-        room = self._room(node)
-        room.pause(book, node, still)
+        state = self.state
+        node = state.there(id_)
+        provider = self._provider(node)
+        provider.pause(state, node, still)
         end = self._clock.now() + _HELD
-        while room.paused(node) != still and self._clock.now() < end:
+        while provider.paused(node) != still and self._clock.now() < end:
             self._clock.sleep(POLL)

@@ -96,7 +96,7 @@ class LocalFleet(FaultInjector):
             prune(file.folder.parent, clock)
         try:
             if wait is not None:
-                fleet.wait(lambda book: all(len(book.seen(p)) >= p.start for p in book.pools), wait)
+                fleet.wait(lambda state: all(len(state.seen(p)) >= p.start for p in state.pools), wait)
         except BaseException:
             fleet.down()
             raise
@@ -114,15 +114,15 @@ class LocalFleet(FaultInjector):
         options.check(name, 0, 1)
         clock = clock or SystemClock()
         file = LocalFleetStateFile.of(name, clock)
-        book = file.read()
-        if book is None or not book.up:
+        state = file.read()
+        if state is None or not state.up:
             running = ", ".join(fleet.name for fleet in begin.list_fleets()) or "none"
             option = "" if name == "local" else f" --name {name}"
             raise ClusterError(
                 f"there is no local fleet {name!r} (running: {running}); "
                 f"start it: ebbflow local up --spark 2 --gpu 2{option}"
             )
-        return cls(file, book.uid, clock, hazard=hazard)
+        return cls(file, state.uid, clock, hazard=hazard)
 
     # --- FleetControl ---------------------------------------------------------------------------------------
 
@@ -130,20 +130,20 @@ class LocalFleet(FaultInjector):
         """See ``FleetControl``. Raises ``ClusterError`` once the fleet is down, ``StorageError``."""
         with contextlib.suppress(ClusterError):
             self._ensure_supervisor()  # what a crash of it took down comes again
-        book = look(self._file, self.book, self._rooms, self._clock)
+        state = look(self._file, self.state, self._providers, self._clock)
         now, by = self._clock.now(), self._shift()
-        pools = tuple(_later(book.state(pool, now), by) for pool in book.pools)
-        return Fleet(book.revision, now + by, pools, _moved(book.told(), by))
+        pools = tuple(_later(state.pool_state(pool, now), by) for pool in state.pools)
+        return Fleet(state.revision, now + by, pools, _moved(state.pending_notices(), by))
 
     def take_notices(self, notices: Sequence[Notice]) -> int:
         """See ``FleetControl``. What is told ends no node: that is what ``notice`` does."""
         heard = _moved(notices, -self._shift())
-        return self._change(lambda book: changes.hear(book, heard)).revision
+        return self._change(lambda state: changes.record_notices(state, heard)).revision
 
     def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
         """See ``FleetControl``. Raises ``OptionError``."""
-        book = self.book
-        known(book, target.pool)
+        state = self.state
+        known(state, target.pool)
         if target.nodes < 0 or not 0 <= target.on_demand <= target.nodes:
             raise OptionError(
                 f"a target must have nodes >= on_demand >= 0; got {target.nodes} nodes, {target.on_demand} on-demand"
@@ -157,8 +157,8 @@ class LocalFleet(FaultInjector):
             return later
 
         with self._acting:
-            look(self._file, book, self._rooms, self._clock)
-            after = change(self.book) if dry_run else self._change(change)
+            look(self._file, state, self._providers, self._clock)
+            after = change(self.state) if dry_run else self._change(change)
             if not dry_run:
                 self._ensure_supervisor()
         return said if dry_run else replace(said, revision=after.revision)
@@ -174,23 +174,23 @@ class LocalFleet(FaultInjector):
             return later
 
         with self._acting:
-            book = look(self._file, self.book, self._rooms, self._clock)
+            state = look(self._file, self.state, self._providers, self._clock)
             if dry_run:
-                change(book)
+                change(state)
                 return said
-            book = self._change(change)
+            state = self._change(change)
             for ask in said.asked:
-                if (node := book.node(ask.of)) is not None:
-                    finish(self._file, book, node, self._rooms, self._clock)
-            return replace(said, revision=self.book.revision)
+                if (node := state.node(ask.of)) is not None:
+                    finish(self._file, state, node, self._providers, self._clock)
+            return replace(said, revision=self.state.revision)
 
     def remove(self, pool: str, count: int = 1) -> tuple[str, ...]:
         """Plan ``count`` nodes fewer in a pool, within its limits, and terminate its newest nodes; return their ids.
 
         Raises ``OptionError`` for an unknown pool, ``ClusterError`` for a node that outlives SIGKILL.
         """
-        known(self.book, pool)
-        fewer = self.book.plans[pool].nodes - self.add(pool, -count)
+        known(self.state, pool)
+        fewer = self.state.plans[pool].nodes - self.add(pool, -count)
         there = [node for node in self.view() if node.pool == pool and node.state != "ending"]
         ids = tuple(node.id for node in sorted(there, key=lambda node: node.since)[len(there) - fewer :])
         if ids:
@@ -199,15 +199,17 @@ class LocalFleet(FaultInjector):
 
     def repair(self, *, dry_run: bool = False) -> ApplyResult:
         """Start another supervisor where there is none: it does the rest, as it does all the time."""
-        book = self.book if dry_run else look(self._file, self.book, self._rooms, self._clock)
+        state = self.state if dry_run else look(self._file, self.state, self._providers, self._clock)
         refused: tuple[Refusal, ...] = ()
         if not dry_run:
             self._ensure_supervisor()
-        elif not labels.alive(book.supervisor):
+        elif not labels.alive(state.supervisor):
             refused = (
-                Refusal(book.name, "its node supervisor is gone; no node is started before another one runs"),
+                Refusal(
+                    state.name, "its node supervisor is gone; no node is started before another one runs"
+                ),
             )
-        return ApplyResult(book.revision, (), refused, dry_run)
+        return ApplyResult(state.revision, (), refused, dry_run)
 
     def close(self) -> None:
         """Let go of the fleet, which goes on. May be called twice."""
@@ -218,13 +220,13 @@ class LocalFleet(FaultInjector):
         """See ``CapacitySource``: the nodes of all pools, with the fleet's own revision."""
         fleet = self.observe()
         nodes = sorted((node for pool in fleet.pools for node in pool.nodes), key=lambda node: node.id)
-        hazard = self._hazard(*self.book.experience(self._clock.now()))
-        network = self.book.network.megabytes if self.book.network is not None else 0.0
+        hazard = self._hazard(*self.state.experience(self._clock.now()))
+        network = self.state.network.megabytes if self.state.network is not None else 0.0
         return Capacity(fleet.revision, tuple(nodes), fleet.notices, fleet.at, hazard, network=network)
 
     def offers(self, pool: str) -> tuple[Offer, ...]:
         """Return what a pool's nodes pretend to cost. Raises ``OptionError`` for an unknown pool."""
-        return offers(known(self.book, pool))
+        return offers(known(self.state, pool))
 
     def series(self, zone: str, instance_type: str, start: float) -> Series:
         """Raise ``PriceError``: the prices of local nodes stand still, and nobody has kept them."""
@@ -234,16 +236,16 @@ class LocalFleet(FaultInjector):
 
     def on_demand(self, instance_type: str) -> float | None:
         """Return what an on-demand node of this type pretends to cost, $/h; ``None`` when there is none."""
-        found = [p.price_in("on-demand") for p in self.book.pools if p.instance_type == instance_type]
+        found = [p.price_in("on-demand") for p in self.state.pools if p.instance_type == instance_type]
         return min(found, default=None)
 
     def problems(self) -> list[str]:
         """Return what keeps pools from starting nodes."""
-        return [f"{name}: {plan.failed}" for name, plan in self.book.plans.items() if plan.failed]
+        return [f"{name}: {plan.failed}" for name, plan in self.state.plans.items() if plan.failed]
 
     def dollars(self) -> float:
         """Return what all nodes of this fleet have pretended to cost until now."""
-        return self.book.dollars(self._clock.now())
+        return self.state.dollars(self._clock.now())
 
     # --- apps -----------------------------------------------------------------------------------------------
 

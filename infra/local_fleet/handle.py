@@ -16,7 +16,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
 from ebbflow.infra.local_fleet import begin
 from ebbflow.infra.local_fleet.provider.life import look, teardown
-from ebbflow.infra.local_fleet.provider.provider import NodeProvider, rooms
+from ebbflow.infra.local_fleet.provider.provider import NodeProvider, providers
 from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.clock import MachineClock, shift
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode
@@ -44,10 +44,10 @@ class Handle:
         mine: bool = False,
     ) -> None:
         self._file, self.uid, self._theirs = file, uid, clock
-        book = file.read()
-        self._clock = MachineClock(book.offset if book is not None else 0.0)
+        state = file.read()
+        self._clock = MachineClock(state.offset if state is not None else 0.0)
         self._hazard = hazard or (lambda losses, seconds: losses / max(seconds, 3600.0) * 3600.0)
-        self._rooms = own or rooms(file.folder, self._clock)
+        self._providers = own or providers(file.folder, self._clock)
         self._start_supervisor = supervisor or self._spawn_supervisor
         self._mine, self._pid = mine, os.getpid()
         self._acting = threading.RLock()  # one change at a time of this handle
@@ -58,12 +58,12 @@ class Handle:
     # --- what it is -----------------------------------------------------------------------------------------
 
     @property
-    def book(self) -> LocalFleetState:
+    def state(self) -> LocalFleetState:
         """Return all that is known of the fleet. Raises ``ClusterError`` once it is down."""
-        book = self._file.read()
-        if book is None or book.uid != self.uid or not book.up:
+        state = self._file.read()
+        if state is None or state.uid != self.uid or not state.up:
             raise ClusterError(f"the fleet {self._file.folder.name!r} has been taken down")
-        return book
+        return state
 
     @property
     def name(self) -> str:
@@ -77,69 +77,71 @@ class Handle:
     @property
     def spark_master(self) -> str:
         """Return the URL of the Spark master; empty before the first Spark node has begun to start."""
-        spark = self.book.spark
+        spark = self.state.spark
         return spark.master_url if spark is not None else ""
 
     @property
     def kept(self) -> bool:
         """Tell whether the supervisor is there; ``repair`` and ``apply`` start another if it is not."""
-        return labels.alive(self.book.supervisor)
+        return labels.alive(self.state.supervisor)
 
     def lost(self, id_: str) -> str:
         """Return how a node went that is gone or going; empty while it is there."""
         try:
-            book = self.book
+            state = self.state
         except ClusterError as error:
             return str(error)
-        node = book.node(id_)
+        node = state.node(id_)
         if node is not None and node.visible:
             return ""
-        return book.ended(id_) or "there is no such node"
+        return state.ended(id_) or "there is no such node"
 
     def paused(self, id_: str) -> bool:
         """Tell whether a node stands still."""
-        node = self.book.node(id_)
-        return node is not None and self._room(node).paused(node)
+        node = self.state.node(id_)
+        return node is not None and self._provider(node).paused(node)
 
     def view(self) -> tuple[NodeView, ...]:
         """Return all nodes, those that start too, with what runs on them."""
-        book = look(self._file, self.book, self._rooms, self._clock)
-        return view(book, self._rooms, self._shift())
+        state = look(self._file, self.state, self._providers, self._clock)
+        return view(state, self._providers, self._shift())
 
     def wait(self, reached: Callable[[LocalFleetState], bool], seconds: float) -> LocalFleetState:
-        """Return the book once ``reached`` holds of it. Raises ``ClusterError`` when that takes longer."""
+        """Return the state once ``reached`` holds of it. Raises ``ClusterError`` when that takes longer."""
         end = self._clock.now() + seconds
-        while not reached(book := self.book):
+        while not reached(state := self.state):
             if self._clock.now() > end:
-                short = [pool for pool in book.pools if len(book.seen(pool)) < book.plans[pool.name].nodes]
-                why = "; ".join(f"{p.name}: {book.state(p, self._clock.now()).short_why}" for p in short)
+                short = [pool for pool in state.pools if len(state.seen(pool)) < state.plans[pool.name].nodes]
+                why = "; ".join(
+                    f"{p.name}: {state.pool_state(p, self._clock.now()).short_why}" for p in short
+                )
                 raise ClusterError(
                     f"the nodes of the fleet {self.name!r} are not there after {seconds:g} s"
                     + (f" ({why})" if why else "")
                     + f"; logs are in {self.folder / 'logs'}"
                 )
             self._clock.sleep(POLL)
-        return book
+        return state
 
     # --- its end --------------------------------------------------------------------------------------------
 
     def down(self) -> None:
         """End all nodes and everything that runs on them. May be called twice; logs stay."""
         atexit.unregister(self._at_exit)
-        book = self._file.read()
-        if book is None or book.uid != self.uid:
+        state = self._file.read()
+        if state is None or state.uid != self.uid:
             return
-        if book.up:
+        if state.up:
             self._change(lambda current: replace(current, up=False))
         end = self._clock.now() + _DOWN
-        while labels.alive(book.supervisor) and book.uid == self.uid and self._clock.now() < end:
+        while labels.alive(state.supervisor) and state.uid == self.uid and self._clock.now() < end:
             self._clock.sleep(POLL)
-            book = self._file.read() or book
-        if book.uid != self.uid:
+            state = self._file.read() or state
+        if state.uid != self.uid:
             return
-        if labels.alive(book.supervisor):
+        if labels.alive(state.supervisor):
             processes.destroy(begin.supervisor_label(self.uid), [], self._clock)
-        teardown(self._file, self.uid, self._rooms, self._clock)
+        teardown(self._file, self.uid, self._providers, self._clock)
         while processes.members(begin.supervisor_label(self.uid)) and self._clock.now() < end:
             self._clock.sleep(POLL)
         if self._child is not None:
@@ -159,19 +161,19 @@ class Handle:
     # --- how ------------------------------------------------------------------------------------------------
 
     def _shift(self) -> float:
-        """Return what to add to a time of the book to have it by the clock of whoever uses this handle, s."""
+        """Return what to add to a time of the state to have it by the clock of whoever uses this handle, s."""
         return shift(self._theirs.now(), self._clock)
 
     def _change(self, how: Callable[[LocalFleetState], LocalFleetState]) -> LocalFleetState:
         return self._file.change(self.uid, how)
 
-    def _room(self, node: LocalNode) -> NodeProvider:
-        pool = self.book.pool(node.pool)
+    def _provider(self, node: LocalNode) -> NodeProvider:
+        pool = self.state.pool(node.pool)
         assert pool is not None
-        return self._rooms[pool.kind]
+        return self._providers[pool.kind]
 
     def _ensure_supervisor(self) -> None:
-        if not labels.alive(self.book.supervisor):
+        if not labels.alive(self.state.supervisor):
             self._start_supervisor()
 
     def _spawn_supervisor(self) -> None:

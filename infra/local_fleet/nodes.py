@@ -26,7 +26,7 @@ class Hosts(Protocol):
     @property
     def uid(self) -> str: ...
     @property
-    def book(self) -> LocalFleetState: ...
+    def state(self) -> LocalFleetState: ...
     def lost(self, id_: str, /) -> str: ...
     def paused(self, id_: str, /) -> bool: ...
     def left_over(self, app: str) -> tuple[labels.Occupant, ...]: ...
@@ -54,11 +54,11 @@ class FleetNodes(LocalNodes):
         clock: Clock | None = None,
     ) -> None:
         self._fleet, self.app, self._grace = fleet, app, grace
-        if (network := fleet.book.network) is not None:
+        if (network := fleet.state.network) is not None:
             self.host = network.host
         cpus = [
             pool.cpus_per_slot
-            for pool in fleet.book.pools
+            for pool in fleet.state.pools
             if pool.kind == "gpu" and pool.cpus_per_slot is not None
         ]
         capped = bool(cpus) and cgroups.find_controller() is not None
@@ -122,10 +122,10 @@ class FleetNodes(LocalNodes):
         return labels.mark(self._fleet.uid, name, self.app, self.uid, key)
 
     def _share(self, name: str, slots: int, entry: Entry) -> tuple[tuple[str, ...], dict[str, str]]:
-        book, node = self._known_node(name)
-        pool = book.pool(node.pool)
+        state, node = self._known_node(name)
+        pool = state.pool(node.pool)
         assert pool is not None
-        taken = {number: one.app for one in labels.occupants(book.uid, name) for number in one.slots}
+        taken = {number: one.app for one in labels.occupants(state.uid, name) for number in one.slots}
         numbers = entry.devices or tuple(n for n in range(pool.slots) if n not in taken)[:slots]
         if len(numbers) != slots or not set(numbers) <= set(range(pool.slots)):
             raise ClusterError(
@@ -148,13 +148,13 @@ class FleetNodes(LocalNodes):
         return node.host
 
     def _namespace(self, name: str) -> str:
-        network = self._fleet.book.network
+        network = self._fleet.state.network
         return "" if network is None else network.namespace(name)
 
     def _known_node(self, name: str) -> tuple[LocalFleetState, LocalNode]:
-        book = self._fleet.book
-        node = book.there(name)
-        pool = book.pool(node.pool)
+        state = self._fleet.state
+        node = state.there(name)
+        pool = state.pool(node.pool)
         if pool is None or pool.kind != "gpu":
             raise ClusterError(f"{name} is no node for training; those of the pools of kind 'gpu' are")
         if node.deadline is not None:
@@ -164,12 +164,12 @@ class FleetNodes(LocalNodes):
             )
         if self._fleet.paused(name):
             raise ClusterError(f"no process is started on {name}: it is paused (SIGSTOP)")
-        return book, node
+        return state, node
 
     def _quota(self, name: str, slots: int) -> float:
-        book = self._fleet.book
-        node = book.node(name)
-        pool = book.pool(node.pool) if node is not None else None
+        state = self._fleet.state
+        node = state.node(name)
+        pool = state.pool(node.pool) if node is not None else None
         if pool is None or pool.cpus_per_slot is None:
             return float(os.cpu_count() or 1)
         return pool.cpus_per_slot * slots

@@ -35,20 +35,20 @@ class NodeView:
 
 
 def view(
-    book: LocalFleetState, rooms: Mapping[PoolKind, NodeProvider], by: float = 0.0
+    state: LocalFleetState, providers: Mapping[PoolKind, NodeProvider], by: float = 0.0
 ) -> tuple[NodeView, ...]:
     """Return all nodes, those that start too, with what runs on them, as people count; times are later ``by`` s."""
-    running = labels.occupants(book.uid)
+    running = labels.occupants(state.uid)
     found = []
-    for node in sorted(book.nodes, key=lambda node: by_number(node.id)):
-        pool = book.pool(node.pool)
+    for node in sorted(state.nodes, key=lambda node: by_number(node.id)):
+        pool = state.pool(node.pool)
         assert pool is not None
         found.append(
             NodeView(
                 node.id,
                 node.pool,
                 pool.kind,
-                _state(node, rooms[pool.kind]),
+                _state(node, providers[pool.kind]),
                 node.since + by,
                 node.price,
                 node.market,
@@ -62,21 +62,21 @@ def view(
     return tuple(found)
 
 
-def _state(node: LocalNode, room: NodeProvider) -> NodeState:
+def _state(node: LocalNode, provider: NodeProvider) -> NodeState:
     if node.fate:
         return "ending"
     if node.phase == "starting":
         return "starting"
-    if room.paused(node):
+    if provider.paused(node):
         return "paused"
     return "alive" if node.deadline is None else "noticed"
 
 
-def known(book: LocalFleetState, name: str) -> LocalPool:
+def known(state: LocalFleetState, name: str) -> LocalPool:
     """Return a pool. Raises ``OptionError`` where there is none of this name."""
-    found = book.pool(name)
+    found = state.pool(name)
     if found is None:
-        raise OptionError(f"pool must be one of {', '.join(pool.name for pool in book.pools)}; got {name!r}")
+        raise OptionError(f"pool must be one of {', '.join(pool.name for pool in state.pools)}; got {name!r}")
     return found
 
 

@@ -117,7 +117,7 @@ class Site:
     def whole(self, nodes: int) -> bool:
         """Tell whether all nodes are there, for the loop too, and none is about to leave."""
         state = self.ledger.state()
-        up = [node.id for node in self.fleet.book.nodes if node.visible and node.deadline is None]
+        up = [node.id for node in self.fleet.state.nodes if node.visible and node.deadline is None]
         return len(up) == nodes and set(up) == set(state.nodes) and not state.notices
 
     def rest(self, nodes: int) -> None:
@@ -267,7 +267,7 @@ def notices_gpu(site: Site, times: int, nodes: int) -> None:
             called = site.event(after, lambda c: isinstance(c, Recalled), "recall")
             decided = site.event(after, lambda c: isinstance(c, Decided) and c.kind == "auction", "decision")
             site.note("notice_gpu", max(called, decided) - began)
-            site.until(lambda node=node: site.fleet.book.node(node) is None, f"end of {node}")  # type: ignore[misc]
+            site.until(lambda node=node: site.fleet.state.node(node) is None, f"end of {node}")  # type: ignore[misc]
 
 
 def deaths_gpu(site: Site, times: int, nodes: int) -> None:
@@ -277,7 +277,7 @@ def deaths_gpu(site: Site, times: int, nodes: int) -> None:
             node, after = app.node(), site.ledger.state().number
             site.clock.sleep(0.13 * (number % 5))
             began = site.clock.now()
-            _die(site.fleet.book.there(node))
+            _die(site.fleet.state.there(node))
             lost = site.event(after, lambda c, node=node: _left(c, node), "loss")  # type: ignore[misc]
             ended = site.event(after, lambda c: isinstance(c, Ended), "end of the lease")
             site.note("death_gpu", max(lost, ended) - began)
@@ -288,7 +288,7 @@ def workers(site: Site, queries: Queries, times: int, nodes: int, *, dies: bool)
     while done < times and tries < 3 * times:
         tries += 1
         site.rest(nodes)
-        there = [node for node in site.fleet.book.nodes if node.pool == "sql" and node.visible]
+        there = [node for node in site.fleet.state.nodes if node.pool == "sql" and node.visible]
         names = [node.id for node in there]
         site.until(lambda names=names: queries.ready(names), "query on all workers")  # type: ignore[misc]
         victim, after, count = there[tries % len(there)], site.ledger.state().number, queries.count
@@ -307,7 +307,7 @@ def workers(site: Site, queries: Queries, times: int, nodes: int, *, dies: bool)
         if dies:
             lost = site.event(after, lambda c, id_=victim.id: _left(c, id_), "loss")  # type: ignore[misc]
             site.note("death_worker", lost - began)
-        site.until(lambda id_=victim.id: site.fleet.book.node(id_) is None, f"end of {victim.id}")  # type: ignore[misc]
+        site.until(lambda id_=victim.id: site.fleet.state.node(id_) is None, f"end of {victim.id}")  # type: ignore[misc]
 
 
 def _die(node: LocalNode) -> None:

@@ -153,7 +153,7 @@ class Injector:
             return
         one.victim = node.id
         if fault.way % 3 == 0:  # as the kernel does it: the fleet is not asked
-            book = self.scene.fleet.book
+            book = self.scene.fleet.state
             found = book.node(node.id)
             if found is None or found.process is None:
                 one.why_not = "it had gone"

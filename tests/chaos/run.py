@@ -114,7 +114,7 @@ class Play:
         script = self.scene.script
         with ExitStack() as stack:
             ledger = stack.enter_context(self.scene.open())
-            uses = stack.enter_context(Uses(self.scene.fleet.book.uid, ledger))
+            uses = stack.enter_context(Uses(self.scene.fleet.state.uid, ledger))
             self.loops += [self.loop("loop"), *([self.loop("spare")] if script.spare else [])]
             stack.callback(self.end_all)
             for loop in self.loops:

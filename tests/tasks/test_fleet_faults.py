@@ -7,7 +7,7 @@ from ebbflow.infra.local_fleet.state.pools import LocalPool
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.nodes import FAULTS, schedule_of
-from tests.infra.local_fleet.quick_room import QuickFleet, there
+from tests.infra.local_fleet.quick_provider import QuickFleet, there
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_is_no_fault_is_refused_with_the_form(text):
 
 def test_faults_happen_in_their_order_and_what_cannot_be_done_is_said(tmp_path):
     quick = QuickFleet(tmp_path, [LocalPool("gpu", "gpu", initial=2, max_nodes=4)])
-    quick.until(lambda book: len(there(book)) == 2)
+    quick.until(lambda state: len(there(state)) == 2)
     said, texts = (
         [],
         ["0.3s:kill:gpu-9", "0.2s:add:gpu:9", "0s:pause:gpu", "0.1s:kill:gpu", "0.4s:resume:gpu"],
@@ -66,5 +66,5 @@ def test_faults_happen_in_their_order_and_what_cannot_be_done_is_said(tmp_path):
     assert said[4].startswith("scripted: fault not injected: there is no node 'gpu-9'")
     assert said[5:] == ["scripted: gpu-1 is resumed (SIGCONT)"]
     assert quick.fleet.lost("gpu-2") == "killed without notice"
-    assert quick.fleet.book.plans["gpu"].nodes == 4
+    assert quick.fleet.state.plans["gpu"].nodes == 4
     quick.close()

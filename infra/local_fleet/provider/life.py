@@ -1,4 +1,4 @@
-"""Seeing to it that the book and the processes of a fleet agree. Several may do it at once, and twice."""
+"""Seeing to it that the state and the processes of a fleet agree. Several may do it at once, and twice."""
 
 import contextlib
 import logging
@@ -17,7 +17,7 @@ from ebbflow.infra.local_fleet.state.pools import PoolKind
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.machine import cgroups
 
-Rooms = Mapping[PoolKind, NodeProvider]
+Providers = Mapping[PoolKind, NodeProvider]
 LOST = "its process exited"
 OVERDUE = "its notice period expired"
 _LEFT = 5.0  # s, beyond its grace, for what a launcher left behind to end by itself
@@ -25,22 +25,24 @@ _LEFT = 5.0  # s, beyond its grace, for what a launcher left behind to end by it
 log = logging.getLogger(__name__)
 
 
-def look(file: LocalFleetStateFile, book: LocalFleetState, rooms: Rooms, clock: Clock) -> LocalFleetState:
-    """See which nodes are gone or due, end those, and return the book afterwards."""
+def look(
+    file: LocalFleetStateFile, state: LocalFleetState, providers: Providers, clock: Clock
+) -> LocalFleetState:
+    """See which nodes are gone or due, end those, and return the state afterwards."""
     now = clock.now()
     fates: dict[str, str] = {}
     deadlines: dict[str, float] = {}
-    for node in book.nodes:
+    for node in state.nodes:
         if node.phase != "up" or node.fate:
             continue
-        room = _room(book, node, rooms)
+        provider = _provider(state, node, providers)
         if node.deadline is not None and node.deadline <= now:
             fates[node.id] = OVERDUE
-        elif not room.alive(book, node):
+        elif not provider.alive(state, node):
             fates[node.id] = LOST
-        elif node.deadline is None and (told := room.deadline(book, node)) is not None:
-            deadlines[node.id] = told
-    if fates or deadlines or book.short(now) != book:
+        elif node.deadline is None and (deadline := provider.deadline(state, node)) is not None:
+            deadlines[node.id] = deadline
+    if fates or deadlines or state.short(now) != state:
 
         def change(current: LocalFleetState) -> LocalFleetState:
             for id_, how in fates.items():
@@ -51,52 +53,52 @@ def look(file: LocalFleetStateFile, book: LocalFleetState, rooms: Rooms, clock: 
                 current = current.noted(id_, deadline=deadline)
             return current.short(now)
 
-        book = file.change(book.uid, change)
-    for node in book.nodes:
+        state = file.change(state.uid, change)
+    for node in state.nodes:
         if node.fate and node.phase == "up":
-            finish(file, book, node, rooms, clock)
+            finish(file, state, node, providers, clock)
         elif node.visible and node.deadline is not None:
             with contextlib.suppress(ClusterError):
-                _room(book, node, rooms).tell(book, node, node.deadline)
-    return file.read() or book
+                _provider(state, node, providers).notify(state, node, node.deadline)
+    return file.read() or state
 
 
 def finish(
-    file: LocalFleetStateFile, book: LocalFleetState, node: LocalNode, rooms: Rooms, clock: Clock
+    file: LocalFleetStateFile, state: LocalFleetState, node: LocalNode, providers: Providers, clock: Clock
 ) -> None:
-    """End a node whose fate is known, and take it out of the book. Raises ``ClusterError``."""
-    _room(book, node, rooms).end(book, node)
-    network.disconnect(book, node)
+    """End a node whose fate is known, and take it out of the state. Raises ``ClusterError``."""
+    _provider(state, node, providers).end(state, node)
+    network.disconnect(state, node)
     shutil.rmtree(work(file.folder, node.id), ignore_errors=True)
     now = clock.now()
     lost = node.fate in (LOST, OVERDUE) or node.fate.startswith("killed")
-    file.change(book.uid, lambda current: current.without(node.id, node.fate, now, lost=lost).short(now))
+    file.change(state.uid, lambda current: current.without(node.id, node.fate, now, lost=lost).short(now))
     log.info("%s terminated: %s", node.id, node.fate)
 
 
-def sweep(book: LocalFleetState, clock: Clock) -> None:
+def sweep(state: LocalFleetState, clock: Clock) -> None:
     """End what runs on nodes that the fleet does not have: started in the moment in which they went."""
-    known = {node.id for node in book.nodes}
-    for id_ in labels.nodes(book.uid) - known:
+    known = {node.id for node in state.nodes}
+    for id_ in labels.nodes(state.uid) - known:
         with contextlib.suppress(ClusterError):
             log.warning("processes still ran on %s, which is terminated", id_)
-            labels.destroy(labels.below(book.uid, id_), clock)
+            labels.destroy(labels.below(state.uid, id_), clock)
 
 
 def collect(
-    book: LocalFleetState, silent: Mapping[tuple[str, ...], float], clock: Clock
+    state: LocalFleetState, silent: Mapping[tuple[str, ...], float], clock: Clock
 ) -> dict[tuple[str, ...], float]:
     """End what launchers left behind that are gone, once it has had the time to save; return since when they are."""
     now = clock.now()
     still: dict[tuple[str, ...], float] = {}
-    for one in labels.occupants(book.uid):
+    for one in labels.occupants(state.uid):
         if one.owner is None or labels.alive(one.owner):
             continue
         since = still[one.parts] = silent.get(one.parts, now)
         if now - since > one.grace + _LEFT:
             log.warning("%s left processes behind on %s", one.app, one.node)
             with contextlib.suppress(ClusterError):
-                labels.destroy(labels.mark(book.uid, *one.parts), clock)
+                labels.destroy(labels.mark(state.uid, *one.parts), clock)
     return still
 
 
@@ -113,19 +115,19 @@ def abandoned(folder: Path, clock: Clock) -> None:
             shutil.rmtree(run, ignore_errors=True)
 
 
-def teardown(file: LocalFleetStateFile, uid: str, rooms: Rooms, clock: Clock) -> None:
+def teardown(file: LocalFleetStateFile, uid: str, providers: Providers, clock: Clock) -> None:
     """End all that belongs to one life of a fleet. What must not be used twice, ids and revisions, stays stored."""
     with contextlib.suppress(InfraError):
-        file.change(uid, lambda book: replace(book, up=False))
+        file.change(uid, lambda state: replace(state, up=False))
     labels.destroy(labels.below(uid), clock)
-    book = None
+    state = None
     with contextlib.suppress(InfraError):
-        book = file.read()
-    if book is None or book.uid != uid:
+        state = file.read()
+    if state is None or state.uid != uid:
         return
-    for room in rooms.values():
-        room.close(book)
-    network.remove(book)
+    for provider in providers.values():
+        provider.close(state)
+    network.remove(state)
     for name in ("work", RUNS):
         shutil.rmtree(file.folder / name, ignore_errors=True)
 
@@ -139,7 +141,7 @@ def teardown(file: LocalFleetStateFile, uid: str, rooms: Rooms, clock: Clock) ->
         file.change(uid, empty)
 
 
-def _room(book: LocalFleetState, node: LocalNode, rooms: Rooms) -> NodeProvider:
-    pool = book.pool(node.pool)
+def _provider(state: LocalFleetState, node: LocalNode, providers: Providers) -> NodeProvider:
+    pool = state.pool(node.pool)
     assert pool is not None
-    return rooms[pool.kind]
+    return providers[pool.kind]

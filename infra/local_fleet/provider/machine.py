@@ -25,17 +25,17 @@ def serve(folder: Path, uid: str, node: str, clock: Clock) -> None:
     seen = clock.now()
     while True:
         clock.sleep(_POLL)
-        book = _book(folder)
-        if book is not None and (book["uid"] != uid or not _has(book, node)):
+        state = _read_state(folder)
+        if state is not None and (state["uid"] != uid or not _has(state, node)):
             return
-        if book is not None and _kept(book):
+        if state is not None and _kept(state):
             seen = clock.now()
         elif clock.now() - seen > TIMEOUT:
             return
 
 
-def _book(folder: Path) -> dict[str, Any] | None:
-    """Return the book as it stands in the file; ``None`` where it cannot be read now."""
+def _read_state(folder: Path) -> dict[str, Any] | None:
+    """Return the state as it stands in the file; ``None`` where it cannot be read now."""
     try:
         found: dict[str, Any] = json.loads((folder / "fleet.json").read_text())
     except (OSError, ValueError):
@@ -43,12 +43,12 @@ def _book(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def _has(book: dict[str, Any], node: str) -> bool:
-    return any(one["id"] == node for one in book["nodes"])
+def _has(state: dict[str, Any], node: str) -> bool:
+    return any(one["id"] == node for one in state["nodes"])
 
 
-def _kept(book: dict[str, Any]) -> bool:
-    supervisor = book.get("supervisor", book.get("keeper"))  # its former key
+def _kept(state: dict[str, Any]) -> bool:
+    supervisor = state.get("supervisor", state.get("keeper"))  # its former key
     return supervisor is not None and labels.alive(Identity(*supervisor))
 
 

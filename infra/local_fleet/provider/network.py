@@ -23,46 +23,46 @@ _POLL = 0.5  # s between looks at a fleet without a supervisor
 _TIMEOUT = 60.0  # s for its nodes to terminate
 
 
-def guard(file: LocalFleetStateFile, book: LocalFleetState) -> Guardian | None:
+def guard(file: LocalFleetStateFile, state: LocalFleetState) -> Guardian | None:
     """Make the bridges of a fleet, and have them go when this process, its supervisor, is gone.
 
     Nothing happens for one on loopback. Raises ``ClusterError``.
     """
-    if book.network is None:
+    if state.network is None:
         return None
-    links.make_bridges(book.network)
-    return Guardian(__name__, [str(file.folder), book.uid, str(os.getpid())], file.folder)
+    links.make_bridges(state.network)
+    return Guardian(__name__, [str(file.folder), state.uid, str(os.getpid())], file.folder)
 
 
-def connect(book: LocalFleetState, node: LocalNode) -> str:
+def connect(state: LocalFleetState, node: LocalNode) -> str:
     """Make a node's namespace and return its name; "" on loopback. Raises ``ClusterError``."""
-    if book.network is None:
+    if state.network is None:
         return ""
-    links.add_node(book.network, node.id, book.network.inside(node.host))
-    return book.network.namespace(node.id)
+    links.add_node(state.network, node.id, state.network.inside(node.host))
+    return state.network.namespace(node.id)
 
 
-def disconnect(book: LocalFleetState, node: LocalNode) -> None:
+def disconnect(state: LocalFleetState, node: LocalNode) -> None:
     """Remove what ``connect`` made; nothing happens where it is gone. Raises ``ClusterError``."""
-    if book.network is not None and node.host:
-        links.remove_node(book.network, node.id, book.network.inside(node.host))
+    if state.network is not None and node.host:
+        links.remove_node(state.network, node.id, state.network.inside(node.host))
 
 
-def remove(book: LocalFleetState) -> None:
+def remove(state: LocalFleetState) -> None:
     """Remove all of a fleet's network; nothing happens where it is gone. Raises ``ClusterError``."""
-    if book.network is not None:
-        registry.release(book.network.tag)
+    if state.network is not None:
+        registry.release(state.network.tag)
 
 
 def lives(entry: registry.Entry) -> bool:
     """Tell whether a network is of a fleet that has a supervisor, or of which any process is left."""
-    book = None
+    state = None
     with contextlib.suppress(InfraError):
-        book = LocalFleetStateFile(Path(entry.owner)).read()
-    if book is None or book.uid != entry.uid:
+        state = LocalFleetStateFile(Path(entry.owner)).read()
+    if state is None or state.uid != entry.uid:
         return bool(labels.nodes(entry.uid))
-    spark = book.spark is not None and processes.members(f"{book.spark.uid}/")
-    return labels.alive(book.supervisor) or bool(spark or labels.nodes(book.uid))
+    spark = state.spark is not None and processes.members(f"{state.spark.uid}/")
+    return labels.alive(state.supervisor) or bool(spark or labels.nodes(state.uid))
 
 
 def _watch(folder: Path, uid: str, supervisor: int, clock: Clock) -> None:
@@ -71,8 +71,8 @@ def _watch(folder: Path, uid: str, supervisor: int, clock: Clock) -> None:
     entry = next((one for one in registry.entries() if one.uid == uid), None)
     end = clock.now() + _TIMEOUT
     while entry is not None and lives(entry) and clock.now() < end:
-        book = LocalFleetStateFile(folder).read()
-        if book is not None and book.uid == uid and labels.alive(book.supervisor):
+        state = LocalFleetStateFile(folder).read()
+        if state is not None and state.uid == uid and labels.alive(state.supervisor):
             return  # another supervisor, with another guardian
         clock.sleep(_POLL)
     if entry is not None and not lives(entry):

@@ -1,4 +1,4 @@
-"""Machine rooms: how nodes of one kind are started, looked at and ended. The supervisor and every handle use them.
+"""Node providers: how nodes of one kind are started, looked at and ended. The supervisor and every handle use them.
 
 Tell the training nodes that launchers run on a machine that it will be gone soon.
 """
@@ -43,23 +43,23 @@ class StartedNode:
 class NodeProvider(Protocol):
     """Nodes of one kind. Safe for several threads; but for ``start`` also for several processes."""
 
-    def start(self, book: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
+    def start(self, state: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
         """Start a node and return once it is up. Raises ``ClusterError``. Only the supervisor does this."""
         ...
 
-    def alive(self, book: LocalFleetState, node: LocalNode) -> bool:
+    def alive(self, state: LocalFleetState, node: LocalNode) -> bool:
         """Tell whether a node that was up is still there."""
         ...
 
-    def deadline(self, book: LocalFleetState, node: LocalNode) -> float | None:
+    def deadline(self, state: LocalFleetState, node: LocalNode) -> float | None:
         """Return when the node will leave by the word of others than the fleet, Unix time in s."""
         ...
 
-    def tell(self, book: LocalFleetState, node: LocalNode, deadline: float) -> None:
+    def notify(self, state: LocalFleetState, node: LocalNode, deadline: float) -> None:
         """Tell what runs on a node that it will be ended; may be called again and again. Raises ``ClusterError``."""
         ...
 
-    def pause(self, book: LocalFleetState, node: LocalNode, still: bool) -> None:
+    def pause(self, state: LocalFleetState, node: LocalNode, still: bool) -> None:
         """Stop all processes of a node, or let them go on."""
         ...
 
@@ -67,11 +67,11 @@ class NodeProvider(Protocol):
         """Tell whether a node stands still."""
         ...
 
-    def end(self, book: LocalFleetState, node: LocalNode) -> None:
+    def end(self, state: LocalFleetState, node: LocalNode) -> None:
         """End a node with all that runs on it; nothing happens when it is gone. Raises ``ClusterError``."""
         ...
 
-    def close(self, book: LocalFleetState) -> None:
+    def close(self, state: LocalFleetState) -> None:
         """End what the nodes have in common, once they have gone."""
         ...
 
@@ -82,14 +82,14 @@ class GpuNodeProvider:
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._folder, self._clock = folder, clock
 
-    def start(self, book: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
+    def start(self, state: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
         """See ``NodeProvider``. Raises ``ClusterError``."""
         folder = work(self._folder, node.id)
         (folder / READY).unlink(missing_ok=True)
-        command = [sys.executable, "-P", "-m", _MACHINE, str(self._folder), book.uid, node.id]
+        command = [sys.executable, "-P", "-m", _MACHINE, str(self._folder), state.uid, node.id]
         log = self._folder / "logs" / f"{node.id}.log"
-        mark = labels.machine_mark(book.uid, node.id)
-        namespace = network.connect(book, node)
+        mark = labels.machine_mark(state.uid, node.id)
+        namespace = network.connect(state, node)
         child = processes.spawn(command, processes.inherited(), mark, log, namespace=namespace)
         end = self._clock.now() + _START
         while not (folder / READY).exists():
@@ -102,32 +102,34 @@ class GpuNodeProvider:
             self._clock.sleep(_POLL)
         return StartedNode(node.host or "127.0.0.1", labels.identity(child.pid))
 
-    def alive(self, book: LocalFleetState, node: LocalNode) -> bool:
+    def alive(self, state: LocalFleetState, node: LocalNode) -> bool:
         """See ``NodeProvider``."""
         return labels.alive(node.process)
 
-    def deadline(self, book: LocalFleetState, node: LocalNode) -> float | None:
+    def deadline(self, state: LocalFleetState, node: LocalNode) -> float | None:
         """Return ``None``: only the fleet ends these."""
         return None
 
-    def tell(self, book: LocalFleetState, node: LocalNode, deadline: float) -> None:
+    def notify(self, state: LocalFleetState, node: LocalNode, deadline: float) -> None:
         """Give notice to the training nodes of all launchers there, as an agent on the machine would."""
 
-        tell(book.uid, node.id, deadline + shift(time.time(), self._clock))  # they go by the wall's
+        notify_launchers(
+            state.uid, node.id, deadline + shift(time.time(), self._clock)
+        )  # they go by the wall's
 
-    def pause(self, book: LocalFleetState, node: LocalNode, still: bool) -> None:
+    def pause(self, state: LocalFleetState, node: LocalNode, still: bool) -> None:
         """See ``NodeProvider``."""
-        labels.send(labels.below(book.uid, node.id), signal.SIGSTOP if still else signal.SIGCONT)
+        labels.send(labels.below(state.uid, node.id), signal.SIGSTOP if still else signal.SIGCONT)
 
     def paused(self, node: LocalNode) -> bool:
         """See ``NodeProvider``."""
         return node.process is not None and labels.stopped(node.process.pid)
 
-    def end(self, book: LocalFleetState, node: LocalNode) -> None:
+    def end(self, state: LocalFleetState, node: LocalNode) -> None:
         """See ``NodeProvider``."""
-        labels.destroy(labels.below(book.uid, node.id), self._clock)
+        labels.destroy(labels.below(state.uid, node.id), self._clock)
 
-    def close(self, book: LocalFleetState) -> None:
+    def close(self, state: LocalFleetState) -> None:
         """Do nothing: the machines have nothing in common."""
 
 
@@ -137,74 +139,74 @@ class SparkNodeProvider:
     def __init__(self, clock: Clock, timeout: float = 180.0) -> None:
         self._clock, self._timeout = clock, timeout
 
-    def start(self, book: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
+    def start(self, state: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
         """See ``NodeProvider``; the cluster must be there (``supervisor``)."""
         from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 
-        assert book.spark is not None
-        cluster = LocalSparkCluster.attach(book.spark.name, self._clock)
-        namespace = network.connect(book, node)
+        assert state.spark is not None
+        cluster = LocalSparkCluster.attach(state.spark.name, self._clock)
+        namespace = network.connect(state, node)
         cluster.add(self._timeout, node_id=node.id, host=node.host, namespace=namespace)
         record = cluster.state.node(node.id)
         return StartedNode(record.host, labels.identity(record.pid))
 
-    def alive(self, book: LocalFleetState, node: LocalNode) -> bool:
+    def alive(self, state: LocalFleetState, node: LocalNode) -> bool:
         """See ``NodeProvider``."""
         return labels.alive(node.process)
 
-    def deadline(self, book: LocalFleetState, node: LocalNode) -> float | None:
+    def deadline(self, state: LocalFleetState, node: LocalNode) -> float | None:
         """Return the deadline of a notice that another process gave the worker itself."""
         from ebbflow.infra.spark.cluster.state import StateFile
 
-        if book.spark is None:
+        if state.spark is None:
             return None
-        state = None
+        cluster_state = None
         with contextlib.suppress(ClusterError):
-            state = StateFile.of(book.spark.name).read()
-        if state is None or state.uid != book.spark.uid:
+            cluster_state = StateFile.of(state.spark.name).read()
+        if cluster_state is None or cluster_state.uid != state.spark.uid:
             return None
-        return next((record.deadline for record in state.nodes if record.id == node.id), None)
+        return next((record.deadline for record in cluster_state.nodes if record.id == node.id), None)
 
-    def tell(self, book: LocalFleetState, node: LocalNode, deadline: float) -> None:
+    def notify(self, state: LocalFleetState, node: LocalNode, deadline: float) -> None:
         """Let Spark decommission the worker; it is told once."""
         from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 
-        known = self.deadline(book, node)
-        if book.spark is not None and (known is None or abs(known - deadline) > 1.0):
-            cluster = LocalSparkCluster.attach(book.spark.name, self._clock)
+        known = self.deadline(state, node)
+        if state.spark is not None and (known is None or abs(known - deadline) > 1.0):
+            cluster = LocalSparkCluster.attach(state.spark.name, self._clock)
             cluster.notice(node.id, max(0.0, deadline - self._clock.now()))
 
-    def pause(self, book: LocalFleetState, node: LocalNode, still: bool) -> None:
+    def pause(self, state: LocalFleetState, node: LocalNode, still: bool) -> None:
         """See ``NodeProvider``."""
-        if book.spark is not None:
-            mark = f"{book.spark.uid}/{node.id}"
+        if state.spark is not None:
+            mark = f"{state.spark.uid}/{node.id}"
             labels.send(mark, signal.SIGSTOP if still else signal.SIGCONT)
 
     def paused(self, node: LocalNode) -> bool:
         """See ``NodeProvider``."""
         return node.process is not None and labels.stopped(node.process.pid)
 
-    def end(self, book: LocalFleetState, node: LocalNode) -> None:
+    def end(self, state: LocalFleetState, node: LocalNode) -> None:
         """See ``NodeProvider``."""
         from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 
-        if book.spark is None:
+        if state.spark is None:
             return
         try:
-            cluster = LocalSparkCluster.attach(book.spark.name, self._clock)
+            cluster = LocalSparkCluster.attach(state.spark.name, self._clock)
             known = {record.id for record in cluster.state.nodes}
         except ClusterError:  # it was stopped, and its nodes with it
             return
-        if cluster.state.uid == book.spark.uid and node.id in known:
+        if cluster.state.uid == state.spark.uid and node.id in known:
             cluster.kill(node.id)
 
-    def close(self, book: LocalFleetState) -> None:
+    def close(self, state: LocalFleetState) -> None:
         """Stop the cluster."""
         from ebbflow.infra.spark.cluster import teardown
         from ebbflow.infra.spark.cluster.state import StateFile
 
-        if book.spark is not None:
-            teardown.tear_down(StateFile.of(book.spark.name), book.spark.uid, self._clock)
+        if state.spark is not None:
+            teardown.tear_down(StateFile.of(state.spark.name), state.spark.uid, self._clock)
 
 
 def work(folder: Path, node: str) -> Path:
@@ -212,8 +214,8 @@ def work(folder: Path, node: str) -> Path:
     return folder / "work" / node
 
 
-def rooms(folder: Path, clock: Clock) -> Mapping[PoolKind, NodeProvider]:
-    """Return the rooms of this machine."""
+def providers(folder: Path, clock: Clock) -> Mapping[PoolKind, NodeProvider]:
+    """Return the node providers of this machine, by kind of pool."""
     return {"gpu": GpuNodeProvider(folder, clock), "spark": SparkNodeProvider(clock)}
 
 
@@ -223,7 +225,7 @@ _ENTRY = "EBBFLOW_NODE_ENTRY"  # see ``infra.training.channel.wire``
 _NOTICE = "notice"  # see ``infra.training.launcher.node``
 
 
-def tell(fleet: str, node: str, deadline: float) -> int:
+def notify_launchers(fleet: str, node: str, deadline: float) -> int:
     """Tell all that are ready for it and have not been told of this deadline; return how many that were.
 
     One that is still importing would end by the signal: it is told at a later call.
@@ -235,11 +237,11 @@ def tell(fleet: str, node: str, deadline: float) -> int:
     told = 0
     for found in by_mark.values():
         for pid in labels.leaders(found):
-            told += _tell(pid, _folder(found[pid]), deadline)
+            told += _notify_process(pid, _folder(found[pid]), deadline)
     return told
 
 
-def _tell(pid: int, folder: Path | None, deadline: float) -> bool:
+def _notify_process(pid: int, folder: Path | None, deadline: float) -> bool:
     if folder is None or not folder.is_dir() or not labels.catches(pid, signal.SIGTERM):
         return False
     note = folder / _NOTICE

@@ -3,7 +3,7 @@
 It starts what is planned, as an Auto Scaling group does, also in place of nodes that were lost or have a notice; ends
 nodes at their deadlines; takes down what is left on nodes that are gone, and what launchers left that are gone; and
 ends everything when the fleet is taken down or its owner is no more. Whatever it does can be done twice, and by the
-next supervisor: its orders and its memory are the book.
+next supervisor: its orders and its memory are the state.
 
 It also starts the Spark cluster whose workers are the fleet's Spark nodes.
 
@@ -23,7 +23,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.local_fleet.provider import network
 from ebbflow.infra.local_fleet.provider.life import abandoned, collect, finish, look, sweep, teardown
-from ebbflow.infra.local_fleet.provider.provider import NodeProvider, rooms
+from ebbflow.infra.local_fleet.provider.provider import NodeProvider, providers
 from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.changes import give, missing, take
 from ebbflow.infra.local_fleet.state.clock import MachineClock
@@ -35,7 +35,7 @@ from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 from ebbflow.infra.spark.cluster.state import StateFile
 from ebbflow.planners.errors import EbbflowError
 
-LOOK = 0.2  # s between looks at the book and the nodes
+LOOK = 0.2  # s between looks at the state and the nodes
 _SWEEP = 2.0  # s between looks for processes that nobody answers for
 _JOIN = 10.0  # s for a start to notice that the fleet is going down
 _AT_ONCE = 4  # nodes that start at a time
@@ -58,11 +58,11 @@ class NodeSupervisor:
         look: float = LOOK,
     ) -> None:
         self._file, self._uid, self._clock = file, uid, clock
-        self._rooms = own or rooms(file.folder, clock)
-        self._common = common or (lambda book, pool: book)
+        self._providers = own or providers(file.folder, clock)
+        self._common = common or (lambda state, pool: state)
         self._look = look
         self._starting: dict[str, threading.Thread] = {}
-        self._once: dict[PoolKind, threading.Lock] = {kind: threading.Lock() for kind in self._rooms}
+        self._once: dict[PoolKind, threading.Lock] = {kind: threading.Lock() for kind in self._providers}
         self._stop = threading.Event()
         self._problem = ""
         self._swept = 0.0
@@ -71,11 +71,11 @@ class NodeSupervisor:
     def run(self) -> None:
         """Keep the fleet until it is down."""
         self._drop_half_started()
-        while (book := self._book()) is not None:
-            if not book.up or (book.owner is not None and not labels.alive(book.owner)):
+        while (state := self._read_state()) is not None:
+            if not state.up or (state.owner is not None and not labels.alive(state.owner)):
                 break
             try:
-                self._tick(book)
+                self._tick(state)
                 self._problem = ""
             except InfraError as error:  # such as a full disk; what is not done now is done at the next look
                 if str(error) != self._problem:
@@ -85,7 +85,7 @@ class NodeSupervisor:
                 log.exception("polling the nodes failed")
             self._clock.wait(self._stop, self._look)
         self._stop.set()
-        teardown(self._file, self._uid, self._rooms, self._clock)
+        teardown(self._file, self._uid, self._providers, self._clock)
         for thread in list(self._starting.values()):
             thread.join(_JOIN)
         labels.destroy(labels.below(self._uid), self._clock)
@@ -94,69 +94,72 @@ class NodeSupervisor:
         """Let ``run`` return soon, after it has taken everything down; for a supervisor in a thread."""
         self._stop.set()
         with contextlib.suppress(InfraError):
-            self._file.change(self._uid, lambda book: replace(book, up=False))
+            self._file.change(self._uid, lambda state: replace(state, up=False))
 
-    def _book(self) -> LocalFleetState | None:
-        """Return the book of this life; ``None`` when it is over. A book that cannot be read ends nothing at once."""
+    def _read_state(self) -> LocalFleetState | None:
+        """Return the state of this life; ``None`` when it is over.
+
+        A state that cannot be read ends nothing at once.
+        """
         for _ in range(50):
             try:
-                book = self._file.read()
+                state = self._file.read()
             except InfraError as error:
                 log.error("%s", error)
                 self._clock.sleep(self._look)
                 continue
-            return book if book is not None and book.uid == self._uid else None
+            return state if state is not None and state.uid == self._uid else None
         return None
 
-    def _tick(self, book: LocalFleetState) -> None:
-        book = look(self._file, book, self._rooms, self._clock)
+    def _tick(self, state: LocalFleetState) -> None:
+        state = look(self._file, state, self._providers, self._clock)
         now = self._clock.now()
         if now - self._swept >= _SWEEP:
             self._swept = now
-            sweep(book, self._clock)
+            sweep(state, self._clock)
             abandoned(self._file.folder, self._clock)
-            self._silent = collect(book, self._silent, self._clock)
-        for pool in book.pools:
-            plan = book.plans[pool.name]
-            if missing(book, pool) and max(plan.outage, plan.again) <= now:
+            self._silent = collect(state, self._silent, self._clock)
+        for pool in state.pools:
+            plan = state.plans[pool.name]
+            if missing(state, pool) and max(plan.outage, plan.again) <= now:
                 self._fill(pool.name)
 
     # --- starting -------------------------------------------------------------------------------------------
 
     def _fill(self, pool: str) -> None:
         """Ask for what is missing in one pool, as far as there is room for starts."""
-        room = _AT_ONCE - len(self._starting)
-        if room <= 0:
+        free = _AT_ONCE - len(self._starting)
+        if free <= 0:
             return
         before = self._file.read()
         known = {node.id for node in before.nodes} if before is not None else set()
-        book = self._file.change(self._uid, lambda book: give(book, pool, room, self._clock.now()))
-        for node in sorted((n for n in book.nodes if n.id not in known), key=lambda n: by_number(n.id)):
+        state = self._file.change(self._uid, lambda state: give(state, pool, free, self._clock.now()))
+        for node in sorted((n for n in state.nodes if n.id not in known), key=lambda n: by_number(n.id)):
             thread = threading.Thread(target=self._start, args=(node,), name=f"start-{node.id}", daemon=True)
             self._starting[node.id] = thread
             thread.start()
 
     def _start(self, node: LocalNode) -> None:
         try:
-            book = self._file.read()
-            pool = book.pool(node.pool) if book is not None else None
-            if book is None or pool is None:
+            state = self._file.read()
+            pool = state.pool(node.pool) if state is not None else None
+            if state is None or pool is None:
                 return
             if not self._boot(node, pool.provision_time):
                 self._drop(node, "not needed any longer")
                 return
-            room = self._rooms[pool.kind]
+            provider = self._providers[pool.kind]
             with self._once[pool.kind]:  # what its nodes have in common is started once
-                book = self._common(book, pool)
-            arrived = room.start(book, pool, node)
-            book = self._file.change(
+                state = self._common(state, pool)
+            arrived = provider.start(state, pool, node)
+            state = self._file.change(
                 self._uid, lambda b: take(b, node.id, arrived.host, arrived.process, self._clock.now())
             )
-            if (found := book.node(node.id)) is None:
-                room.end(book, node)
-                network.disconnect(book, node)
+            if (found := state.node(node.id)) is None:
+                provider.end(state, node)
+                network.disconnect(state, node)
             elif found.fate:
-                finish(self._file, book, found, self._rooms, self._clock)
+                finish(self._file, state, found, self._providers, self._clock)
         except EbbflowError as error:
             log.warning("%s could not be started: %s", node.id, error)
             self._failed(node, str(error))
@@ -170,8 +173,8 @@ class NodeSupervisor:
         """Let the boot time pass and tell whether the node is still wanted then."""
         end = self._clock.now() + seconds
         while True:
-            book = self._book()
-            found = book.node(node.id) if book is not None and book.up else None
+            state = self._read_state()
+            found = state.node(node.id) if state is not None and state.up else None
             if found is None or found.fate or self._stop.is_set():
                 return False
             left = end - self._clock.now()
@@ -181,31 +184,31 @@ class NodeSupervisor:
 
     def _drop(self, node: LocalNode, why: str) -> None:
         now = self._clock.now()
-        self._file.change(self._uid, lambda book: book.without(node.id, why, now, lost=False).short(now))
+        self._file.change(self._uid, lambda state: state.without(node.id, why, now, lost=False).short(now))
 
     def _failed(self, node: LocalNode, why: str) -> None:
-        def change(book: LocalFleetState) -> LocalFleetState:
-            now, tries = self._clock.now(), book.plans[node.pool].tries + 1
+        def change(state: LocalFleetState) -> LocalFleetState:
+            now, tries = self._clock.now(), state.plans[node.pool].tries + 1
             delay = min(_BACK_OFF[0] * 2.0 ** (tries - 1), _BACK_OFF[1])
-            later = book.without(node.id, "it could not be started", now, lost=False)
+            later = state.without(node.id, "it could not be started", now, lost=False)
             return later.planned(node.pool, failed=why, again=now + delay, tries=tries)
 
         with contextlib.suppress(InfraError):
-            book = self._file.read()
-            if book is not None and (pool := book.pool(node.pool)) is not None:
-                self._rooms[pool.kind].end(book, node)
-                network.disconnect(book, node)
+            state = self._file.read()
+            if state is not None and (pool := state.pool(node.pool)) is not None:
+                self._providers[pool.kind].end(state, node)
+                network.disconnect(state, node)
         with contextlib.suppress(InfraError):
             self._file.change(self._uid, change)
 
     def _drop_half_started(self) -> None:
         """End what an earlier supervisor was starting: nobody waits for it any more."""
-        book = self._book()
-        for node in book.nodes if book is not None else ():
-            if node.phase == "starting" and book is not None and (pool := book.pool(node.pool)) is not None:
+        state = self._read_state()
+        for node in state.nodes if state is not None else ():
+            if node.phase == "starting" and state is not None and (pool := state.pool(node.pool)) is not None:
                 with contextlib.suppress(InfraError):
-                    self._rooms[pool.kind].end(book, node)
-                    network.disconnect(book, node)
+                    self._providers[pool.kind].end(state, node)
+                    network.disconnect(state, node)
                     self._drop(node, "its start was interrupted")
 
 
@@ -218,9 +221,9 @@ def main(folder: str, uid: str) -> None:
     # Before this process is the supervisor: the guardian of the one before ends as soon as it sees the next.
     before = file.read()
     guardian = network.guard(file, before) if before is not None and before.uid == uid else None
-    book = file.change(uid, lambda b: b if labels.alive(b.supervisor) else replace(b, supervisor=me))
-    clock = MachineClock(book.offset)
-    if book.supervisor == me:
+    state = file.change(uid, lambda b: b if labels.alive(b.supervisor) else replace(b, supervisor=me))
+    clock = MachineClock(state.offset)
+    if state.supervisor == me:
         NodeSupervisor(file, uid, clock, common=lambda b, pool: ensure_cluster(file, b, pool, clock)).run()
     if guardian is not None:
         guardian.release()
@@ -230,20 +233,20 @@ _kept: list[LocalSparkCluster] = []  # of this process, the supervisor: a cluste
 
 
 def ensure_cluster(
-    file: LocalFleetStateFile, book: LocalFleetState, pool: LocalPool, clock: Clock
+    file: LocalFleetStateFile, state: LocalFleetState, pool: LocalPool, clock: Clock
 ) -> LocalFleetState:
-    """Return the book with a cluster for a Spark node of ``pool``; it is started where there is none.
+    """Return the state with a cluster for a Spark node of ``pool``; it is started where there is none.
 
     It ends with this process. Raises ``ClusterError`` and ``EngineUnavailableError``.
     """
     if pool.kind != "spark":
-        return book
-    current = file.read() or book
+        return state
+    current = file.read() or state
     if current.spark is not None:
-        state = StateFile.of(current.spark.name).read()
-        if state is not None and state.uid == current.spark.uid and state.alive:
+        cluster_state = StateFile.of(current.spark.name).read()
+        if cluster_state is not None and cluster_state.uid == current.spark.uid and cluster_state.alive:
             return current
-    workers = max(1, sum(other.start for other in book.pools if other.kind == "spark"))
+    workers = max(1, sum(other.start for other in state.pools if other.kind == "spark"))
     machine = len(os.sched_getaffinity(0))
     per_core = (
         cgroups.per_core_quota(machine, workers * pool.cores)
@@ -251,19 +254,19 @@ def ensure_cluster(
         else pool.cpus_per_slot
     )
     cluster = LocalSparkCluster.start(
-        book.name,
+        state.name,
         workers=0,
         cores=pool.cores,
         memory=f"{max(1, round(pool.memory * 1024))}m",
         cpus=min(float(pool.cores), pool.cores * per_core),
         directory=file.folder / "spark",
-        host=book.network.host if book.network is not None else "",
-        network=book.network.megabytes if book.network is not None else 0.0,
+        host=state.network.host if state.network is not None else "",
+        network=state.network.megabytes if state.network is not None else 0.0,
         clock=clock,
     )
     _kept[:] = [cluster]
     part = SparkPart(cluster.name, cluster.state.uid, cluster.master_url)
-    return file.change(book.uid, lambda b: replace(b, spark=part))
+    return file.change(state.uid, lambda b: replace(b, spark=part))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a local fleet must not forget, and how it changes: plans, nodes, notices, what nodes have cost.
 
-Pure values. ``store`` keeps one book in a file that several processes read and change.
+Pure values. ``store`` keeps the state of one fleet in a file that several processes read and change.
 """
 
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ class LocalNode:
 
 
 @dataclass(frozen=True, slots=True)
-class GoneNode:
+class TerminatedNode:
     """How a node went."""
 
     id: str
@@ -106,8 +106,8 @@ class LocalFleetState:
     plans: Mapping[str, PoolPlan] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)  # pool -> nodes ever asked for
     nodes: tuple[LocalNode, ...] = ()
-    heard: tuple[Notice, ...] = ()  # that others have told of, by node
-    gone: tuple[GoneNode, ...] = ()  # the newest last
+    reported: tuple[Notice, ...] = field(default=(), metadata={"former": "heard"})  # by others, by node
+    terminated: tuple[TerminatedNode, ...] = field(default=(), metadata={"former": "gone"})  # newest last
     gpus: tuple[str, ...] = ()  # of this machine that nodes share out; empty: slots are CPU cores
     spark: SparkPart | None = None
     network: NetworkPlan | None = None  # of the nodes; None: they are on loopback
@@ -136,14 +136,14 @@ class LocalFleetState:
         found = self.node(id_)
         if found is not None:
             return found.fate
-        return next((gone.how for gone in reversed(self.gone) if gone.id == id_), "")
+        return next((gone.how for gone in reversed(self.terminated) if gone.id == id_), "")
 
-    def told(self) -> tuple[Notice, ...]:
+    def pending_notices(self) -> tuple[Notice, ...]:
         """Return one notice of each node that is there and has any: the firmest, then the earliest."""
         found: dict[str, Notice] = {}
         there = {node.id for node in self.nodes if node.visible}
         own = [Notice(n.id, n.deadline) for n in self.nodes if n.deadline is not None]
-        for notice in (*own, *self.heard):
+        for notice in (*own, *self.reported):
             known = found.get(notice.node_id)
             if notice.node_id in there and (known is None or firmness(notice) < firmness(known)):
                 found[notice.node_id] = notice
@@ -167,7 +167,7 @@ class LocalFleetState:
             if node.pool == pool.name and node.visible
         )
 
-    def state(self, pool: LocalPool, now: float) -> PoolState:
+    def pool_state(self, pool: LocalPool, now: float) -> PoolState:
         """Return one pool as it is planned and seen."""
         plan, nodes = self.plans[pool.name], self.seen(pool)
         lasting = sum(node.pool == pool.name and node.lasting for node in self.nodes)
@@ -212,24 +212,24 @@ class LocalFleetState:
 
     def after(self, later: "LocalFleetState") -> "LocalFleetState":
         """Return ``later`` with this revision, or the next where nodes or notices that are seen differ."""
-        changed = (self._sight(), self.told()) != (later._sight(), later.told())
+        changed = (self._sight(), self.pending_notices()) != (later._sight(), later.pending_notices())
         return replace(later, revision=self.revision + changed)
 
     def _sight(self) -> tuple[tuple[Node, ...], ...]:
         return tuple(self.seen(pool) for pool in self.pools)
 
     def planned(self, pool: str, **changes: Any) -> "LocalFleetState":
-        """Return the book with other values of one plan."""
+        """Return the state with other values of one plan."""
         return replace(self, plans={**self.plans, pool: replace(self.plans[pool], **changes)})
 
     def noted(self, id_: str, **changes: Any) -> "LocalFleetState":
-        """Return the book with other values of one node."""
+        """Return the state with other values of one node."""
         return replace(
             self, nodes=tuple(replace(node, **changes) if node.id == id_ else node for node in self.nodes)
         )
 
     def without(self, id_: str, how: str, now: float, *, lost: bool) -> "LocalFleetState":
-        """Return the book after a node has gone. ``lost``: nobody here wanted its end."""
+        """Return the state after a node has gone. ``lost``: nobody here wanted its end."""
         node = self.node(id_)
         if node is None:
             return self
@@ -245,12 +245,12 @@ class LocalFleetState:
         return replace(
             later,
             nodes=tuple(other for other in self.nodes if other.id != id_),
-            gone=(*self.gone, GoneNode(id_, node.since, now, how))[-KEPT:],
-            heard=tuple(notice for notice in self.heard if notice.node_id != id_),
+            terminated=(*self.terminated, TerminatedNode(id_, node.since, now, how))[-KEPT:],
+            reported=tuple(notice for notice in self.reported if notice.node_id != id_),
         )
 
     def short(self, now: float) -> "LocalFleetState":
-        """Return the book with the shortage of each pool noted, and old notices forgotten."""
+        """Return the state with the shortage of each pool noted, and old notices forgotten."""
         later = self
         for name, plan in self.plans.items():
             arrived = sum(node.pool == name and node.visible and node.lasting for node in self.nodes)
@@ -258,8 +258,8 @@ class LocalFleetState:
             failed = plan.failed if since is not None else ""
             if (since, failed) != (plan.short_since, plan.failed):
                 later = later.planned(name, short_since=since, failed=failed)
-        kept = tuple(notice for notice in self.heard if notice.deadline + FORGET > now)
-        return later if kept == self.heard else replace(later, heard=kept)
+        kept = tuple(notice for notice in self.reported if notice.deadline + FORGET > now)
+        return later if kept == self.reported else replace(later, reported=kept)
 
 
 def cost(node: LocalNode, now: float) -> float:

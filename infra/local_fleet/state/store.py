@@ -1,4 +1,4 @@
-"""The file that holds a fleet's book, read and changed by every process that deals with the fleet."""
+"""The file that holds a fleet's state, read and changed by every process that deals with the fleet."""
 
 import contextlib
 import threading
@@ -17,18 +17,21 @@ from ebbflow.infra.storage.values import Form
 from ebbflow.planners.errors import OptionError
 
 FORMAT = 2
-BOOK, LOCK, STARTING = "fleet.json", ".lock", ".starting"
-_BOOKS = Form(strict=True)
+STATE, LOCK, STARTING = "fleet.json", ".lock", ".starting"
+_STATES = Form(strict=True)
 _AGAIN = 5  # attempts at a lock whose folder is being removed
 _TICK = 100_000_000  # ns, longer than any file system takes the same time for
 
 
 class LocalFleetStateFile:
-    """One fleet's book. Reads are whole and cheap; a lock keeps the changes of threads and processes apart."""
+    """The state file of one fleet.
+
+    Reads are whole and cheap; a lock keeps the changes of threads and processes apart.
+    """
 
     def __init__(self, folder: Path, clock: Clock | None = None) -> None:
         self.folder = folder
-        self.path = folder / BOOK
+        self.path = folder / STATE
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._read: tuple[tuple[int, int, int], LocalFleetState] | None = None
@@ -38,7 +41,7 @@ class LocalFleetStateFile:
         return cls(ebbflow_home() / "fleets" / name, clock)
 
     def read(self) -> LocalFleetState | None:
-        """Return the book, or ``None`` without one. Raises ``StorageError`` for a file that cannot be read."""
+        """Return the state, or ``None`` without one. Raises ``StorageError`` for a file that cannot be read."""
         try:
             stat = self.path.stat()
             version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
@@ -47,7 +50,7 @@ class LocalFleetStateFile:
                     return self._read[1]
             # within one tick of the file system's clock a second change could look like the first
             settled = abs(time.time_ns() - stat.st_mtime_ns) > _TICK
-            book = decoded(self.path.read_bytes())
+            state = decoded(self.path.read_bytes())
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OptionError) as error:
@@ -61,11 +64,11 @@ class LocalFleetStateFile:
             ) from error
         if settled:
             with self._lock:
-                self._read = version, book
-        return book
+                self._read = version, state
+        return state
 
     def change(self, uid: str, how: Callable[[LocalFleetState], LocalFleetState]) -> LocalFleetState:
-        """Replace the book by ``how`` of it, durably before this returns; the revision follows what is seen.
+        """Replace the state by ``how`` of it, durably before this returns; the revision follows what is seen.
 
         ``how`` must be quick. Raises ``ClusterError`` when the fleet ``uid`` is no longer there, ``StorageError``.
         """
@@ -78,10 +81,10 @@ class LocalFleetStateFile:
                 self.write(after)
             return after
 
-    def write(self, book: LocalFleetState) -> None:
-        """Replace the book, atomically; only for a holder of the lock. Raises ``StorageError``."""
+    def write(self, state: LocalFleetState) -> None:
+        """Replace the state, atomically; only for a holder of the lock. Raises ``StorageError``."""
         try:
-            files.write_atomic(None, "file", str(self.path), encoded(book))
+            files.write_atomic(None, "file", str(self.path), encoded(state))
             files.sync_folder(str(self.folder))
         except OSError as error:
             raise StorageError(
@@ -89,7 +92,7 @@ class LocalFleetStateFile:
             ) from error
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the book's lock."""
+        """Hold the lock of the state."""
         return self._held(LOCK)
 
     def starting(self) -> contextlib.AbstractContextManager[None]:
@@ -112,9 +115,9 @@ class LocalFleetStateFile:
             yield
 
 
-def encoded(book: LocalFleetState) -> bytes:
+def encoded(state: LocalFleetState) -> bytes:
     """Return a fleet's state as its file holds it, with a checksum."""
-    return checksums.sealed({"format": FORMAT, **asdict(book)}, indent=1)
+    return checksums.sealed({"format": FORMAT, **asdict(state)}, indent=1)
 
 
 _RENAMED = {
@@ -134,13 +137,13 @@ def _rename(row: dict[str, Any]) -> None:
 
 
 def decoded(data: bytes) -> LocalFleetState:
-    """Return the book that ``encoded`` wrote. Raises ``ValueError``, ``KeyError``, ``TypeError`` for other bytes."""
+    """Return the state that ``encoded`` wrote. Raises ``ValueError``, ``KeyError``, ``TypeError`` for other bytes."""
     row = checksums.unsealed(data)
     if (form := row.pop("format")) == 1:
         _rename(row)
     elif form != FORMAT:
         raise ValueError(f"format must be {FORMAT}, got {form!r}")
-    book = _BOOKS.from_plain(LocalFleetState, row)
-    if missing := [pool.name for pool in book.pools if pool.name not in book.plans]:
+    state = _STATES.from_plain(LocalFleetState, row)
+    if missing := [pool.name for pool in state.pools if pool.name not in state.plans]:
         raise ValueError(f"pool {missing[0]} has no plan")
-    return book
+    return state

@@ -38,8 +38,8 @@ def gone(fleet_uid, tag):
 def test_three_nodes_and_a_training_use_the_limited_links_and_all_goes_with_the_fleet(tmp_path):
     pool = LocalPool("gpu", "gpu", slots=1, initial=3)
     with LocalFleet.start([pool], "net", gpus=(), network=(1e8,)) as fleet:
-        plan = fleet.book.network
-        hosts = {node.id: node.host for node in fleet.book.nodes}
+        plan = fleet.state.network
+        hosts = {node.id: node.host for node in fleet.state.nodes}
         assert len(set(hosts.values())) == 3
         one, two = plan.namespace("gpu-1"), plan.namespace("gpu-2")
         assert 60 < throughput(one, two, hosts["gpu-2"]) < 110
@@ -60,9 +60,9 @@ def test_three_nodes_and_a_training_use_the_limited_links_and_all_goes_with_the_
         assert seen in (hosts["gpu-1"], hosts["gpu-3"])
 
         fleet.kill("gpu-2")
-        fleet.wait(lambda book: book.node("gpu-4") is not None and book.node("gpu-4").visible, 60)
+        fleet.wait(lambda state: state.node("gpu-4") is not None and state.node("gpu-4").visible, 60)
         assert two.rpartition("/")[2] not in left(plan.tag)
-        assert fleet.book.node("gpu-4").host not in hosts.values()
+        assert fleet.state.node("gpu-4").host not in hosts.values()
     assert left(plan.tag) == []
     assert fleet.uid not in {entry.uid for entry in registry.entries()}
 
@@ -71,17 +71,17 @@ def test_a_killed_supervisor_is_followed_by_one_that_finds_the_network_or_by_not
     pool = LocalPool("gpu", "gpu", slots=1, initial=1)
     fleet = LocalFleet.start([pool], "net", stay=True, gpus=(), network=(1e8, 2e7))
     try:
-        plan = fleet.book.network
-        os.kill(fleet.book.supervisor.pid, signal.SIGKILL)
+        plan = fleet.state.network
+        os.kill(fleet.state.supervisor.pid, signal.SIGKILL)
         fleet.repair()
         assert [node.id for node in fleet.capacity().nodes] == ["gpu-1"]
         assert len(left(plan.tag)) == 2 + 2 + 1
 
-        os.kill(fleet.book.supervisor.pid, signal.SIGKILL)
+        os.kill(fleet.state.supervisor.pid, signal.SIGKILL)
         gone(fleet.uid, plan.tag)
 
         fleet.repair()  # whoever needs the fleet later has its network again
-        fleet.wait(lambda book: any(node.visible and node.id != "gpu-1" for node in book.nodes), 60)
+        fleet.wait(lambda state: any(node.visible and node.id != "gpu-1" for node in state.nodes), 60)
         assert plan.bridge(0) in left(plan.tag)
     finally:
         fleet.down()
@@ -91,7 +91,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_finds_the_network_or_by_not
 def test_when_nobody_is_left_the_next_fleet_removes_what_there_was():
     pool = LocalPool("gpu", "gpu", slots=1, initial=1)
     fleet = LocalFleet.start([pool], "net", stay=True, gpus=(), network=(1e8,))
-    plan = fleet.book.network
+    plan = fleet.state.network
     for pid in processes.members(f"{fleet.uid}-supervisor"):  # the supervisor, and who watches it
         os.kill(pid, signal.SIGKILL)
     for pid in processes.members(f"{fleet.uid}/"):
@@ -102,5 +102,5 @@ def test_when_nobody_is_left_the_next_fleet_removes_what_there_was():
     assert not network.lives(entry)
     with LocalFleet.start([pool], "other", gpus=(), network=(1e8,)) as other:
         assert left(plan.tag) == []
-        assert re.match(r"198\.18\.", other.book.nodes[0].host)
+        assert re.match(r"198\.18\.", other.state.nodes[0].host)
     fleet.down()

@@ -27,9 +27,9 @@ def test_a_query_shuffles_over_the_links_and_nothing_is_left(monkeypatch, tmp_pa
     monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path))
     pool = LocalPool("spark", "spark", cores=1, memory=1.0, initial=2)
     with LocalFleet.start([pool], "wired", network=(1e8,), wait=240.0) as fleet:
-        plan = fleet.book.network
+        plan = fleet.state.network
         assert fleet.spark_master.startswith(f"spark://{plan.host}:")
-        hosts = {node.id: node.host for node in fleet.book.nodes}
+        hosts = {node.id: node.host for node in fleet.state.nodes}
         assert {node.id: node.host for node in find_cluster(fleet.spark_master).nodes} == hosts
         assert find_cluster(fleet.spark_master).network == fleet.capacity().network == 12.5
         before = {id_: sent(plan.namespace(id_)) for id_ in hosts}

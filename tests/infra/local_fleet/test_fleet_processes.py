@@ -156,7 +156,7 @@ def test_gpus_of_the_machine_are_those_of_the_slots():
         said = nodes.folder / "key" / "said.json"
         eventually(said.exists)
         shown = json.loads(said.read_text())["CUDA_VISIBLE_DEVICES"]
-        taken = {node.id: node.gpus for node in fleet.book.nodes}
+        taken = {node.id: node.gpus for node in fleet.state.nodes}
         assert sorted(taken.values()) == [("0", "3"), ("GPU-a", "7")]
         assert shown == taken["gpu-2"][1]
         assert nodes._nodes["gpu-2"].quota == 0.25
@@ -171,7 +171,7 @@ def test_a_kill_takes_everything_of_the_node_and_nothing_of_others(fleet, run):
     other = launch(fleet, "two", node, (1, 2))
     try:
         of_other = [pid for one in fleet.left_over("two") for pid in one.pids]
-        machine = fleet.book.node(node).process.pid
+        machine = fleet.state.node(node).process.pid
         assert len(alive([*here["pids"], *of_other, machine])) == 5
         revision = fleet.capacity().revision
         fleet.kill(node)
@@ -190,9 +190,9 @@ def test_a_kill_takes_everything_of_the_node_and_nothing_of_others(fleet, run):
 def test_a_machine_that_is_killed_from_outside_takes_its_node_down_within_seconds(fleet, run):
     node, _ = two(fleet)
     _, said = run("one", node, (0,))
-    os.kill(fleet.book.node(node).process.pid, signal.SIGKILL)
+    os.kill(fleet.state.node(node).process.pid, signal.SIGKILL)
     # nobody but the supervisor looks
-    eventually(lambda: node not in {n.id for n in fleet.book.seen(POOL)} and not alive(said["pids"]), 20)
+    eventually(lambda: node not in {n.id for n in fleet.state.seen(POOL)} and not alive(said["pids"]), 20)
     assert fleet.lost(node) == "its process exited"
 
 
@@ -240,13 +240,13 @@ def test_what_a_launcher_that_was_killed_leaves_is_found_and_ended(fleet, clock)
     assert (one.node, one.slots, len(one.pids)) == (node, (0, 1), 2)
     launcher.kill()
     launcher.wait()
-    silent = collect(fleet.book, {}, clock)
+    silent = collect(fleet.state, {}, clock)
     clock.sleep(one.grace + 1)
-    assert collect(fleet.book, silent, clock) == silent  # it may save in its grace, and has a little more
+    assert collect(fleet.state, silent, clock) == silent  # it may save in its grace, and has a little more
     (still,) = fleet.left_over("gone")
     assert still.pids == one.pids
     clock.sleep(60)
-    collect(fleet.book, silent, clock)
+    collect(fleet.state, silent, clock)
     assert fleet.left_over("gone") == ()
     assert fleet.evict("gone", node)
     eventually(lambda: not (fleet.folder / "runs" / one.pool).exists())  # the supervisor tidies up
@@ -264,7 +264,7 @@ def test_another_process_can_attach_and_do_all_of_it(fleet):
     )
     assert done.stdout.split("\n")[:2] == ["killed without notice", "3 2"], done.stderr
     assert fleet.lost(node) == "killed without notice"
-    assert "shared" in [book.name for book in list_fleets()]
+    assert "shared" in [state.name for state in list_fleets()]
 
 
 def test_its_name_is_taken_while_it_lives(fleet):
@@ -303,13 +303,13 @@ def test_a_fleet_that_stays_outlives_its_supervisor_and_is_swept_when_all_is_kil
     pool = LocalPool("gpu", "gpu", initial=1)
     fleet = LocalFleet.start([pool], "stays", stay=True, gpus=())
     fleet.close()
-    (machine,) = [node.process.pid for node in fleet.book.nodes]
-    os.kill(fleet.book.supervisor.pid, signal.SIGKILL)
+    (machine,) = [node.process.pid for node in fleet.state.nodes]
+    os.kill(fleet.state.supervisor.pid, signal.SIGKILL)
     eventually(lambda: not fleet.kept)
     fleet.repair()
     assert fleet.kept
     assert alive([machine])  # the next supervisor found it there
-    os.kill(fleet.book.supervisor.pid, signal.SIGKILL)
+    os.kill(fleet.state.supervisor.pid, signal.SIGKILL)
     eventually(lambda: not fleet.kept)
     with LocalFleet.start([pool], "stays", gpus=()) as again:
         assert [node.id for node in again.view()] == ["gpu-2"]
@@ -320,8 +320,8 @@ def test_a_fleet_that_stays_outlives_its_supervisor_and_is_swept_when_all_is_kil
 def test_a_supervisor_that_stands_still_loses_no_node_and_does_what_was_asked_meanwhile():
     pool = LocalPool("gpu", "gpu", initial=1, max_nodes=2)
     with LocalFleet.start([pool], "still", gpus=()) as fleet:
-        (first,) = [node.process.pid for node in fleet.book.nodes]
-        supervisor = fleet.book.supervisor.pid
+        (first,) = [node.process.pid for node in fleet.state.nodes]
+        supervisor = fleet.state.supervisor.pid
         with LocalFleetStateFile(
             fleet.folder
         ).locked():  # a supervisor that is stopped while it holds the lock keeps it
@@ -333,7 +333,7 @@ def test_a_supervisor_that_stands_still_loses_no_node_and_does_what_was_asked_me
         finally:
             os.kill(supervisor, signal.SIGCONT)
         eventually(lambda: len(two(fleet)) == 2)
-        assert fleet.book.supervisor.pid == supervisor
+        assert fleet.state.supervisor.pid == supervisor
         assert alive([first])
     assert not left_of(fleet.uid)
 
@@ -345,7 +345,7 @@ def test_a_machine_ends_itself_without_a_supervisor_and_when_the_fleet_has_it_no
     machine.serve(fleet.folder, "another-life", node, clock)
     assert clock.now() - begun < machine.TIMEOUT
     (lonely := fleet.folder / "lonely").mkdir()
-    book = replace(fleet.book, supervisor=fleet.book.supervisor._replace(ticks=1))  # as after its end
-    LocalFleetStateFile(lonely).write(book)
+    state = replace(fleet.state, supervisor=fleet.state.supervisor._replace(ticks=1))  # as after its end
+    LocalFleetStateFile(lonely).write(state)
     machine.serve(lonely, fleet.uid, node, clock)
     assert clock.now() - begun > machine.TIMEOUT

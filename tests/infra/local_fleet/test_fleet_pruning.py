@@ -30,7 +30,7 @@ def claimed(folder, name):
 def fleet(folder, name, age=0.0, **changes):
     """Make the folder of a fleet that went down ``age`` s ago."""
     file, uid = claimed(folder, name)
-    file.change(uid, lambda book: replace(book, **{"up": False, **changes}))
+    file.change(uid, lambda state: replace(state, **{"up": False, **changes}))
     (folder / name / "logs").mkdir()
     then = time.time() - age
     os.utime(file.path, (then, then))
@@ -93,7 +93,7 @@ def test_one_that_is_being_started_is_left_alone(tmp_path):
         assert prune(tmp_path, CLOCK, keep=0) == []
     assert prune(tmp_path, CLOCK, keep=0) == ["again"]
     with pytest.raises(ClusterError, match="taken down"):
-        file.change("another", lambda book: book)
+        file.change("another", lambda state: state)
 
 
 def test_what_a_crash_left_half_removed_is_removed(tmp_path):
@@ -104,16 +104,16 @@ def test_what_a_crash_left_half_removed_is_removed(tmp_path):
 
 
 def test_many_that_start_fleets_and_remove_folders_at_once_get_in_nobodys_way(tmp_path):
-    """Whoever has started a fleet finds it there, with the book that it wrote, whatever others remove meanwhile."""
+    """Whoever has started a fleet finds it there, with the state that it wrote, whatever others remove meanwhile."""
     problems, stop = [], threading.Event()
 
     def starts(name):
         for _ in range(5):
             file, uid = claimed(tmp_path, name)
-            book = file.read()
-            if book is None or book.uid != uid or not book.up:
-                problems.append(f"{name} is not there after its start: {book}")
-            file.change(uid, lambda book: replace(book, up=False))
+            state = file.read()
+            if state is None or state.uid != uid or not state.up:
+                problems.append(f"{name} is not there after its start: {state}")
+            file.change(uid, lambda state: replace(state, up=False))
 
     def removes():
         while not stop.wait(0.002):

@@ -27,14 +27,14 @@ def test_workers_come_are_lost_and_get_notice_and_nothing_is_left(monkeypatch, t
         assert next(n.state for n in cluster.status().nodes) == "dead"
         assert [n.id for n in fleet.capacity().nodes] == ["gpu-1"]
 
-        fleet.wait(lambda book: "sql-2" in {n.id for n in book.nodes if n.visible}, 240)
+        fleet.wait(lambda state: "sql-2" in {n.id for n in state.nodes if n.visible}, 240)
         given = cluster.notice("sql-2", 600.0)  # by somebody who knows of the cluster only
-        fleet.wait(lambda book: book.node("sql-2").deadline is not None, 60)
+        fleet.wait(lambda state: state.node("sql-2").deadline is not None, 60)
         (notice,) = fleet.capacity().notices
         assert (notice.node_id, notice.deadline) == ("sql-2", pytest.approx(given, abs=1.0))
 
         deadline = fleet.notice("sql-2", 1.0)
         assert cluster.state.node("sql-2").deadline == pytest.approx(deadline, abs=1.0)
-        book = fleet.wait(lambda book: book.node("sql-2") is None, 60)
-        assert book.ended("sql-2") == "its notice period expired"
+        state = fleet.wait(lambda state: state.node("sql-2") is None, 60)
+        assert state.ended("sql-2") == "its notice period expired"
     assert StateFile.of("mixed").read() is None

@@ -14,7 +14,7 @@ from ebbflow.planners.model.prices import Machine, Series
 from tests.evaluation.renting.fleet import BOOT, SimulatedFleet, SimulatedPool
 from tests.evaluation.renting.spot_supply import Supply
 from tests.evaluation.renting.virtual_clock import VirtualClock
-from tests.infra.local_fleet.quick_room import QuickFleet
+from tests.infra.local_fleet.quick_provider import QuickFleet
 
 POOL, MOST = "etl", 12
 START = 1_700_000_000.0
@@ -73,7 +73,7 @@ class LocalWorld:
             self.fleet.kill(node.id)
 
     def settle(self, count):
-        self.quick.until(lambda book: sum(node.visible for node in book.nodes) == count, PATIENCE)
+        self.quick.until(lambda state: sum(node.visible for node in state.nodes) == count, PATIENCE)
         return self.fleet.observe()
 
     def now(self):

@@ -1,4 +1,4 @@
-"""The book of a local fleet: it is whole whatever cuts a writing off, and ids and revisions only grow."""
+"""The state of a local fleet: it is whole whatever cuts a writing off, and ids and revisions only grow."""
 
 import builtins
 import os
@@ -14,12 +14,12 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError, StorageError
 from ebbflow.infra.local_fleet.state import changes
 from ebbflow.infra.local_fleet.state.fleet_state import (
-    GoneNode,
     Identity,
     LocalFleetState,
     LocalNode,
     PoolPlan,
     SparkPart,
+    TerminatedNode,
 )
 from ebbflow.infra.local_fleet.state.pools import LocalPool, check, shared
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile, decoded, encoded
@@ -35,13 +35,13 @@ reals = st.floats(0, 1e10, allow_nan=False)
 texts = st.text(max_size=20)
 
 
-def book_of(*pools, **changed):
+def state_of(*pools, **changed):
     plans = {pool.name: PoolPlan(pool.start) for pool in pools}
     return replace(LocalFleetState("lab", "u1", revision=3, pools=pools, plans=plans), **changed)
 
 
 @st.composite
-def books(draw):
+def states(draw):
     pools = draw(st.sampled_from([(GPU,), (GPU, SQL)]))
     plan = st.builds(
         PoolPlan,
@@ -81,15 +81,22 @@ def books(draw):
         draw(st.dictionaries(texts, st.integers(0, 99), max_size=2)),
         tuple(draw(st.lists(node, max_size=3))),
         tuple(draw(st.lists(st.builds(Notice, texts, reals), max_size=2))),
-        tuple(draw(st.lists(st.builds(GoneNode, texts, reals, reals, texts), max_size=2))),
+        tuple(draw(st.lists(st.builds(TerminatedNode, texts, reals, reals, texts), max_size=2))),
         tuple(draw(st.lists(texts, max_size=2))),
         draw(st.none() | st.builds(SparkPart, texts, texts, texts)),
     )
 
 
-@given(books())
-def test_what_is_written_is_what_is_read(book):
-    assert decoded(encoded(book)) == book
+@given(states())
+def test_what_is_written_is_what_is_read(state):
+    assert decoded(encoded(state)) == state
+
+
+@given(states())
+def test_former_keys_of_the_file_are_read(state):
+    former = {"supervisor": "keeper", "revision": "epoch", "reported": "heard", "terminated": "gone"}
+    row = {former.get(key, key): value for key, value in unsealed(encoded(state)).items()}
+    assert decoded(sealed(row)) == state
 
 
 @pytest.mark.parametrize(
@@ -103,8 +110,8 @@ def test_what_is_written_is_what_is_read(book):
         lambda row: row["nodes"].append({"id": "gpu-1"}),
     ],
 )
-def test_a_book_of_another_form_is_an_error_that_names_the_file(tmp_path, spoil):
-    row = unsealed(encoded(book_of(GPU)))
+def test_a_state_of_another_form_is_an_error_that_names_the_file(tmp_path, spoil):
+    row = unsealed(encoded(state_of(GPU)))
     spoil(row)
     file = LocalFleetStateFile(tmp_path)
     file.path.write_bytes(sealed(row))
@@ -112,8 +119,8 @@ def test_a_book_of_another_form_is_an_error_that_names_the_file(tmp_path, spoil)
         file.read()
 
 
-def test_no_flipped_byte_of_a_book_is_believed(tmp_path):
-    file, whole = LocalFleetStateFile(tmp_path), encoded(book_of(GPU, SQL))
+def test_no_flipped_byte_of_a_state_is_believed(tmp_path):
+    file, whole = LocalFleetStateFile(tmp_path), encoded(state_of(GPU, SQL))
     for at in range(len(whole)):
         file.path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(StorageError, match=r"fleet\.json cannot be understood"):
@@ -177,7 +184,7 @@ class _Written:
 
 @given(st.integers(0, 12), st.sampled_from(["", "short", "x" * 100_000]))
 def test_a_writing_that_is_cut_off_leaves_the_old_book_or_the_new(steps, reason):
-    before = book_of(GPU)
+    before = state_of(GPU)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         file = LocalFleetStateFile(Path(folder))
         file.write(before)
@@ -193,7 +200,7 @@ def test_a_writing_that_is_cut_off_leaves_the_old_book_or_the_new(steps, reason)
         patch.undo()
         again = LocalFleetStateFile(Path(folder))
         assert again.read() in ((before, after) if cut_off else (after,))
-        last = again.change(before.uid, lambda book: replace(book, gpus=("7",)))
+        last = again.change(before.uid, lambda state: replace(state, gpus=("7",)))
         assert LocalFleetStateFile(Path(folder)).read() == last
 
 
@@ -203,62 +210,64 @@ def test_steps_of_a_writing_do_reach_its_end(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "os", machine)
         patch.setattr(files, "open", machine.opened, raising=False)
-        file.write(book_of(GPU))
+        file.write(state_of(GPU))
     assert 0 < machine.left < 8
 
 
 def test_a_change_of_another_life_is_refused(tmp_path):
     file = LocalFleetStateFile(tmp_path)
-    file.write(book_of(GPU))
+    file.write(state_of(GPU))
     with pytest.raises(ClusterError, match="taken down"):
-        file.change("u2", lambda book: book)
-    assert file.read() == book_of(GPU)
+        file.change("u2", lambda state: state)
+    assert file.read() == state_of(GPU)
 
 
 # --- what changes ---------------------------------------------------------------------------------------------
 
 
 class Clocked:
-    """Draws a history of a book: what users, the supervisor and the machines do to it."""
+    """Draws a history of a state: what users, the supervisor and the machines do to it."""
 
     def __init__(self, draw):
-        self.book, self.now, self.draw = book_of(GPU, SQL), 1000.0, draw
+        self.state, self.now, self.draw = state_of(GPU, SQL), 1000.0, draw
         self.ids = []
 
     def act(self):
-        draw, book, now = self.draw, self.book, self.now
-        nodes = [node.id for node in book.nodes]
+        draw, state, now = self.draw, self.state, self.now
+        nodes = [node.id for node in state.nodes]
         pool = draw(st.sampled_from(["gpu", "sql"]))
         kind = draw(st.sampled_from(["plan", "give", "take", "lose", "end", "hear", "notice", "wait"]))
         if kind == "plan":
-            target = Target(pool, draw(st.integers(0, 6)), book.revision, "test", drain=tuple(nodes[:1]))
-            return changes.plan(book, target, now)[0]
+            target = Target(pool, draw(st.integers(0, 6)), state.revision, "test", drain=tuple(nodes[:1]))
+            return changes.plan(state, target, now)[0]
         if kind == "give":
-            return changes.give(book, pool, 4, now)
+            return changes.give(state, pool, 4, now)
         if kind == "wait" or not nodes:
             self.now += 10.0
-            return book.short(self.now)
+            return state.short(self.now)
         node = draw(st.sampled_from(nodes))
         if kind == "take":
-            return changes.take(book, node, "127.0.0.1", None, now)
+            return changes.take(state, node, "127.0.0.1", None, now)
         if kind == "lose":
-            return book.without(node, "lost", now, lost=True)
+            return state.without(node, "lost", now, lost=True)
         if kind == "end":
-            return changes.end(book, [node], "asked")[0]
+            return changes.end(state, [node], "asked")[0]
         if kind == "hear":
             told = Notice(
                 node, now + draw(st.integers(1, 3)), draw(st.sampled_from(["interruption", "rebalance"]))
             )
-            return changes.hear(book, [told])
-        return book.noted(node, deadline=now + draw(st.integers(1, 2))) if book.node(node).visible else book
+            return changes.record_notices(state, [told])
+        return (
+            state.noted(node, deadline=now + draw(st.integers(1, 2))) if state.node(node).visible else state
+        )
 
     def visible(self):
         seen = [
             (n.id, n.host, n.market, n.price)
-            for n in sorted(self.book.nodes, key=lambda n: n.id)
+            for n in sorted(self.state.nodes, key=lambda n: n.id)
             if n.visible
         ]
-        return seen, self.book.told()
+        return seen, self.state.pending_notices()
 
 
 @given(st.data())
@@ -266,34 +275,38 @@ def test_revisions_grow_exactly_at_what_is_seen_and_ids_are_never_used_twice(dat
     history = Clocked(data.draw)
     ever = set()
     for _ in range(data.draw(st.integers(1, 25))):
-        seen, revision, before = history.visible(), history.book.revision, {n.id for n in history.book.nodes}
-        history.book = history.book.after(history.act())
-        assert history.book.revision == revision + (history.visible() != seen)
-        new = {n.id for n in history.book.nodes} - before
+        seen, revision, before = (
+            history.visible(),
+            history.state.revision,
+            {n.id for n in history.state.nodes},
+        )
+        history.state = history.state.after(history.act())
+        assert history.state.revision == revision + (history.visible() != seen)
+        new = {n.id for n in history.state.nodes} - before
         assert not new & ever
         ever |= new
         for pool in (GPU, SQL):
-            plan = history.book.plans[pool.name]
+            plan = history.state.plans[pool.name]
             lasting = [
-                n for n in history.book.nodes if n.pool == pool.name and n.lasting and n.phase == "starting"
+                n for n in history.state.nodes if n.pool == pool.name and n.lasting and n.phase == "starting"
             ]
             assert len(lasting) <= max(plan.nodes, pool.min_nodes)
             assert pool.min_nodes <= plan.nodes <= pool.max_nodes or plan.nodes == pool.start
 
 
 def test_ids_go_on_where_the_fleets_last_life_ended():
-    book = book_of(GPU, numbers={"gpu": 7}, revision=40)
-    assert [node.id for node in changes.give(book, "gpu", 4, 0.0).nodes] == ["gpu-8"]
+    state = state_of(GPU, numbers={"gpu": 7}, revision=40)
+    assert [node.id for node in changes.give(state, "gpu", 4, 0.0).nodes] == ["gpu-8"]
 
 
 def test_gpus_of_the_machine_are_shared_out_and_what_is_short_of_them_says_so():
     pool = replace(GPU, initial=3)
-    book = changes.give(book_of(pool, gpus=("0", "1", "4", "5", "7")), "gpu", 4, 0.0)
-    assert [node.gpus for node in book.nodes] == [("0", "1"), ("4", "5")]
-    book = book.short(0.0)
-    assert book.state(pool, 0.0).short_why == "a node needs 2 GPUs, and 1 of 5 are free"
-    book = changes.give(book.without("gpu-1", "lost", 1.0, lost=True), "gpu", 4, 1.0)
-    assert [(node.id, node.gpus) for node in book.nodes] == [("gpu-2", ("4", "5")), ("gpu-3", ("0", "1"))]
+    state = changes.give(state_of(pool, gpus=("0", "1", "4", "5", "7")), "gpu", 4, 0.0)
+    assert [node.gpus for node in state.nodes] == [("0", "1"), ("4", "5")]
+    state = state.short(0.0)
+    assert state.pool_state(pool, 0.0).short_why == "a node needs 2 GPUs, and 1 of 5 are free"
+    state = changes.give(state.without("gpu-1", "lost", 1.0, lost=True), "gpu", 4, 1.0)
+    assert [(node.id, node.gpus) for node in state.nodes] == [("gpu-2", ("4", "5")), ("gpu-3", ("0", "1"))]
 
 
 def test_gpus_are_used_where_they_are_enough_for_the_first_nodes():
@@ -307,9 +320,9 @@ def test_gpus_are_used_where_they_are_enough_for_the_first_nodes():
 
 
 def test_a_pool_starts_as_many_on_demand_nodes_as_are_planned_at_their_price():
-    book = book_of(replace(GPU, initial=3))
-    book = changes.plan(book, Target("gpu", 3, 3, "test", on_demand=2), 0.0)[0]
-    nodes = changes.give(book, "gpu", 4, 0.0).nodes
+    state = state_of(replace(GPU, initial=3))
+    state = changes.plan(state, Target("gpu", 3, 3, "test", on_demand=2), 0.0)[0]
+    nodes = changes.give(state, "gpu", 4, 0.0).nodes
     assert [(node.market, node.price) for node in nodes] == [
         ("on-demand", 1.5),
         ("on-demand", 1.5),
@@ -318,22 +331,24 @@ def test_a_pool_starts_as_many_on_demand_nodes_as_are_planned_at_their_price():
 
 
 def test_money_is_counted_from_the_grant_to_the_end():
-    book = changes.give(book_of(replace(GPU, initial=2)), "gpu", 4, 0.0)
-    book = changes.take(book, "gpu-1", "h", None, 600.0).without("gpu-1", "lost", 3600.0, lost=True)
-    assert book.dollars(7200.0) == pytest.approx(0.5 * 1 + 0.5 * 2)
-    assert book.experience(7200.0) == (1, 3600.0)
-    assert book.ended("gpu-1") == "lost"
+    state = changes.give(state_of(replace(GPU, initial=2)), "gpu", 4, 0.0)
+    state = changes.take(state, "gpu-1", "h", None, 600.0).without("gpu-1", "lost", 3600.0, lost=True)
+    assert state.dollars(7200.0) == pytest.approx(0.5 * 1 + 0.5 * 2)
+    assert state.experience(7200.0) == (1, 3600.0)
+    assert state.ended("gpu-1") == "lost"
 
 
 def test_of_several_notices_the_firmest_and_then_the_earliest_counts():
-    book = changes.take(changes.give(book_of(GPU), "gpu", 1, 0.0), "gpu-1", "h", None, 1.0)
-    book = changes.hear(book, [Notice("gpu-1", 50.0, "rebalance"), Notice("gpu-9", 40.0)])
-    assert book.told() == (Notice("gpu-1", 50.0, "rebalance"),)
-    book = book.noted("gpu-1", deadline=90.0)
-    assert book.told() == (Notice("gpu-1", 90.0),)
-    assert changes.hear(book, [Notice("gpu-1", 70.0)]).told() == (Notice("gpu-1", 70.0),)
-    assert book.short(40.0).heard
-    assert {n.node_id for n in book.short(345.0).heard} == {"gpu-1"}
+    state = changes.take(changes.give(state_of(GPU), "gpu", 1, 0.0), "gpu-1", "h", None, 1.0)
+    state = changes.record_notices(state, [Notice("gpu-1", 50.0, "rebalance"), Notice("gpu-9", 40.0)])
+    assert state.pending_notices() == (Notice("gpu-1", 50.0, "rebalance"),)
+    state = state.noted("gpu-1", deadline=90.0)
+    assert state.pending_notices() == (Notice("gpu-1", 90.0),)
+    assert changes.record_notices(state, [Notice("gpu-1", 70.0)]).pending_notices() == (
+        Notice("gpu-1", 70.0),
+    )
+    assert state.short(40.0).reported
+    assert {n.node_id for n in state.short(345.0).reported} == {"gpu-1"}
 
 
 @pytest.mark.parametrize(
@@ -373,18 +388,18 @@ def test_pools_that_cannot_be_together_are_refused():
 
 def test_a_reading_follows_changes_however_quickly_they_come(tmp_path):
     file, other = LocalFleetStateFile(tmp_path, SystemClock()), LocalFleetStateFile(tmp_path, SystemClock())
-    file.write(book_of(GPU))
+    file.write(state_of(GPU))
     for number in range(50):
-        other.change("u1", lambda book, n=number: book.planned("gpu", reason=f"{n:03d}"))
+        other.change("u1", lambda state, n=number: state.planned("gpu", reason=f"{n:03d}"))
         assert file.read().plans["gpu"].reason == f"{number:03d}"
 
 
 def test_a_change_within_one_tick_of_the_file_systems_clock_is_read(tmp_path):
     file = LocalFleetStateFile(tmp_path)
-    file.write(book_of(GPU, revision=4))
+    file.write(state_of(GPU, revision=4))
     was = file.path.stat()
     assert file.read().revision == 4
     with file.path.open("r+b") as content:  # the same inode, size and time
-        content.write(encoded(book_of(GPU, revision=5)))
+        content.write(encoded(state_of(GPU, revision=5)))
     os.utime(file.path, ns=(was.st_atime_ns, was.st_mtime_ns))
     assert file.read().revision == 5

@@ -12,7 +12,7 @@ from ebbflow.infra.local_fleet.state.pools import LocalPool
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Offer, Target
-from tests.infra.local_fleet.quick_room import QuickFleet, there
+from tests.infra.local_fleet.quick_provider import QuickFleet, there
 
 GPU = LocalPool(
     "gpu", "gpu", cores=2, slots=2, initial=2, max_nodes=6, price=0.36, instance_type="g.small", zone="here"
@@ -35,7 +35,7 @@ def make(tmp_path):
 
 def test_the_first_nodes_come_and_capacity_has_all_of_them(make):
     quick = make(GPU, SQL)
-    quick.until(lambda book: len(there(book)) == 3)
+    quick.until(lambda state: len(there(state)) == 3)
     capacity = quick.fleet.capacity()
     assert [(n.id, n.gpus, n.cores, n.price, n.instance_type, n.zone) for n in capacity.nodes] == [
         ("gpu-1", 2, 2, 0.36, "g.small", "here"),
@@ -48,76 +48,76 @@ def test_the_first_nodes_come_and_capacity_has_all_of_them(make):
 
 def test_the_revision_of_two_handles_is_one_and_grows_at_changes_only(make):
     quick = make(GPU)
-    quick.until(lambda book: len(there(book)) == 2)
+    quick.until(lambda state: len(there(state)) == 2)
     other, first = quick.again(), quick.fleet.capacity().revision
     time.sleep(0.1)  # in which the supervisor looks several times
     assert quick.fleet.capacity().revision == other.capacity().revision == first
     other.kill("gpu-1")
     assert quick.fleet.capacity().revision > first
-    quick.until(lambda book: there(book) == ["gpu-2", "gpu-3"])
+    quick.until(lambda state: there(state) == ["gpu-2", "gpu-3"])
     assert quick.fleet.capacity().revision == first + 2
 
 
 def test_a_noticed_node_is_told_replaced_and_gone_at_its_deadline(make):
     quick = make(GPU)
-    quick.until(lambda book: len(there(book)) == 2)
+    quick.until(lambda state: len(there(state)) == 2)
     deadline = quick.fleet.notice("gpu-1", 0.6)
     assert quick.fleet.capacity().notices == (Notice("gpu-1", deadline),)
-    assert quick.room.told[0] == ("gpu-1", deadline)
-    quick.until(lambda book: there(book) == ["gpu-1", "gpu-2", "gpu-3"])
-    book = quick.until(lambda book: book.node("gpu-1") is None)
+    assert quick.provider.notified[0] == ("gpu-1", deadline)
+    quick.until(lambda state: there(state) == ["gpu-1", "gpu-2", "gpu-3"])
+    state = quick.until(lambda state: state.node("gpu-1") is None)
     assert quick.clock.now() >= deadline
-    assert "gpu-1" not in quick.room.up
-    assert (book.ended("gpu-1"), quick.fleet.lost("gpu-1")) == ("its notice period expired",) * 2
+    assert "gpu-1" not in quick.provider.up
+    assert (state.ended("gpu-1"), quick.fleet.lost("gpu-1")) == ("its notice period expired",) * 2
     assert quick.fleet.lost("gpu-2") == ""
     assert quick.fleet.lost("gpu-77") == "there is no such node"
 
 
 def test_an_advice_and_what_others_have_heard_end_no_node(make):
     quick = make(GPU)
-    quick.until(lambda book: len(there(book)) == 2)
+    quick.until(lambda state: len(there(state)) == 2)
     quick.fleet.notice("gpu-1", 0.05, "rebalance")
     quick.fleet.take_notices([Notice("gpu-2", quick.clock.now() + 0.05)])
     time.sleep(0.3)
-    assert there(quick.fleet.book) == ["gpu-1", "gpu-2"]
+    assert there(quick.fleet.state) == ["gpu-1", "gpu-2"]
     assert [notice.kind for notice in quick.fleet.capacity().notices] == ["rebalance", "interruption"]
 
 
 def test_a_machine_that_dies_by_itself_is_seen_and_replaced(make):
     quick = make(GPU)
-    quick.until(lambda book: len(there(book)) == 2)
-    quick.room.up.discard("gpu-2")
+    quick.until(lambda state: len(there(state)) == 2)
+    quick.provider.up.discard("gpu-2")
     assert [node.id for node in quick.fleet.capacity().nodes][:1] == ["gpu-1"]
     assert quick.fleet.lost("gpu-2") == "its process exited"
-    quick.until(lambda book: there(book) == ["gpu-1", "gpu-3"])
-    assert quick.fleet.book.experience(quick.clock.now())[0] == 1
+    quick.until(lambda state: there(state) == ["gpu-1", "gpu-3"])
+    assert quick.fleet.state.experience(quick.clock.now())[0] == 1
 
 
 def test_a_drawn_out_start_can_be_cancelled_and_takes_its_time_else(make):
     quick = make(replace(GPU, initial=1, provision_time=0.4))
     begun = quick.clock.now()
-    quick.until(lambda book: there(book) == ["gpu-1"])
+    quick.until(lambda state: there(state) == ["gpu-1"])
     assert quick.clock.now() - begun >= 0.3
     quick.fleet.add("gpu", 3)
-    quick.until(lambda book: len(book.nodes) == 4)
+    quick.until(lambda state: len(state.nodes) == 4)
     quick.fleet.add("gpu", -3)
-    quick.until(lambda book: len(book.nodes) == 1)
-    assert quick.room.started == ["gpu-1"]
+    quick.until(lambda state: len(state.nodes) == 1)
+    assert quick.provider.started == ["gpu-1"]
     assert quick.fleet.observe().pools[0].short_since is None
 
 
 def test_starts_that_fail_are_tried_again_later_and_the_reason_is_told(make):
     quick = make(replace(GPU, initial=0))
-    quick.room.broken = "no disk"
+    quick.provider.broken = "no disk"
     quick.fleet.add("gpu")
-    quick.until(lambda book: book.plans["gpu"].tries == 1)
+    quick.until(lambda state: state.plans["gpu"].tries == 1)
     assert quick.fleet.problems() == ["gpu: no disk"]
     assert quick.fleet.observe().pools[0].short_why == "no disk"
-    assert quick.fleet.book.plans["gpu"].again > quick.clock.now()
-    quick.room.broken = ""
+    assert quick.fleet.state.plans["gpu"].again > quick.clock.now()
+    quick.provider.broken = ""
     quick.fleet.apply(Target("gpu", 1, quick.fleet.observe().revision, "again"))  # which does not wait
-    book = quick.until(lambda book: len(there(book)) == 1)
-    assert (book.plans["gpu"].tries, quick.fleet.problems()) == (0, [])
+    state = quick.until(lambda state: len(there(state)) == 1)
+    assert (state.plans["gpu"].tries, quick.fleet.problems()) == (0, [])
 
 
 def test_a_shut_market_gives_nothing_until_it_opens(make):
@@ -128,40 +128,40 @@ def test_a_shut_market_gives_nothing_until_it_opens(make):
     pool = quick.fleet.observe().pools[0]
     assert (pool.planned, pool.requested, pool.nodes, pool.short_why) == (2, 2, (), "insufficient capacity")
     quick.fleet.outage("gpu", 0)
-    quick.until(lambda book: len(there(book)) == 2)
+    quick.until(lambda state: len(there(state)) == 2)
 
 
 def test_a_node_that_arrives_too_late_for_the_plan_is_not_seen_at_all(make):
     quick = make(replace(GPU, initial=0))
-    quick.room.gate.clear()
+    quick.provider.gate.clear()
     quick.fleet.add("gpu", 2)
-    quick.until(lambda book: len(quick.room.started) == 2)
+    quick.until(lambda state: len(quick.provider.started) == 2)
     revision = quick.fleet.observe().revision
     quick.fleet.add("gpu", -2)
-    quick.room.gate.set()
-    quick.until(lambda book: not book.nodes)
-    assert (quick.fleet.observe().revision, quick.room.up) == (revision, set())
+    quick.provider.gate.set()
+    quick.until(lambda state: not state.nodes)
+    assert (quick.fleet.observe().revision, quick.provider.up) == (revision, set())
 
 
 def test_an_end_that_a_crash_cut_off_is_carried_out_by_the_supervisor(make):
     quick = make(GPU)
-    quick.until(lambda book: len(there(book)) == 2)
-    quick.file.change(quick.uid, lambda book: book.noted("gpu-1", fate="killed without notice"))
-    quick.until(lambda book: there(book) == ["gpu-2", "gpu-3"])
-    assert "gpu-1" not in quick.room.up
+    quick.until(lambda state: len(there(state)) == 2)
+    quick.file.change(quick.uid, lambda state: state.noted("gpu-1", fate="killed without notice"))
+    quick.until(lambda state: there(state) == ["gpu-2", "gpu-3"])
+    assert "gpu-1" not in quick.provider.up
 
 
 def test_what_a_supervisor_was_starting_the_next_one_starts_anew(make):
-    quick = make(GPU, before=lambda book: changes.give(book, "gpu", 1, 0.0))
-    quick.until(lambda book: there(book) == ["gpu-2", "gpu-3"])
+    quick = make(GPU, before=lambda state: changes.give(state, "gpu", 1, 0.0))
+    quick.until(lambda state: there(state) == ["gpu-2", "gpu-3"])
     assert quick.fleet.lost("gpu-1") == "its start was interrupted"
 
 
 def test_a_lost_supervisor_is_told_in_a_dry_run_and_started_again(make):
     quick = make(GPU)
-    quick.until(lambda book: len(there(book)) == 2)
+    quick.until(lambda state: len(there(state)) == 2)
     assert quick.fleet.kept
-    quick.file.change(quick.uid, lambda book: replace(book, supervisor=None))
+    quick.file.change(quick.uid, lambda state: replace(state, supervisor=None))
     assert quick.fleet.repair(dry_run=True).refused[0].why.startswith("its node supervisor is gone")
     assert not quick.fleet.kept
     quick.fleet.observe()
@@ -170,16 +170,16 @@ def test_a_lost_supervisor_is_told_in_a_dry_run_and_started_again(make):
 
 def test_down_leaves_what_must_not_be_used_twice_and_the_next_life_goes_on_from_there(make, tmp_path):
     quick = make(GPU)
-    quick.until(lambda book: len(there(book)) == 2)
+    quick.until(lambda state: len(there(state)) == 2)
     revision = quick.fleet.observe().revision
     quick.close()
-    assert quick.room.up == set()
+    assert quick.provider.up == set()
     for use in (quick.fleet.observe, quick.fleet.capacity, lambda: quick.fleet.kill("gpu-1")):
         with pytest.raises(ClusterError, match="taken down"):
             use()
     quick.fleet.down()
     again = make(GPU)
-    again.until(lambda book: there(book) == ["gpu-3", "gpu-4"])
+    again.until(lambda state: there(state) == ["gpu-3", "gpu-4"])
     assert again.fleet.observe().revision > revision
     assert again.fleet.lost("gpu-1") == "the fleet was taken down"
 
@@ -193,7 +193,7 @@ class Jumped(SystemClock):
 
 def test_whoever_has_another_clock_is_told_deadlines_by_it(make):
     quick = make(GPU)
-    quick.until(lambda book: len(there(book)) == 2)
+    quick.until(lambda state: len(there(state)) == 2)
     here, jumped, clock = quick.fleet, quick.again(Jumped()), Jumped()
     deadline = jumped.notice("gpu-1", 60.0)
     assert deadline - clock.now() == pytest.approx(60.0, abs=5.0)
@@ -203,8 +203,8 @@ def test_whoever_has_another_clock_is_told_deadlines_by_it(make):
     revision = here.take_notices([Notice("gpu-2", quick.clock.now() + 30.0)])
     assert jumped.take_notices([Notice("gpu-2", clock.now() + 40.0)]) == revision  # which is later
     jumped.notice("gpu-1", 0.2)
-    quick.until(lambda book: book.node("gpu-1") is None)
-    quick.room.gate.clear()
+    quick.until(lambda state: state.node("gpu-1") is None)
+    quick.provider.gate.clear()
     since = [jumped.observe().pools[0].short_since, here.observe().pools[0].short_since]
     assert None in since or since[0] - since[1] == pytest.approx(3600.0, abs=0.2)
 
@@ -223,7 +223,7 @@ def test_prices_are_what_the_pools_say(make):
 
 def test_what_is_asked_for_wrongly_names_what_there_is(make):
     quick = make(replace(GPU, initial=1))
-    quick.until(lambda book: len(there(book)) == 1)
+    quick.until(lambda state: len(there(state)) == 1)
     with pytest.raises(OptionError, match="must be one of gpu; got 'tpu'"):
         quick.fleet.add("tpu")
     with pytest.raises(OptionError, match="seconds must be >= 0"):

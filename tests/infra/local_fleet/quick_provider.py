@@ -1,4 +1,4 @@
-"""A machine room without machines, and a supervisor in a thread: what a fleet decides, without costly processes."""
+"""A node provider without machines, and a supervisor in a thread: what a fleet decides, without costly processes."""
 
 import threading
 from contextlib import suppress
@@ -15,16 +15,16 @@ from ebbflow.infra.local_fleet.state.clock import MachineClock
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 
 
-class QuickRoom:
+class QuickProvider:
     """Nodes that are there at once. ``broken`` starts fail; ``gate`` holds starts up; ``up`` may be changed."""
 
     def __init__(self):
-        self.up, self.started, self.told, self.still = set(), [], [], set()
+        self.up, self.started, self.notified, self.still = set(), [], [], set()
         self.broken = ""
         self.gate = threading.Event()
         self.gate.set()
 
-    def start(self, book, pool, node):
+    def start(self, state, pool, node):
         self.started.append(node.id)
         self.gate.wait(30)
         if self.broken:
@@ -32,34 +32,34 @@ class QuickRoom:
         self.up.add(node.id)
         return StartedNode("127.0.0.1", None)
 
-    def alive(self, book, node):
+    def alive(self, state, node):
         return node.id in self.up
 
-    def deadline(self, book, node):
+    def deadline(self, state, node):
         return None
 
-    def tell(self, book, node, deadline):
-        self.told.append((node.id, deadline))
+    def notify(self, state, node, deadline):
+        self.notified.append((node.id, deadline))
 
-    def pause(self, book, node, still):
+    def pause(self, state, node, still):
         (self.still.add if still else self.still.discard)(node.id)
 
     def paused(self, node):
         return node.id in self.still
 
-    def end(self, book, node):
+    def end(self, state, node):
         self.up.discard(node.id)
 
-    def close(self, book):
+    def close(self, state):
         self.up.clear()
 
 
 class QuickFleet:
-    """A fleet of quick rooms; ``fleet`` is the handle, ``again`` another one as of another process."""
+    """A fleet of quick providers; ``fleet`` is the handle, ``again`` another one as of another process."""
 
     def __init__(self, folder, pools, gpus=(), name="lab", before=None):
         self.clock = SystemClock()
-        self.room = QuickRoom()
+        self.provider = QuickProvider()
         self.file = LocalFleetStateFile(folder / name, self.clock)
         self.gpus, self.name = gpus, name
         self.uid = begin.claim(self.file, name, pools, gpus, True, self.clock)
@@ -71,14 +71,14 @@ class QuickFleet:
         self.fleet.repair()
 
     def again(self, clock=None):
-        rooms = {"gpu": self.room, "spark": self.room}
-        return LocalFleet(self.file, self.uid, clock or self.clock, own=rooms, supervisor=self.keep)
+        providers = {"gpu": self.provider, "spark": self.provider}
+        return LocalFleet(self.file, self.uid, clock or self.clock, own=providers, supervisor=self.keep)
 
     def keep(self):
-        self.file.change(self.uid, lambda book: replace(book, supervisor=labels.own()))
-        rooms = {"gpu": self.room, "spark": self.room}
+        self.file.change(self.uid, lambda state: replace(state, supervisor=labels.own()))
+        providers = {"gpu": self.provider, "spark": self.provider}
         clock = MachineClock(self.file.read().offset)
-        self.supervisor = NodeSupervisor(self.file, self.uid, clock, rooms, look=0.01)
+        self.supervisor = NodeSupervisor(self.file, self.uid, clock, providers, look=0.01)
         self.thread = threading.Thread(target=self.supervisor.run, daemon=True)
         self.thread.start()
 
@@ -86,13 +86,13 @@ class QuickFleet:
         return self.fleet.wait(reached, seconds)
 
     def close(self):
-        self.room.gate.set()
+        self.provider.gate.set()
         with suppress(ClusterError):
             self.fleet.down()
         self.thread.join(20)
         assert not self.thread.is_alive()
 
 
-def there(book):
+def there(state):
     """Return the ids of the nodes that have arrived, as people count."""
-    return [node.id for node in book.nodes if node.visible]
+    return [node.id for node in state.nodes if node.visible]
