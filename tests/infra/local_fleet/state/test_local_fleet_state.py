@@ -183,7 +183,7 @@ class _Written:
 
 
 @given(st.integers(0, 12), st.sampled_from(["", "short", "x" * 100_000]))
-def test_a_writing_that_is_cut_off_leaves_the_old_book_or_the_new(steps, reason):
+def test_a_writing_that_is_cut_off_leaves_the_old_state_or_the_new(steps, reason):
     before = state_of(GPU)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         file = LocalFleetStateFile(Path(folder))
