@@ -92,6 +92,12 @@ class Commands(ListedGroup):
             SET_UP,
         ),
         Listed(
+            "communication",
+            "ebbflow.flows.communication",
+            "Planned communication of trainings: measure links, search a plan, explain it, compare schedulers.",
+            SET_UP,
+        ),
+        Listed(
             "report",
             "ebbflow.flows.report",
             "Show what a cluster did and why: apps, leases, nodes, fairness, money, and each decision with its "

@@ -310,6 +310,8 @@ class ControlPlane:
                 "plain_seconds": answer.plan.plain_seconds,
                 "measured_seconds": recorded.seconds,
                 "choices": {name: one.choice.name for name, one in answer.plan.collectives.items()},
+                "training": recorded.to_json(),
+                "links": self._links.to_json() if self._links is not None else "",
                 "bars": {name: _readable(bars) for name, bars in answer.bars.items()},
             }
         )

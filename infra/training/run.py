@@ -190,6 +190,7 @@ class ElasticRun:
             None if self.settings.preflight_steps else planning,
             self.settings.collective_timeout,
             lambda said: self._link.post("communication", self._done + self._began_at, said),
+            self._generation.place,
         )
         made = prepare(self.world, model, optimizer, options, self.settings, state, planned)
         if chosen.found is not None:

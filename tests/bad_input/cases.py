@@ -69,12 +69,16 @@ BASES: dict[str, tuple[str, ...]] = {
     "apps show": ("digits", "--ledger", "ledger.db"),
     "apps logs": ("digits", "--ledger", "ledger.db"),
     "apps cancel": ("digits", "--ledger", "ledger.db", "--yes"),
+    "communication profile": ("--ranks", "2"),
+    "communication plan": ("training.json", "--links", "links.json"),
+    "communication explain": ("plan.json",),
+    "communication compare": ("training.json", "--links", "links.json"),
     "prefect init": (),
     "init": ("new", "--force"),
 }
 """Arguments of each command that are right."""
 
-WRITTEN = frozenset({"json", "report", "html", "csv", "out", "output", "document"})
+WRITTEN = frozenset({"picture", "json", "report", "html", "csv", "out", "output", "document"})
 """Options whose files are written."""
 ENDLESS = frozenset({"watch"})
 """Options that make a command go on until it is interrupted, where their value is right."""
@@ -314,6 +318,11 @@ READ: dict[tuple[str, str], str] = {
     ("simulate training", "prices"): "spot-prices.csv",
     ("capacity start", "config"): "limits.toml",
     ("capacity start", "prices"): "prices.toml",
+    ("communication plan", "training"): "training.json",
+    ("communication plan", "links"): "links.json",
+    ("communication explain", "plan"): "plan.json",
+    ("communication compare", "training"): "training.json",
+    ("communication compare", "links"): "links.json",
 }
 """Options that read a file, and a file that is right for them; those of ``ebbflow fleet`` are the same everywhere."""
 _EVERYWHERE = {"terraform_output": "config.json", "config": "limits.toml", "prices": "prices.toml"}
@@ -371,6 +380,10 @@ COMBINED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("elastic", (*BASES["elastic"], "--resume"), "state-dir"),
     ("demo", ("--query", "5", "--set", "a=b"), "--set"),
     ("demo", ("--materialize", "cost"), "--materialize"),
+    ("communication profile", ("--min-kib", "8", "--max-kib", "4"), "--min-kib"),
+    ("communication plan", (*BASES["communication plan"], "--picture", "same.png"), "same"),
+    ("communication compare", (*BASES["communication compare"], "--hand-order", "nobody"), "nobody"),
+    ("communication plan", ("links.json", "--links", "links.json"), "links.json"),
     ("fleet plan", (*BASES["fleet plan"], "--nodes", "2"), "--nodes"),
     ("fleet plan", ("gpu", *BASES["fleet plan"], "--query", "q.sql"), "--within"),
     ("simulate training", (*BASES["simulate training"], "--notice", "5"), "--spot-trace"),

@@ -123,6 +123,19 @@ def terraform() -> str:
     return json.dumps({name: {"value": value} for name, value in texts.items()}, indent=1)
 
 
+def communication() -> dict[str, str]:
+    """Return a recorded training, the links of its gang and a plan for it, by their files' names."""
+    from ebbflow.tasks.communication import plan_training
+    from tests.planners.communication.test_recorded import links, recorded
+
+    found = plan_training(recorded(), links(), search_seconds=0.1)
+    return {
+        "training.json": recorded().to_json(),
+        "links.json": links().to_json(),
+        "plan.json": found.plan.to_json(),
+    }
+
+
 class Workplace:
     """A working directory and a home, both made of a template that is made once."""
 
@@ -179,7 +192,7 @@ class Workplace:
             "rounds.trace": TRACE,
             "throughputs.json": THROUGHPUTS,
         }
-        for name, text in texts.items():
+        for name, text in (texts | communication()).items():
             (place / name).write_text(text)
         self._example(place)
         self._runs(place)

@@ -37,7 +37,7 @@ FLOORS = {
         "pipeline report apps",
         "capacity tuning ledger",
         "query training fleet simulation airflow",
-        "nodes elastic",
+        "nodes elastic communication",
         "runs",
         "blocks",
     ),
@@ -49,7 +49,7 @@ FLOORS = {
         "training",
         "fleet",
         "query",
-        "apps elastic",
+        "apps elastic communication",
         "drawing faults",
     ),
     "infra": (

@@ -8,8 +8,9 @@ import torch
 
 from ebbflow.infra.communication.control import PlanningSettings
 from ebbflow.infra.communication.planned import PlannedCommunication
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.process.world import World
-from ebbflow.planners.errors import OptionError
+from ebbflow.planners.errors import EbbflowError, OptionError
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ def plan_communication(
     settings: PlanningSettings | None,
     timeout: float,
     report: Callable[[dict[str, Any]], None],
+    place: StorageLocation | None = None,
 ) -> PlannedCommunication | None:
     """Begin to plan; ``None`` where DDP's own communication stays, whose reason is reported. Collective.
 
@@ -41,6 +43,7 @@ def plan_communication(
         settings: of planning; ``None``: nobody asks for it.
         timeout: s after which a collective that hangs is an error.
         report: takes what became of it, in any thread.
+        place: the run's directory, which keeps what a plan was searched for.
     """
     if settings is None:
         return None
@@ -48,7 +51,9 @@ def plan_communication(
     if not reason:
         made = None
         try:
-            made = PlannedCommunication.start(settings, report, timeout=timeout)
+            made = PlannedCommunication.start(
+                settings, lambda said: report(_keep(place, said)), timeout=timeout
+            )
         except RuntimeError as error:
             reason = f"channels could not be made: {error}"
         if world.sum([float(made is None)])[0] == 0:
@@ -60,6 +65,26 @@ def plan_communication(
     if world.rank == 0:
         report({"state": "ddp", "reason": reason})
     return None
+
+
+def _keep(place: StorageLocation | None, said: dict[str, Any]) -> dict[str, Any]:
+    """Write the training and the links that a committed plan was searched for into the run's directory.
+
+    Args:
+        place: the run's directory; nothing is written without.
+        said: what is reported.
+
+    Returns:
+        What is left to report. A file that cannot be written is a warning: the run goes on.
+    """
+    left = {name: value for name, value in said.items() if name not in ("training", "links")}
+    for name in ("training", "links"):
+        if place is not None and said.get(name):
+            try:
+                place.under("communication").write(f"{name}.json", str(said[name]).encode())
+            except (EbbflowError, OSError) as error:
+                log.warning("%s is not kept: %s", name, error)
+    return left
 
 
 def _obstacle(world: World, model: torch.nn.Module) -> str:
