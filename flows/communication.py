@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 app = typer.Typer(
     cls=CheckedGroup,
     help="Planned communication of trainings: measure links, search a plan, explain it, compare schedulers.\n\n"
-    "A training that ran with --communication planned keeps communication/training.json and "
-    "communication/links.json in its run's directory\n\n"
-    "    ebbflow communication plan RUN/communication/training.json --links RUN/communication/links.json\n\n"
-    "    ebbflow communication compare RUN/communication/training.json --links RUN/communication/links.json\n\n"
+    "A training that ran with --communication planned keeps training.json and links.json in the directory "
+    "communication of its run's directory. There:\n\n"
+    "    ebbflow communication plan training.json --links links.json\n\n"
+    "    ebbflow communication compare training.json --links links.json\n\n"
     "[b]Measure this machine[/b]\n\n"
     "    ebbflow communication profile --ranks 4 --output links.json\n\n"
     "docs/communication.md explains.",
