@@ -16,6 +16,7 @@ from ebbflow.infra.errors import (
     StorageFullError,
 )
 from ebbflow.infra.protocols import StageJob
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan
 from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.verify import verify
@@ -329,30 +330,35 @@ def test_a_lost_checkpoint_of_what_is_drawn_at_random_is_not_drawn_again(
     assert engine.runs[_fp(bushy, SHARED)[:12]] == 1
 
 
+def broadcasting(ride: Ride) -> QueryExecutionPlan:
+    """Return a plan whose first stage broadcasts a table."""
+    return next(plan for plan in ride.plans if "BROADCAST" in plan.by_fp[_fp(plan, SHARED)].statement.spark)
+
+
 def test_a_broadcast_that_does_not_fit_is_run_again_without_it(ride: Ride, engine: Scripted) -> None:
-    bushy, _ = bushy_and_deep(ride.plans)
+    plan = broadcasting(ride)
     engine.name = "spark"  # whose statements have hints; DuckDB takes them for comments
-    stage = bushy.by_fp[_fp(bushy, ORDERS)]
+    stage = plan.by_fp[_fp(plan, SHARED)]
     assert "BROADCAST" in stage.statement.spark
     assert "BROADCAST" not in stage.statement.fallback
-    engine.before = fail(ORDERS, [BroadcastTooLargeError("too large")])
-    driver = ride.drive(engine, chosen=bushy)
-    texts = [job.sql for job in engine.jobs if job.name == ORDERS]
+    engine.before = fail(SHARED, [BroadcastTooLargeError("too large")])
+    driver = ride.drive(engine, chosen=plan)
+    texts = [job.sql for job in engine.jobs if job.name == SHARED]
     assert texts == [stage.statement.spark, stage.statement.fallback]
-    assert statuses(driver, ORDERS) == ["failed", "completed"]
+    assert statuses(driver, SHARED) == ["failed", "completed"]
     assert driver.book.notes == [
-        f"{ORDERS} has a broadcast that did not fit; running it again with shuffled joins"
+        f"{SHARED} has a broadcast that did not fit; running it again with shuffled joins"
     ]
     assert right(ride, driver)
 
 
 def test_a_statement_without_broadcasts_that_is_too_large_is_an_error(ride: Ride, engine: Scripted) -> None:
-    bushy, _ = bushy_and_deep(ride.plans)
+    plan = broadcasting(ride)
     engine.name = "spark"
-    engine.before = fail(ORDERS, [BroadcastTooLargeError("too large")] * 9)
+    engine.before = fail(SHARED, [BroadcastTooLargeError("too large")] * 9)
     with pytest.raises(BroadcastTooLargeError):
-        ride.drive(engine, chosen=bushy)
-    assert statuses(ride.driver, ORDERS) == ["failed"] * 2
+        ride.drive(engine, chosen=plan)
+    assert statuses(ride.driver, SHARED) == ["failed"] * 2
 
 
 def test_cancellations_by_others_are_repeated_but_not_for_ever(ride: Ride, engine: Scripted) -> None:
