@@ -74,7 +74,7 @@ def judge(
     """
     state = pool.aggregators[one]
     iterations = pool.iterations(one)
-    cycle = max(profile.iteration_us, *iterations.values()) if iterations else profile.iteration_us
+    cycle = max(profile.iteration_us, pool.cycle_us(one))
     numerator, denominator = options.loss_limit.as_integer_ratio()
     checked = list(iterations.values())
     if options.check_new_job:

@@ -102,13 +102,22 @@ class Move(NamedTuple):
 
 @dataclass(slots=True)
 class Aggregator:
-    """An aggregator and its tasks, by training and tensor."""
+    """An aggregator and its tasks, by training and tensor.
+
+    Args:
+        tasks: by training and tensor.
+        execution_us: microseconds that a training needs of it per iteration.
+        kept_cycle_us: microseconds of a longer cycle that it keeps after a training has left; see ``remove_job``.
+    """
 
     tasks: dict[str, dict[str, AggregationTask]] = field(default_factory=dict)
-    execution_us: dict[str, int] = field(default_factory=dict)  # of a training per iteration
+    execution_us: dict[str, int] = field(default_factory=dict)
+    kept_cycle_us: int = 0
 
     def add(self, task: AggregationTask) -> None:
-        """Give it a task."""
+        """Give it a task; an empty one begins with that training's cycle."""
+        if not self.tasks:
+            self.kept_cycle_us = 0
         self.tasks.setdefault(task.job_id, {})[task.tensor_id] = task
         self.execution_us[task.job_id] = self.execution_us.get(task.job_id, 0) + task.execution_us
 
@@ -177,15 +186,35 @@ class AggregatorPool:
     def remove_job(self, job_id: str) -> list[tuple[AggregationTask, int]]:
         """Remove a training and its tasks, and return where they were.
 
+        Without its longest iteration an aggregator's cycle would be shorter, in which the others may lose more or
+        need more than there is: it then keeps its cycle.
+
         Raises ``OptionError`` for an unknown training.
         """
         if job_id not in self.profiles:
             raise OptionError(f"training {job_id!r} is not registered")
         placed = list(self.placed(job_id))
+        cycles = {where: self.cycle_us(where) for _, where in placed}
         for task, where in placed:
             self.aggregators[where].remove(task)
         del self.profiles[job_id]
+        for where, cycle in cycles.items():
+            self._shorten(where, cycle)
         return placed
+
+    def _shorten(self, one: int, cycle: int) -> None:
+        state = self.aggregators[one]
+        state.kept_cycle_us = cycle
+        kept = self._pressure(one)
+        state.kept_cycle_us = 0
+        if any(new > old for new, old in zip(self._pressure(one), kept, strict=True)):
+            state.kept_cycle_us = cycle
+
+    def _pressure(self, one: int) -> tuple[Fraction, Fraction]:
+        """Return the largest loss of a training on an aggregator, and by how much it is overloaded."""
+        cycle = self.cycle_us(one)
+        losses = (Fraction(cycle % own, cycle) for own in self.iterations(one).values())
+        return max(losses, default=Fraction(0)), max(self.load(one), Fraction(1))
 
     def placed(self, job_id: str) -> Iterator[tuple[AggregationTask, int]]:
         """Return the tasks of a training that are placed, with their aggregators."""
@@ -217,7 +246,8 @@ class AggregatorPool:
 
     def cycle_us(self, one: int) -> int:
         """Return the cycle of an aggregator, microseconds; 0 for an empty one."""
-        return max(self.iterations(one).values(), default=0)
+        iterations = self.iterations(one)
+        return max(self.aggregators[one].kept_cycle_us, *iterations.values()) if iterations else 0
 
     def busy_us(self, one: int) -> int:
         """Return the execution time of an aggregator per cycle, microseconds."""

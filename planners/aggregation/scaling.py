@@ -133,6 +133,7 @@ def evacuate(
         max_new: maximum number of new aggregators.
     """
     state = pool.aggregators[one]
+    cycle = state.kept_cycle_us
     jobs = sorted(state.tasks, key=lambda job: (-state.execution_us[job], job))
     moves: list[Move] = []
     allocated: list[int] = []
@@ -147,6 +148,7 @@ def evacuate(
                 state.add(task)
             for move in reversed(moves):
                 pool.move(Move(move.task, move.target, move.source))
+            state.kept_cycle_us = cycle
             pool.discard(allocated)
             return None
         allocated += placed.allocated

@@ -68,10 +68,11 @@ def test_exit_packs_what_is_left() -> None:
 def test_any_series_of_arrivals_and_exits_keeps_every_task_once(
     jobs: list[JobProfile], data: st.DataObject
 ) -> None:
-    pool, running = AggregatorPool(), []
+    pool, running, private = AggregatorPool(), [], set()
     limit = Fraction(1, 10)
     for job in jobs:
-        on_job_arrival(pool, job)
+        placed = on_job_arrival(pool, job)
+        private |= set(placed.allocated) if placed.private else set()
         running.append(job)
         while running and data.draw(st.booleans()):
             gone = data.draw(st.sampled_from(running))
@@ -87,6 +88,19 @@ def test_any_series_of_arrivals_and_exits_keeps_every_task_once(
     for one in pool.aggregators:
         losses = [performance_loss(pool.cycle_us(one), own) for own in pool.iterations(one).values()]
         assert max(losses, default=Fraction(0)) < limit
+        assert one in private or pool.load(one) <= 1
+
+
+def test_an_aggregator_keeps_its_cycle_where_a_shorter_one_would_slow_those_that_stay() -> None:
+    pool = AggregatorPool()
+    for name, iteration in (("a", 200), ("b", 100), ("c", 66)):
+        on_job_arrival(pool, profile(name, iteration, [10]))
+    assert len(pool) == 1
+    assert performance_loss(100, 66) > Fraction(3, 10)
+    on_job_exit(pool, "a")
+    assert pool.cycle_us(0) == 200
+    on_job_exit(pool, "c")
+    assert pool.cycle_us(0) == 100
 
 
 def test_a_release_is_all_or_nothing() -> None:
