@@ -27,10 +27,8 @@ from ebbflow.planners.query.costs.operators import (
     broadcast_join,
     cartesian_join,
     join_work,
-    nested_loop_join,
     partitions,
     scan,
-    shuffle_hash_join,
     sort,
     sort_merge_join,
     splits,
@@ -54,10 +52,8 @@ __all__ = [
     "cartesian_join",
     "join_cost",
     "join_work",
-    "nested_loop_join",
     "partitions",
     "scan",
-    "shuffle_hash_join",
     "sort",
     "sort_merge_join",
     "splits",
@@ -94,6 +90,12 @@ class CostModel:
     exchanges: bool = (
         True  # tasks exchange rows; else each reads, and builds, all that it joins its slice with
     )
+
+    wide_key: float = 1.0  # rows that one counts for in a hash join whose key is no single machine word
+
+    def keys(self, size: float) -> float:
+        """Return how many rows a row of a hash join counts for whose key has ``size`` bytes."""
+        return self.wide_key if size > 8.0 else 1.0
 
     def builders(self, share: Share) -> float:
         """Return how many times a broadcast table is built on ``share``."""
@@ -140,6 +142,7 @@ SPARK = CostModel(
         tasks=5.0e-2,
     ),
     latency=0.5,
+    wide_key=1.6,  # a composite key is a row, a whole number itself
 )
 DUCKDB = CostModel(
     engine="duckdb",
@@ -217,9 +220,16 @@ class JoinCostModel:
         return self.share.largest.memory * self.model.broadcast_fraction
 
     def price(
-        self, method: JoinMethod, left: Size, right: Size, out: Size, *, equality: bool = True
+        self,
+        method: JoinMethod,
+        left: Size,
+        right: Size,
+        out: Size,
+        *,
+        equality: bool = True,
+        keys: float = 1.0,
     ) -> JoinCost:
-        """Return the cost of ``left`` joined with ``right``, the build side."""
+        """Return the cost of ``left`` joined with ``right``, the build side; ``keys`` is as in ``join_work``."""
         rates = self._rates
         (left_rows, left_bytes), (right_rows, right_bytes), (out_rows, out_bytes) = left, right, out
         emitted = out_rows * rates.joined_rows
@@ -230,7 +240,8 @@ class JoinCostModel:
             serial = right_bytes * rates.broadcast_bytes
             probed = left_rows
             if equality:
-                serial += right_rows * rates.built_rows
+                serial += right_rows * keys * rates.built_rows
+                probed *= keys
             else:
                 probed *= max(right_rows, 1.0)
             parallel = probed * rates.probed_rows + emitted
@@ -254,7 +265,7 @@ class JoinCostModel:
         network = both * self._shuffled
         waiting = network * self._cores
         if method == "shuffle_hash":
-            seconds += right_rows * rates.built_rows + left_rows * rates.probed_rows
+            seconds += keys * (right_rows * rates.built_rows + left_rows * rates.probed_rows)
         else:
             seconds += (left_rows + right_rows) * rates.sorted_rows
             waiting += spilled_bytes(both, count, self._room) * self.model.spill_rate
@@ -265,12 +276,12 @@ class JoinCostModel:
 
     def _sliced(self, probe: Size, build: Size, out: Size, *, equality: bool) -> JoinCost:
         """Price a join whose tasks each hold all of the build side, or spill it."""
-        rates, tasks = self._rates, self._builders
+        tasks, rates = self._builders, self._rates
         work = join_work("broadcast", probe, build, out, self.share, equality=equality, builders=tasks)
         waiting = spilled_bytes(build.bytes, 1, self._room) * self.model.spill_rate * tasks
         seconds = self.model.core_seconds(work) + waiting
         own = build.bytes * rates.broadcast_bytes + build.rows * rates.built_rows + waiting / tasks
-        tail = own + (seconds - own * tasks) / max(splits(max(probe.bytes, out.bytes)), 1)
+        tail = own + (seconds - own * tasks) / splits(max(probe.bytes, out.bytes))
         held = min(build.bytes, self._room) * self.model.hash_factor / GIB
         return JoinCost(seconds, 0.0, max(tail, 0.0), 0.0, held, waiting)
 
@@ -284,11 +295,10 @@ class JoinCostModel:
         if method == "broadcast":
             tasks = splits(max(left.bytes, out.bytes))
             busy = cost.core_seconds - cost.waiting - (cost.serial - cost.network) * self._builders
-        else:
-            tasks = partitions(left.bytes + right.bytes, self._cores)
-            busy = cost.core_seconds - cost.waiting
-        waited = cost.waiting / max(self._cores, 1.0) if method != "broadcast" else 0.0
-        return cost.serial + waited + elapsed_seconds(busy, tasks, self._cores)
+            return cost.serial + elapsed_seconds(busy, tasks, self._cores)
+        tasks = partitions(left.bytes + right.bytes, self._cores)
+        waited = cost.waiting / max(self._cores, 1.0)
+        return waited + elapsed_seconds(cost.core_seconds - cost.waiting, tasks, self._cores)
 
     def allows(self, method: JoinMethod, left: Size, right: Size, *, equality: bool = True) -> bool:
         """Tell whether the build side fits: broadcast, the largest node's part for broadcasts; shuffled, the

@@ -215,9 +215,8 @@ class StatementCoster:
             whole = side.mask in choice.cuts.get(block, frozenset()) or not side.mask & divided
             sizes.append(self._size(block, side.mask) if whole else nothing)
         if any(size is not nothing for size in sizes):
-            equality = self.sizes.blocks[block].has_equality(node.left.mask, node.right.mask)
             left, right = sizes
-            self._add_join(bill, node.method, left, right, nothing, equality)
+            self._add_join(bill, block, node, left, right, nothing)
 
     def _partial(self, view_size: Size, view: View) -> Size:
         """Return the size of a view's partial result: its groups before HAVING and LIMIT, or all its rows."""
@@ -254,8 +253,7 @@ class StatementCoster:
 
     def _join(self, bill: CostEstimate, block: BlockId, join: Join, left: Size, right: Size) -> Size:
         out = self._size(block, join.mask)
-        equality = self.sizes.blocks[block].has_equality(join.left.mask, join.right.mask)
-        price = self._add_join(bill, join.method, left, right, out, equality)
+        price = self._add_join(bill, block, join, left, right, out)
         bill.resident += price.resident
         bill.task = max(bill.task, price.task)
         if join.method != "broadcast":
@@ -263,13 +261,22 @@ class StatementCoster:
         return out
 
     def _add_join(
-        self, bill: CostEstimate, method: JoinMethod, left: Size, right: Size, out: Size, equality: bool
+        self, bill: CostEstimate, block: BlockId, join: Join, left: Size, right: Size, out: Size
     ) -> JoinCost:
-        way: JoinMethod = method if self.model.exchanges else "broadcast"
+        cardinalities, sides = self.sizes.blocks[block], (join.left.mask, join.right.mask)
+        equality = cardinalities.has_equality(*sides)
+        keys = self.model.keys(cardinalities.key_bytes(*sides)) if equality else 1.0
+        way: JoinMethod = join.method if self.model.exchanges else "broadcast"
         builders = self.model.builders(self.share)
-        bill.add(cost.join_work(way, left, right, out, self.share, equality=equality, builders=builders))
-        price = self._pricer.price(method, left, right, out, equality=equality)
-        bill.serial += price.serial
+        bill.add(
+            cost.join_work(way, left, right, out, self.share, equality=equality, builders=builders, keys=keys)
+        )
+        price = self._pricer.price(join.method, left, right, out, equality=equality, keys=keys)
+        # the work counts what every node builds, and of all cores' time in which nothing else is done the rest
+        idle = max(1.0 - builders / max(self.share.total.cores, 1.0), 0.0)
+        bill.serial += (
+            price.network + (price.serial - price.network) * idle if way == "broadcast" else price.serial
+        )
         bill.network += price.network
         if way != "broadcast" or not self.model.exchanges:  # what waits for a broadcast is in the serial time
             bill.waiting += price.waiting

@@ -126,21 +126,27 @@ def join_work(
     *,
     equality: bool = True,
     builders: float | None = None,
+    keys: float = 1.0,
 ) -> Work:
     """Return the work of one join, its inputs not included. ``right`` is the build side; ``equality`` tells
     whether some equality joins the sides (:meth:`Cardinalities.has_equality`). ``builders`` is how many times a
-    broadcast table is built, once a node unless given."""
+    broadcast table is built, once a node unless given; ``keys`` is how many rows a row of a hash join
+    counts for, more than 1 where its keys are expensive."""
     copies = float(share.nodes) if builders is None else builders
     if not equality:
         if method == "broadcast":
             return nested_loop_join(left, right, out, copies)
         return cartesian_join(left, right, out)
     if method == "broadcast":
-        return broadcast_join(left, right, out, copies)
+        return broadcast_join(_keyed(left, keys), _keyed(right, keys), out, copies)
     count = partitions(left.bytes + right.bytes, share.total.cores)
     if method == "shuffle_hash":
-        return shuffle_hash_join(left, right, out, count)
+        return shuffle_hash_join(_keyed(left, keys), _keyed(right, keys), out, count)
     return sort_merge_join(left, right, out, count)
+
+
+def _keyed(size: Size, keys: float) -> Size:
+    return size if keys == 1.0 else Size(size.rows * keys, size.bytes)
 
 
 def split_bytes(largest: float, cores: float, hazard: float = inf) -> int:

@@ -158,6 +158,19 @@ class Cardinalities:
                 return True
         return False
 
+    def key_bytes(self, left: int, right: int) -> float:
+        """Return the average bytes of the key by which ``left`` is joined with ``right``: of the columns that are
+        equal between them. Expressions count as one column of eight bytes each."""
+        total = 0.0
+        for mask, equal in zip(self.graph.class_masks, self.graph.classes, strict=True):
+            if mask & left and mask & right:
+                inside = (c for c in equal.columns if (left | right) >> self.graph.index[c[0]] & 1)
+                total += min(self.statistics(column).width for column in inside)
+        for one, other in self._equations:
+            if (not one & ~left and not other & ~right) or (not one & ~right and not other & ~left):
+                total += 8.0
+        return total
+
     # Joins
 
     def _class_values(self, index: int) -> tuple[tuple[int, float], ...]:

@@ -130,14 +130,15 @@ def _walk(
     left = _walk(tree.left, cardinalities, pricer)
     right = _walk(tree.right, cardinalities, pricer)
     equality = cardinalities.has_equality(tree.left.mask, tree.right.mask)
-    sizes = [
+    one, other, out = (
         Size(cardinalities.rows(m), cardinalities.bytes(m))
         for m in (tree.left.mask, tree.right.mask, tree.mask)
-    ]
+    )
     builders = pricer.model.builders(pricer.share)
     method: JoinMethod = tree.method if pricer.model.exchanges else "broadcast"
-    own = join_work(method, sizes[0], sizes[1], sizes[2], pricer.share, equality=equality, builders=builders)
-    cost = pricer.price(tree.method, sizes[0], sizes[1], sizes[2], equality=equality)
+    keys = pricer.model.keys(cardinalities.key_bytes(tree.left.mask, tree.right.mask)) if equality else 1.0
+    own = join_work(method, one, other, out, pricer.share, equality=equality, builders=builders, keys=keys)
+    cost = pricer.price(tree.method, one, other, out, equality=equality, keys=keys)
     return (
         left[0].plus(right[0]).plus(own),
         max(left[1], right[1] + cost.serial) + cost.tail,

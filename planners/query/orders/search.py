@@ -79,6 +79,7 @@ class Search:
         one, other, out = self.size(left), self.size(right), self.size(left | right)
         equality = self.cardinalities.has_equality(left, right)
         pricer, ratio = self.pricer, self._build_ratio
+        keys = pricer.model.keys(self.cardinalities.key_bytes(left, right)) if equality else 1.0
         found: list[Variant] = []
         sides = []
         if other.bytes <= ratio * one.bytes:
@@ -87,10 +88,10 @@ class Search:
             sides.append((False, other, one))
         for builds_right, probe, build in sides:
             if pricer.allows("broadcast", probe, build):
-                cost = pricer.price("broadcast", probe, build, out, equality=equality)
+                cost = pricer.price("broadcast", probe, build, out, equality=equality, keys=keys)
                 found.append((builds_right, "broadcast", *cost[:5]))
             if equality and pricer.allows("shuffle_hash", probe, build):
-                cost = pricer.price("shuffle_hash", probe, build, out)
+                cost = pricer.price("shuffle_hash", probe, build, out, keys=keys)
                 found.append((builds_right, "shuffle_hash", *cost[:5]))
         # A merge join buffers its right side's equal keys: the smaller side.
         builds_right = (other.rows, right) <= (one.rows, left)

@@ -15,6 +15,7 @@ from ebbflow.planners.query.costs.links import (
     shuffle_seconds,
     spilled_bytes,
 )
+from ebbflow.planners.query.costs.operators import join_work
 from ebbflow.planners.query.plan.trees import JoinMethod
 
 SIZES = st.builds(Size, st.floats(1, 1e9), st.floats(8, 1e11))
@@ -135,3 +136,17 @@ def test_other_links_are_another_capacity() -> None:
     assert not before.same_nodes(after)
     assert str(CapacityDiff.between(before, after)) == "links: 25 -> 12.5 MB/s"
     assert str(CapacityDiff.between(Capacity(0, NODES), before)) == "links: no limit -> 25 MB/s"
+
+
+def test_a_composite_key_makes_a_hash_join_dearer_but_not_its_sort() -> None:
+    pricer, share = JoinCostModel(SPARK, Share.uniform(2, 4, 1)), Share.uniform(2, 4, 1)
+    sizes = (LINEITEM, ORDERS, JOINED)
+    keys = SPARK.keys(16.0)
+    assert keys > SPARK.keys(8.0) == 1.0
+    for method in ("broadcast", "shuffle_hash"):
+        plain, wide = pricer.price(method, *sizes), pricer.price(method, *sizes, keys=keys)
+        assert wide.core_seconds > plain.core_seconds
+        work = join_work(method, *sizes, share, keys=keys)
+        assert wide.core_seconds == pytest.approx(SPARK.core_seconds(work))
+    assert pricer.price("sort_merge", *sizes, keys=keys) == pricer.price("sort_merge", *sizes)
+    assert NATIVE.keys(16.0) == 1.0
