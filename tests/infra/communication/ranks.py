@@ -407,6 +407,72 @@ def changing_collectives(rank: int) -> None:
         assert "must submit the same collectives" in str(told[-1]["reason"])
 
 
+class _FaultyStore:
+    """A store whose calls take their time; the coordinator's fails for good at a key, as if it were cut off."""
+
+    def __init__(self, store: dist.Store, draw: random.Random, fails_at: str = "") -> None:
+        self._store, self._draw, self._fails_at, self._failed = store, draw, fails_at, False
+
+    def _step(self, key: str) -> None:
+        time.sleep(self._draw.random() * 0.02)
+        self._failed = self._failed or bool(self._fails_at and self._fails_at in key)
+        if self._failed:
+            raise RuntimeError("the store is gone")
+
+    def set(self, key: str, value: str) -> None:
+        self._step(f"set {key}")
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self._step(f"get {key}")
+        found: bytes = self._store.get(key)
+        return found
+
+    def check(self, keys: list[str]) -> bool:
+        self._step(f"check {keys[0]}")
+        return bool(self._store.check(keys))
+
+
+FAULTS = (
+    "get profile/1", "set recorded", "set outcome/1", "check vote/1", "get vote/1", "set decision/1",
+    "get decision/1", "",
+)  # fmt: skip
+
+
+def lost_coordinator(rank: int) -> None:
+    """The coordinator is cut off in each phase, messages are late: all ranks go on, with one plan or with none."""
+    for number, fault in enumerate(FAULTS):
+        draw = random.Random(number * 100 + rank)
+        versions: list[int] = []
+
+        def note(step: int, one: PlannedCommunication, seen: list[int] = versions) -> None:
+            seen.append(one.switch.version)
+
+        def meddle(
+            step: int,
+            one: PlannedCommunication,
+            draw: random.Random = draw,
+            fault: str = fault,
+            note: Callable[[int, PlannedCommunication], None] = note,
+        ) -> None:
+            if step == 0:
+                faulty = _FaultyStore(one._control._store, draw, fault if rank == 0 else "")
+                one._control._store = faulty  # type: ignore[assignment]
+            note(step, one)
+
+        def over(told: list[dict[str, object]], one: PlannedCommunication, fault: str = fault) -> bool:
+            return bool(told) and (told[-1]["state"] in ("ddp", "plan")) and bool(fault or one.switch.version)
+
+        _, told = elastic(rank, True, ANY_PLAN, until=over, meddle=meddle, steps=40, name=f"lost-{number}")
+        everywhere: list[object] = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, versions)
+        assert all(one == everywhere[0] for one in everywhere), (fault, everywhere)
+        if rank == 0:
+            assert told[-1]["state"] == ("ddp" if fault else "plan"), (fault, told)
+            assert "the store is gone" in str(told[-1]["reason"]) if fault else True
+            assert not fault or set(versions) <= {0, 1}
+
+
 PARTS = {
     one.__name__: one
     for one in (every_option, any_order, wrong_order, same_training, exchanged_gradients, measured_links)
@@ -415,13 +481,14 @@ CONTROLLED = {
     one.__name__: one
     for one in (committed_training, worthless_plan, slower_plan, broken_channel, changing_collectives)
 }
+FAULTY = {"lost_coordinator": lost_coordinator}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
 
     def _all(rank: int) -> None:
         for name in sys.argv[2:]:
-            (PARTS | CONTROLLED)[name](rank)
+            (PARTS | CONTROLLED | FAULTY)[name](rank)
 
     fork_world(_all, int(sys.argv[1]))
     print("done")
