@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from ebbflow.flows.query.flow import run_query
     from ebbflow.flows.training.flow import train
     from ebbflow.flows.tuning.flow import tune
+    from ebbflow.infra.communication.all_to_all import Exchange
+    from ebbflow.infra.communication.control import PlanningSettings
+    from ebbflow.infra.communication.payloads import Exchanged
+    from ebbflow.infra.communication.plain import PlainCollectives
+    from ebbflow.infra.communication.planned import PlannedCommunication
     from ebbflow.infra.elastic.application import (
         Application,
         Completion,
@@ -152,6 +157,8 @@ __all__ = [
     "EngineError",
     "EngineLostError",
     "EngineUnavailableError",
+    "Exchange",
+    "Exchanged",
     "Executor",
     "FleetRequest",
     "ForbiddenSqlError",
@@ -181,8 +188,11 @@ __all__ = [
     "PipelineFileError",
     "PipelineOutcome",
     "PipelineRunError",
+    "PlainCollectives",
     "PlainOrchestrator",
+    "PlannedCommunication",
     "PlanningError",
+    "PlanningSettings",
     "Policy",
     "PriceError",
     "QueryOutcome",
@@ -265,6 +275,11 @@ _NAMES = {
     "ebbflow.tasks.tuning.report": "TuningReport",
     "ebbflow.tasks.pipeline.outcome": "PipelineOutcome",
     "ebbflow.infra.training.run": "ElasticRun",
+    "ebbflow.infra.communication.all_to_all": "Exchange",
+    "ebbflow.infra.communication.control": "PlanningSettings",
+    "ebbflow.infra.communication.payloads": "Exchanged",
+    "ebbflow.infra.communication.plain": "PlainCollectives",
+    "ebbflow.infra.communication.planned": "PlannedCommunication",
     "ebbflow.infra.training.metrics": "RunStatistics",
     "ebbflow.infra.training.process.leaving": "RunStopped",
     "ebbflow.infra.elastic.application": (

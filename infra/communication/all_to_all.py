@@ -12,6 +12,10 @@ Submit = Callable[[str, Payload], "torch.futures.Future[Payload]"]
 """Takes a collective by its name; ``Enforcer.submit``."""
 
 
+Wait = Callable[[str, "torch.futures.Future[Payload]"], Payload]
+"""Waits for a collective by its name and returns what it brought; ``PlannedCommunication.wait``."""
+
+
 class Exchange:
     """One all-to-all of a model and its reverse in the backward pass; compute may run between request and wait.
 
@@ -19,10 +23,13 @@ class Exchange:
         submit: carries collectives out.
         forward: name of the exchange.
         backward: name of the exchange of gradients.
+        wait: waits for one by its name, such as ``PlannedCommunication.wait``; by its future alone unless given.
     """
 
-    def __init__(self, submit: Submit, forward: str, backward: str) -> None:
+    def __init__(self, submit: Submit, forward: str, backward: str, wait: Wait | None = None) -> None:
         self._submit, self._forward, self._backward = submit, forward, backward
+        self._wait = wait or (lambda _, future: future.wait())
+        self._under_way = forward
         self._rows: Exchanged | None = None
         self._future: torch.futures.Future[Payload] | None = None
 
@@ -46,18 +53,20 @@ class Exchange:
         """Submit the forward exchange."""
         received = sent.new_empty(sum(received_rows))
         self._rows = Exchanged(sent.contiguous(), received, sent_rows, received_rows)
+        self._under_way = self._forward
         self._future = self._submit(self._forward, self._rows)
 
     def begin_reverse(self, gradient: Tensor) -> None:
         """Submit the exchange of gradients."""
         assert self._rows is not None
         into = gradient.new_empty(self._rows.sent.numel())
+        self._under_way = self._backward
         self._future = self._submit(self._backward, self._rows.reversed(gradient.contiguous().view(-1), into))
 
     def end(self) -> Tensor:
         """Wait for the exchange that is on its way and return what it brought."""
         assert self._future is not None
-        rows = self._future.wait()
+        rows = self._wait(self._under_way, self._future)
         self._future = None
         assert isinstance(rows, Exchanged)
         return rows.received

@@ -9,10 +9,12 @@ from torch import Tensor
 from ebbflow.infra.communication.all_to_all import Submit
 from ebbflow.infra.communication.payloads import Payload, Summed
 
+BUCKETS = "bucket/"  # what names of buckets begin with
+
 
 def bucket_name(index: int) -> str:
     """Return the name of a bucket's collective in plans."""
-    return f"bucket/{index}"
+    return f"{BUCKETS}{index}"
 
 
 class PlannedReduction:

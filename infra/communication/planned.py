@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 
 from ebbflow.infra.communication.channels import Channels
 from ebbflow.infra.communication.control import ControlPlane, PlanningSettings
+from ebbflow.infra.communication.ddp_hook import BUCKETS, PlannedReduction, register
 from ebbflow.infra.communication.payloads import Payload
 from ebbflow.infra.communication.plain import PlainCollectives
 from ebbflow.infra.communication.profiler import IterationProfiler
@@ -75,6 +76,10 @@ class PlannedCommunication:
         """Take a collective; its future holds the payload once it is done. All ranks submit the same ones by name."""
         return self.switch.submit(op, payload)
 
+    def reduce(self, model: Any) -> None:
+        """Let a ``DistributedDataParallel`` without a hook exchange its gradients through ``submit``."""
+        register(model, PlannedReduction(self.submit, self._channels.ranks))
+
     def begin(self) -> None:
         """Begin an iteration."""
         self.profiler.begin()
@@ -84,8 +89,21 @@ class PlannedCommunication:
         self.profiler.mark("forward")
 
     def reduced(self) -> None:
-        """Note that all gradients are reduced."""
-        self.profiler.waited()
+        """Note that DDP's buckets are reduced."""
+        self.profiler.waited(prefix=BUCKETS)
+
+    def wait(self, op: str, future: "torch.futures.Future[Payload]") -> Payload:
+        """Wait for a collective of ``submit``, and take note of it; what it brought is returned."""
+        since = time.perf_counter()
+        payload: Payload = future.wait()
+        self.profiler.waited(op, since=since)
+        return payload
+
+    def end(self) -> None:
+        """End an iteration of a training that has no agreement of its own, by one small all-reduce of all ranks."""
+        summed = torch.tensor(self.votes(), dtype=torch.float64)
+        dist.all_reduce(summed)
+        self.settle(summed.tolist())
 
     def votes(self) -> list[float]:
         """Return what this rank adds to the numbers that are summed over ranks at the end of an iteration."""

@@ -18,6 +18,7 @@ from ebbflow.planners.communication.recorded import (
 )
 
 WARM_UP: Final = 3  # iterations that are not looked at: DDP makes its buckets anew after the first
+MAX_PENDING: Final = 8  # submissions of a collective that are waited for
 ITERATIONS: Final = 10  # that a profile is the median of
 
 
@@ -44,6 +45,7 @@ class IterationProfiler:
         self._clock, self._keep = clock, keep
         self._done: deque[Iteration] = deque(maxlen=keep)
         self._seen = 0  # iterations that were begun
+        self._from = WARM_UP  # number of the last of them that is not looked at
         self._lock = threading.Lock()
         self._thread = 0
         self._open = False
@@ -52,9 +54,8 @@ class IterationProfiler:
         self._submissions: list[Submission] = []
         self._waits: list[tuple[str, int]] = []  # op and lag, for the block to come
         self._all_waits: list[Wait] = []
-        self._pending: dict[str, deque[int]] = defaultdict(
-            deque
-        )  # op -> iterations of submissions not waited for
+        # op -> iterations of submissions that were not waited for yet
+        self._pending: dict[str, deque[int]] = defaultdict(lambda: deque(maxlen=MAX_PENDING))
 
     @property
     def ready(self) -> bool:
@@ -70,7 +71,7 @@ class IterationProfiler:
         """Begin from scratch, as after a change of what is measured."""
         with self._lock:
             self._done.clear()
-            self._seen, self._open = 0, False
+            self._from, self._open = self._seen + WARM_UP, False
 
     def begin(self) -> None:
         """Begin an iteration, and end the one before."""
@@ -78,7 +79,7 @@ class IterationProfiler:
             now = self._clock()
             if self._open:
                 self._block("end", now)
-                if self._seen > WARM_UP:
+                if self._seen > self._from:
                     self._done.append(
                         Iteration(
                             tuple(self._blocks),
@@ -101,6 +102,7 @@ class IterationProfiler:
         """Take note of a collective that is submitted now."""
         with self._lock:
             if not self._open:
+                self._pending[op].append(self._seen)
                 return
             after = ""
             if threading.get_ident() == self._thread:
@@ -109,18 +111,19 @@ class IterationProfiler:
             self._pending[op].append(self._seen)
             self._submissions.append(Submission(op, kind, size, after))
 
-    def waited(self, *ops: str, since: float | None = None) -> None:
+    def waited(self, *ops: str, since: float | None = None, prefix: str = "") -> None:
         """Take note that collectives are done now, and that the thread has waited for them since then.
 
         Args:
             ops: their names; all that were submitted and not waited for unless given.
             since: s of the clock; the last event unless given.
+            prefix: of the names that count where ``ops`` are not given.
         """
         with self._lock:
             if not self._open:
                 return
             now = self._clock()
-            names = ops or tuple(op for op, some in self._pending.items() if some)
+            names = ops or tuple(op for op, some in self._pending.items() if some and op.startswith(prefix))
             if since is not None and since > self._cursor:
                 self._block("until " + "+".join(names), since)
             self._cursor = now
