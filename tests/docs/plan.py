@@ -57,6 +57,11 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("...", "output"),
     ),
     "docs/how-queries-run.md": (Plan("", "check", OURS),),
+    "docs/communication.md": (
+        Plan("ebbflow train", "check", "trains the reader's script; tests/infra/training plan real runs"),
+        Plan("from ebbflow import", "check", OURS),
+        Plan("torchrun", "check", "takes minutes; tests/infra/communication/test_train_dlrm.py runs it"),
+    ),
     "docs/simulation.md": (Plan("ebbflow simulate training", "slow"),),
     "docs/own-query.md": (
         Plan("# what is in there", "run", given=("shop",)),
