@@ -88,7 +88,7 @@ def test_json_goes_to_a_file_or_to_standard_output(filled, tmp_path, monkeypatch
     found = run("--ledger", str(path), "--json")
     assert found.exit_code == 0
     assert ClusterReport.from_json(found.stdout).apps == report.apps
-    assert json.loads(found.stdout)["format"] == 1
+    assert json.loads(found.stdout)["format"] == 2
     assert run("--ledger", str(path), "--output", "r.json").exit_code == 0
     assert ClusterReport.from_json(Path("r.json").read_text()).number == report.number
     assert not list(tmp_path.glob("*.html"))
