@@ -18,6 +18,7 @@ InfraError
 │   └── LeaseError               a GPU that an app may not use, or not any more
 ├── ElasticError                 an elastic job cannot go on: workers, messages or snapshots failed it
 │   └── MicroTaskError           the application raised; its traceback is in the message
+├── AggregationError             a gradient, tensor or message that an aggregator cannot take
 ├── WorkloadError                a workload, profile or trace that breaks its format; file, line and reason
 ├── TrainingError                a training cannot be launched, changed or carried on
 │   ├── DatasetError             data that a training cannot be run on
@@ -124,6 +125,10 @@ class ElasticError(InfraError):
 
 class MicroTaskError(ElasticError):
     """A micro-task or driver of the application raised; the message holds its traceback."""
+
+
+class AggregationError(InfraError):
+    """A gradient, tensor or message that an aggregator cannot take, or an aggregator that does not answer."""
 
 
 class WorkloadError(InfraError):

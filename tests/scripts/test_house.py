@@ -57,7 +57,7 @@ FLOORS = {
         "spark",
         "aws query",
         "training tables",
-        "protocols elastic communication",
+        "aggregation protocols elastic communication",
         "ledger simulation machine",
         "storage packages",
         "clock errors",

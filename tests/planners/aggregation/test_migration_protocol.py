@@ -235,10 +235,9 @@ def test_every_interleaving_of_a_move_and_a_move_back(rounds: int) -> None:
     assert ("B", "A", "A")[:rounds] in _hosts_of_updates(states, rounds)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_every_interleaving_with_a_worker_that_leaves(rounds: int) -> None:
-    states = _explore(_begin(workers=2, moves=1), rounds, leaves=True)
-    ended = [one for one in states if one.gone and _ended(one, rounds)]
+def test_every_interleaving_with_a_worker_that_leaves() -> None:
+    states = _explore(_begin(workers=2, moves=1), rounds=1, leaves=True)
+    ended = [one for one in states if one.gone and _ended(one, 1)]
     assert {workers for one in ended for _, workers in one.applied} >= {
         frozenset({"w0"}),
         frozenset({"w0", "w1"}),
