@@ -13,8 +13,8 @@ from ebbflow.planners.query.sql.joingraph import JoinGraph
 _LITTLE = 1.0 / 1024.0  # GiB of a node: next to nothing is broadcast or hashed
 _WIDE = 8.0  # times the present nodes
 _NARROW = 4.0  # MB/s of a link over which nothing large is broadcast
-_EACH = 2  # trees for each of these capacities
-_COMBINATIONS = 3_000  # considered for each
+_SMALL = 6  # relations up to which there are two trees for each of these capacities, else one
+_COMBINATIONS = 1_000  # considered for each
 
 
 def contrasts(share: Share) -> dict[str, Share]:
@@ -49,12 +49,13 @@ def contrasting_trees(
     if len(graph.relations) < 2:
         return ()
     found: dict[str, Tree] = {}
+    each = 2 if len(graph.relations) <= _SMALL else 1
     for other in contrasts(share).values():
         trees = enumerate_trees(
-            graph, cardinalities, model, other, keep=2, limit=_EACH, max_combinations=_COMBINATIONS
+            graph, cardinalities, model, other, keep=each, limit=each, max_combinations=_COMBINATIONS
         )
         for candidate in trees:
             found.setdefault(repr(candidate.tree), candidate.tree)
-    linear = left_deep_best(graph, cardinalities, model, share, keep=2).tree
+    linear = left_deep_best(graph, cardinalities, model, share, keep=each).tree
     found.setdefault(repr(linear), linear)
     return tuple(found.values())
