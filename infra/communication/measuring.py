@@ -17,13 +17,14 @@ from ebbflow.infra.communication.channels import Channels
 from ebbflow.infra.communication.payloads import Exchanged, Payload, Summed
 from ebbflow.planners.communication.costs import Choice, TableModel
 from ebbflow.planners.communication.dag import Kind
-from ebbflow.planners.communication.measured import MeasuredLinks
+from ebbflow.planners.communication.measured import MeasuredLinks, rising
 from ebbflow.planners.communication.plan import pieces_of
 from ebbflow.planners.errors import OptionError
 
 REPEATS = 5  # of each size and option; the median counts
 WARM_UP = 1
 MAX_BYTES = 1 << 30
+CLOSE = 8  # sizes that differ by a smaller factor count as one
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,12 @@ class Sweep:
 
 def sizes_for(payloads: Sequence[float]) -> tuple[int, ...]:
     """Return up to four sizes to measure so that all payloads lie between two: the smallest, the largest, between."""
-    some = sorted({max(int(size), 4) for size in payloads})
-    if len(some) <= 1:
-        return tuple(sorted({*some, *(max(size // 8, 4) for size in some)}))
-    low, high = some[0], min(some[-1], MAX_BYTES)
+    some = sorted({min(max(int(size), 4), MAX_BYTES) for size in payloads})
+    if not some:
+        return ()
+    low, high = some[0], some[-1]
+    if high < CLOSE * low:  # sizes that lie close together would show noise only
+        return tuple(sorted({max(low // CLOSE, 4), high}))
     between = [round(low * (high / low) ** share) for share in (1 / 3, 2 / 3)]
     return tuple(sorted({low, *between, high}))
 
@@ -83,7 +86,7 @@ def measure(
                 if found is not None:
                     points.setdefault((kind, channels.ranks, choice.name), {})[size] = found
     rows = {
-        key: tuple(sorted(some.items()))
+        key: rising(sorted(some.items()))
         for key, some in points.items()
         if len(some) == len(sweep.sizes[key[0]])  # half a row would be a wrong one
     }

@@ -108,6 +108,28 @@ def choice_of(name: str) -> Choice:
     return found
 
 
+def rising(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Return measurements with seconds that never fall as bytes rise: the closest ones, by least squares.
+
+    A larger collective is no faster than a smaller one; where it was measured so, both times are noise around one.
+
+    Args:
+        points: pairs of bytes and seconds, bytes rising.
+
+    Source: Ayer et al., "An Empirical Distribution Function for Sampling with Incomplete Information", Annals of
+    Mathematical Statistics 26(4), 1955 (pooling adjacent violators).
+    """
+    pools: list[tuple[float, int]] = []  # mean and count
+    for _, seconds in points:
+        mean, count = seconds, 1
+        while pools and pools[-1][0] > mean:
+            before, more = pools.pop()
+            mean, count = (mean * count + before * more) / (count + more), count + more
+        pools.append((mean, count))
+    means = [mean for mean, count in pools for _ in range(count)]
+    return tuple((size, mean) for (size, _), mean in zip(points, means, strict=True))
+
+
 def fit_links(ranks: int, points: Sequence[tuple[float, float]]) -> LinkModel:
     """Return the latency and bandwidth that fit measured ring all-reduces best, by relative least squares.
 

@@ -106,6 +106,8 @@ def test_an_interrupted_iteration_is_forgotten() -> None:
 
 def test_sizes_enclose_the_payloads() -> None:
     assert sizes_for([8e6]) == (1_000_000, 8_000_000)
+    assert sizes_for([526_336, 1_071_144]) == (65_792, 1_071_144)
+    assert sizes_for([]) == ()
     assert sizes_for([1000, 8_000_000, 64_000]) == (1000, 20000, 400000, 8_000_000)
     assert sizes_for([1.0]) == (4,)
 

@@ -9,7 +9,7 @@ import pytest
 
 from ebbflow.planners.communication.costs import Choice, LinkModel, TableModel
 from ebbflow.planners.communication.dag import CommOp, Dependency
-from ebbflow.planners.communication.measured import MeasuredLinks, best_ranges, choice_of, fit_links
+from ebbflow.planners.communication.measured import MeasuredLinks, best_ranges, choice_of, fit_links, rising
 from ebbflow.planners.communication.planning import choices_of, problem_of, search_plan
 from ebbflow.planners.communication.recorded import (
     Block,
@@ -152,6 +152,18 @@ def test_latency_and_bandwidth_are_fitted_from_rings() -> None:
         fit_links(4, [(1.0, 1.0)])
     with pytest.raises(OptionError, match="above 0 s"):
         fit_links(4, [(1.0, 0.0), (2.0, 1.0)])
+
+
+def test_a_larger_collective_is_no_faster_than_a_smaller_one() -> None:
+    assert rising([(1, 1.0), (2, 2.0), (4, 4.0)]) == ((1, 1.0), (2, 2.0), (4, 4.0))
+    assert rising([(1, 1.0), (2, 8.0), (4, 3.0), (8, 4.0), (16, 9.0)]) == (
+        (1, 1.0),
+        (2, 5.0),
+        (4, 5.0),
+        (8, 5.0),
+        (16, 9.0),
+    )
+    assert rising([]) == ()
 
 
 def test_ranges_say_where_one_choice_takes_over_from_another() -> None:
