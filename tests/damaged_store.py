@@ -67,4 +67,4 @@ class Store:
 
 def computed(driver: Driver) -> set[str]:
     """Return the fingerprints of the stages that the run computed."""
-    return {stage.fingerprint for stage in driver.book.stages if stage.status == "completed"}
+    return {stage.fingerprint for stage in driver.recorder.stages if stage.status == "completed"}

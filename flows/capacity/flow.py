@@ -176,7 +176,7 @@ def _lead(request: CapacityRequest, attached: Attachment[_Given, LoopEnd] | None
         _publish(end)
     if attached is not None:
         attached.outcome = end
-    return dict(end.figures)
+    return dict(end.metrics)
 
 
 class PrefectLoopListener:
@@ -194,7 +194,7 @@ class PrefectLoopListener:
     def _emit(self, **event: Any) -> None:
         self._context.copy().run(self._send, **event)
 
-    def heard(self, event: LoopEvent) -> None:
+    def on_event(self, event: LoopEvent) -> None:
         """Emit ``event``; called in the announcer's thread, which the loop never waits for."""
         self._logger.info(event.text)
         related = [
@@ -243,24 +243,24 @@ class _Both:
     def __init__(self, first: LoopListener, second: LoopListener) -> None:
         self._two = first, second
 
-    def heard(self, event: LoopEvent) -> None:
+    def on_event(self, event: LoopEvent) -> None:
         for one in self._two:
-            one.heard(event)
+            one.on_event(event)
 
 
 def _publish(end: LoopEnd) -> None:
-    figures: Mapping[str, Any] = end.figures
-    if not figures:
+    metrics: Mapping[str, Any] = end.metrics
+    if not metrics:
         return
-    latency = figures.get("latency_s", {})
+    latency = metrics.get("latency_s", {})
     row = {
         "end": end.reason,
-        "decisions": figures.get("cycles"),
-        "changes": figures.get("changes"),
-        "dropped": figures.get("dropped"),
+        "decisions": metrics.get("cycles"),
+        "changes": metrics.get("changes"),
+        "dropped": metrics.get("dropped"),
         "change to lease, p50 (s)": latency.get("p50"),
         "p95 (s)": latency.get("p95"),
         "p99 (s)": latency.get("p99"),
-        "ledger outages": figures.get("outages"),
+        "ledger outages": metrics.get("outages"),
     }
     artifacts.table("ebbflow-capacity", [row], "Summary of the capacity loop")

@@ -33,7 +33,7 @@ _READ = 1000  # events at a time
 _BY_HAND = "aborted by an interrupt signal"  # what Prefect says of Ctrl-C
 _ENDING = 60.0  # s after its last app's end for which a run is looked at
 
-Told = Callable[[LostApp, RunView], None]
+NotifyRestart = Callable[[LostApp, RunView], None]
 _AppOfRun = tuple[str, str]  # ids
 
 log = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ class FlowRunRecovery:
         ledger: the cluster's.
         runs: the orchestrator's.
         leads: whether the loop of this process leads.
-        told: hears of each run that was begun.
-        patience: how often a lost app is begun again.
+        notify: called with each run that was begun.
+        policy: how often a lost app is begun again.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class FlowRunRecovery:
         ledger: Ledger,
         runs: FlowRuns,
         leads: Callable[[], bool] = lambda: True,
-        told: Told = lambda app, run: None,
-        patience: RestartPolicy | None = None,
+        notify: NotifyRestart = lambda app, run: None,
+        policy: RestartPolicy | None = None,
     ) -> None:
         self._ledger, self._runs, self._leads = ledger, runs, leads
-        self._told, self._patience = told, patience
+        self._notify, self._policy = notify, policy
         self.say: Callable[[str], None] = log.warning  # what people should know
         self._read = 0  # number of the last event
         self._open: dict[str, set[str]] = {}  # flow runs not seen to end, in order -> apps they entered last
@@ -121,7 +121,7 @@ class FlowRunRecovery:
             if not self._rests(record.spec, now):
                 self._view(record.spec.flow_run)
         if lost:
-            resume_lost(self._ledger, self._start, patience=self._patience, mine=self._mine)
+            resume_lost(self._ledger, self._start, policy=self._policy, mine=self._mine)
 
     # --- runs ------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class FlowRunRecovery:
         if view.over or view.since is None or not lost:
             return False
         ids = {app.spec.id for app in lost}
-        known = lost_apps(self._ledger, self._ledger.clock.now(), self._patience)
+        known = lost_apps(self._ledger, self._ledger.clock.now(), self._policy)
         return all(app.since < view.since for app in known if app.spec.id in ids)
 
     def _crash(self, view: RunView, why: str) -> None:
@@ -272,7 +272,7 @@ class FlowRunRecovery:
             view.job_variables if view is not None else {},
             view.name if view is not None else "",
         )
-        self._told(app, made)
+        self._notify(app, made)
         return f"flow run {made.name}"
 
 
@@ -346,21 +346,21 @@ def mend_runs(mender: FlowRunRecovery, stop: threading.Event, every: float = LOO
     """Look after flow runs every so often until ``stop`` is set; return how often it was done."""
     said = get_run_logger()  # in the user interface, too
     mender.say = said.warning
-    told, times = "", 0
+    last_logged, times = "", 0
     while not stop.wait(every):
         try:
             mender.look()
-            told, times = "", times + 1
+            last_logged, times = "", times + 1
         except LedgerError:
             continue  # the loop itself says that the ledger is away
         except EbbflowError as error:
-            if str(error) != told:  # an outage is told once
+            if str(error) != last_logged:  # an outage is told once
                 said.warning("flow runs cannot be reconciled: %s", error)
-            told = str(error)
+            last_logged = str(error)
         except Exception as error:
-            if str(error) != told:
+            if str(error) != last_logged:
                 said.exception("flow runs could not be reconciled")
-            told = str(error)
+            last_logged = str(error)
     return times
 
 
@@ -368,14 +368,14 @@ def mend_runs(mender: FlowRunRecovery, stop: threading.Event, every: float = LOO
 def mending(
     ledger: Ledger,
     leads: Callable[[], bool],
-    told: Told = lambda app, run: None,
+    notify: NotifyRestart = lambda app, run: None,
     *,
     runs: FlowRuns | None = None,
     every: float = LOOK,
 ) -> Iterator[None]:
     """Look after the flow runs of a cluster's apps while the block runs, in a task run of its own."""
     stop = threading.Event()
-    future = mend_runs.submit(FlowRunRecovery(ledger, runs or PrefectRuns(), leads, told), stop, every)
+    future = mend_runs.submit(FlowRunRecovery(ledger, runs or PrefectRuns(), leads, notify), stop, every)
     try:
         yield
     finally:

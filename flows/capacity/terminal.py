@@ -55,8 +55,8 @@ def _loop(view: ClusterView) -> Text:
     if not view.leads:
         since = "" if view.loop_silent is None else f", last heartbeat {seconds_text(view.loop_silent)} ago"
         return Text(f"loop: no leader; {printable(row.holder)} was the last, {row.phase}{since}")
-    figures = row.figures
-    latency = figures.get("latency_s", {})
+    metrics = row.metrics
+    latency = metrics.get("latency_s", {})
     said = [
         f"loop: {printable(row.holder)} is the leader (fencing token {row.token}), {row.policy}, up"
         f" {seconds_text(view.at - row.started)}",
@@ -64,8 +64,8 @@ def _loop(view: ClusterView) -> Text:
         f"capacity observed {_ago(row.capacity_age)}"
         + (f", fleet {_ago(row.fleet_age)}" if row.fleet_age is not None else ""),
     ]
-    if figures.get("dropped"):
-        said.append(f"{figures['dropped']} decisions dropped")
+    if metrics.get("dropped"):
+        said.append(f"{metrics['dropped']} decisions dropped")
     if row.doing:
         said.append(f"{row.doing} actions in progress")
     return Text("; ".join(said))
@@ -163,7 +163,7 @@ class ConsoleLoopListener:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def heard(self, event: LoopEvent) -> None:
+    def on_event(self, event: LoopEvent) -> None:
         """Print ``event``."""
         self._console.print(
             f"{clock_text(event.at)}  {event.kind:<9}  {escape(printable(event.text))}",
@@ -174,10 +174,10 @@ class ConsoleLoopListener:
 
 def loop_latency(end: LoopEnd) -> str:
     """Return how fast an ended loop was, to follow its reason; "" where it has decided nothing."""
-    latency: Any = end.figures.get("latency_s", {})
+    latency: Any = end.metrics.get("latency_s", {})
     if not latency or latency.get("p50") is None:
         return ""
     return (
-        f"; {end.figures['cycles']} decisions, change to lease p50 {latency['p50']:.2f} s, "
+        f"; {end.metrics['cycles']} decisions, change to lease p50 {latency['p50']:.2f} s, "
         f"p95 {latency['p95']:.2f} s, p99 {latency['p99']:.2f} s"
     )

@@ -55,7 +55,7 @@ def run_attached(request: PipelineRequest, listener: Watcher, clock: Clock) -> P
     def call() -> None:
         run_pipeline(request.file or None, resume=request.resume or None, run_id=request.run_id or None)
 
-    return _ATTACHED.run((request, listener, clock), call, told=PipelineRunError)
+    return _ATTACHED.run((request, listener, clock), call, handled=PipelineRunError)
 
 
 @flow(

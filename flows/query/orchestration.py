@@ -22,7 +22,7 @@ from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import ReplanDecision
 from ebbflow.tasks.query.feedback import Feedback
 from ebbflow.tasks.query.listening import NullQueryListener, StageOutcome
-from ebbflow.tasks.query.report import QueryReport, StageReport, spoken
+from ebbflow.tasks.query.report import QueryReport, StageReport, reason_text
 
 MAX_PARALLEL_STAGES = 4
 
@@ -109,7 +109,7 @@ class PrefectListener(NullQueryListener):
                     "revision": decision.revision,
                     "from": decision.current,
                     "to": decision.chosen,
-                    "reason": spoken(decision),
+                    "reason": reason_text(decision),
                 },
             )
 

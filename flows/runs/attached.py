@@ -36,17 +36,17 @@ class Attached(Generic[Given, Outcome]):
         return self._present.get()
 
     def run(
-        self, given: Given, call: Callable[[], object], *, told: type[Exception] | tuple[()] = ()
+        self, given: Given, call: Callable[[], object], *, handled: type[Exception] | tuple[()] = ()
     ) -> Outcome:
         """Call the flow by ``call`` with ``given`` attached, and return the outcome.
 
-        An error of kind ``told`` is dropped where the run has left an outcome, which says as much.
+        An error of kind ``handled`` is dropped where the run has left an outcome, which says as much.
         """
         attachment: Attachment[Given, Outcome] = Attachment(given)
         token = self._present.set(attachment)
         try:
             call()
-        except told:
+        except handled:
             if attachment.outcome is None:
                 raise
         finally:

@@ -13,28 +13,28 @@ from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
 
-PATIENCE = 25.0  # s to save and leave in
+STOP_TIMEOUT = 25.0  # s to save and leave in
 SAVE = 15.0  # s of them that trainings get to save in; others have to end after them
 _BEGIN = 2.0  # s for a thread to begin in
 _POLL = 0.2  # s: a signal's handler runs between two looks
 
 
-def attended(work: Callable[[], Result], stop: Callable[[], object], patience: float = PATIENCE) -> Result:
+def attended(work: Callable[[], Result], stop: Callable[[], object], timeout: float = STOP_TIMEOUT) -> Result:
     """Do ``work`` in a thread of its own and return its result, or raise what it raises.
 
-    An interrupt, a cancellation or a termination of this thread calls ``stop``, waits ``patience`` seconds for the
+    An interrupt, a cancellation or a termination of this thread calls ``stop``, waits ``timeout`` seconds for the
     work to end, and is then passed on.
     """
-    return Attended(work, stop, patience).wait()
+    return Attended(work, stop, timeout).wait()
 
 
 class Attended(Generic[Result]):
     """``attended`` for work that other threads and signals' handlers may end, too, by ``stop``; for one use."""
 
     def __init__(
-        self, work: Callable[[], Result], stop: Callable[[], object], patience: float = PATIENCE
+        self, work: Callable[[], Result], stop: Callable[[], object], timeout: float = STOP_TIMEOUT
     ) -> None:
-        self._work, self._stop, self._patience = work, stop, patience
+        self._work, self._stop, self._timeout = work, stop, timeout
         # a join that is interrupted takes the thread for ended (CPython 3.11), so an event is waited for
         self._begun, self._ended = threading.Event(), threading.Event()
         self._result: Result | None = None
@@ -53,7 +53,7 @@ class Attended(Generic[Result]):
         except BaseException:
             self._stop()
             if self._begun.wait(_BEGIN):
-                self._ended.wait(self._patience)
+                self._ended.wait(self._timeout)
             raise
         if self._error is not None:
             raise self._error

@@ -53,7 +53,7 @@ def with_options_of(
             order += [own[mine] for mine, other in (before or {}).items() if other == name]
             if name in own:
                 order.append(own[name])
-            elif name in only or (one.said.command and not only):
+            elif name in only or (one.option.command and not only):
                 order.append(_parameter(one, shown))
         order += [one for one in own.values() if one not in order]
 
@@ -78,11 +78,11 @@ def _parameter(one: Declared, shown: bool) -> inspect.Parameter:
     default = one.default if shown else None
     kind: Any = Literal[one.choices] if one.choices else one.kind
     kind = list[kind] if one.many else kind
-    flags = tuple(filter(None, one.said.flags.split(",")))
+    flags = tuple(filter(None, one.option.flags.split(",")))
     said = (
         duration_option(*flags, help=_help(one, default), shown=default)
-        if one.said.unit == "s"
-        else typer.Option(*flags, help=_help(one, default), metavar=one.said.metavar or None)
+        if one.option.unit == "s"
+        else typer.Option(*flags, help=_help(one, default), metavar=one.option.metavar or None)
     )
     return inspect.Parameter(
         one.name,
@@ -104,4 +104,4 @@ def _under(parameter: inspect.Parameter, panel: str | None) -> inspect.Parameter
 
 def _help(one: Declared, shown: Any) -> str:
     known = one.known_default if shown is None else ""
-    return " ".join(f"{text}." for text in (one.said.help, known and f"Default: {known}") if text)
+    return " ".join(f"{text}." for text in (one.option.help, known and f"Default: {known}") if text)

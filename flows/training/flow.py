@@ -54,7 +54,7 @@ def train_attached(request: TrainingRequest, listener: TrainingListener, *, resu
     def call() -> None:
         train(request.script, arguments=list(request.arguments), name=request.name, run_id=request.run_id)
 
-    return _ATTACHED.run((request, listener, resume), call, told=TrainingError)
+    return _ATTACHED.run((request, listener, resume), call, handled=TrainingError)
 
 
 @flow(name="train", flow_run_name=run_name("train", "name", "run_id", "script"), validate_parameters=True)

@@ -29,7 +29,7 @@ class Notices(Protocol):
 
     def ended(self) -> frozenset[str]: ...
 
-    def listen(self, heard: Callable[[Sequence[Event]], None]) -> None: ...
+    def listen(self, on_events: Callable[[Sequence[Event]], None]) -> None: ...
 
 
 class NullNotices:
@@ -41,7 +41,7 @@ class NullNotices:
     def ended(self) -> frozenset[str]:
         return frozenset()
 
-    def listen(self, heard: Callable[[Sequence[Event]], None]) -> None:
+    def listen(self, on_events: Callable[[Sequence[Event]], None]) -> None:
         """Do nothing."""
 
 
@@ -64,11 +64,11 @@ def merge_notices(first: Iterable[Notice], second: Iterable[Notice]) -> tuple[No
     return tuple(found[name] for name in sorted(found))
 
 
-def _forgotten(told: Iterable[Notice], fleet: Fleet) -> bool:
+def _forgotten(reported: Iterable[Notice], fleet: Fleet) -> bool:
     """Tell whether a node that the fleet shows has a notice that the fleet does not know of."""
     there = {node.id for pool in fleet.pools for node in pool.nodes}
     known = {notice.node_id for notice in fleet.notices}
-    return any(notice.node_id in there - known for notice in told)
+    return any(notice.node_id in there - known for notice in reported)
 
 
 class AwsCapacity:
@@ -108,7 +108,7 @@ class AwsCapacity:
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._fleet: Fleet | None = None
-        self._told: tuple[Notice, ...] = ()  # what the fleet was told last
+        self._reported: tuple[Notice, ...] = ()  # what the fleet was told last
         self._last: Capacity | None = None
         self._looked = 0.0  # when the last look began
         self._status = CapacityStatus()
@@ -145,7 +145,7 @@ class AwsCapacity:
         """
         self.capacity()
         if self._thread is None:
-            self._try_tell()
+            self._try_notify()
         with self._lock:
             assert self._fleet is not None
             return self._fleet
@@ -185,18 +185,18 @@ class AwsCapacity:
         """Look at the fleet now. Raises ``AwsError`` and ``StorageError``; what was known then stays."""
         with self._looking:
             self._looked = self._clock.now()
-            self._try_tell()
+            self._try_notify()
             fleet = self._control.observe()
             with self._lock:
-                forgotten = _forgotten(self._told, fleet)
+                forgotten = _forgotten(self._reported, fleet)
                 if forgotten:
-                    self._told = ()
+                    self._reported = ()
                 self._fleet = fleet
                 self._released.update(name for pool in fleet.pools for name in pool.draining)
                 recovered = self._status.stale_since
                 self._status = CapacityStatus(self._clock.now())
             if forgotten:  # it was told while a look left the node out
-                self._try_tell()
+                self._try_notify()
         if recovered is not None:
             log.warning("the fleet is available again after %.0f s", self._clock.now() - recovered)
         return self._merge()
@@ -232,14 +232,14 @@ class AwsCapacity:
                 delay = self._refresh if self._try_look() else min(2 * delay, _MOST_DELAY)
                 due = self._clock.now() + delay
             else:
-                self._try_tell()
+                self._try_notify()
             soon = min(due, self._looked + _LEAST) if self._hurry else due
             self._clock.wait(self._wake, max(0.0, soon - self._clock.now()))
             self._wake.clear()
 
-    def _hear(self, heard: Sequence[Event]) -> None:
+    def _hear(self, events: Sequence[Event]) -> None:
         """Take note, in the feed's thread, that something was told."""
-        if any(isinstance(event, StateChange) and self._concerns(event) for event in heard):
+        if any(isinstance(event, StateChange) and self._concerns(event) for event in events):
             self._hurry = True
         if self._fleet is not None:
             self._merge()
@@ -260,20 +260,20 @@ class AwsCapacity:
             return False
         return True
 
-    def _try_tell(self) -> None:
+    def _try_notify(self) -> None:
         try:
-            self._tell()
+            self._notify()
         except (AwsError, StorageError) as error:
             log.warning("interruption notices cannot be sent to the fleet yet: %s", error)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Hand notices to the fleet, which keeps them and whose revision grows."""
         notices = self._feed.notices()
-        if notices == self._told:
+        if notices == self._reported:
             return
         revision = self._control.take_notices(notices)
         with self._lock:
-            self._told = notices
+            self._reported = notices
             if self._fleet is not None:
                 there = {node.id for pool in self._fleet.pools for node in pool.nodes}
                 ours = [notice for notice in notices if notice.node_id in there]

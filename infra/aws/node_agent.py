@@ -77,7 +77,7 @@ class Node(Protocol):
         """Tell whether nothing is left that work would be lost with."""
         ...
 
-    def tell_group(self) -> None:
+    def notify_group(self) -> None:
         """Let the Auto Scaling group go on."""
         ...
 
@@ -168,7 +168,7 @@ class Agent:
         self._now = (clock or SystemClock()).now
         self._leaving: NodeDeparture | None = None
         self._reported = False
-        self._told_group = False
+        self._group_notified = False
 
     def step(self) -> None:
         """Look once, and do what follows from it."""
@@ -181,11 +181,11 @@ class Agent:
             return
         if not self._reported and now < leaving.deadline:
             self._reported = self._node.report(leaving)
-        if not leaving.group_waits or self._told_group:
+        if not leaving.group_waits or self._group_notified:
             return
         if self._node.idle() or now >= leaving.deadline:
-            self._node.tell_group()
-            self._told_group = True
+            self._node.notify_group()
+            self._group_notified = True
 
     def _take(self, found: NodeDeparture) -> None:
         old = self._leaving
@@ -224,7 +224,7 @@ class SystemdNode:
         self._cluster = cluster
         self._endpoint_url = endpoint_url
         self._draining = draining
-        self._told_spark = False
+        self._spark_notified = False
 
     def drain(self, leaving: NodeDeparture) -> None:
         """See ``Node``. What cannot be told is logged, so that it keeps nothing else from being told."""
@@ -234,9 +234,9 @@ class SystemdNode:
             write_atomic(None, "file", str(self._draining), repr(leaving.deadline).encode(), public=True)
         except OSError as error:
             log.error("%s cannot be written: %s", self._draining, error)
-        if not self._told_spark and (pid := self._main_pid(_SPARK)):
+        if not self._spark_notified and (pid := self._main_pid(_SPARK)):
             # once is enough: a second SIGPWR would only be logged
-            self._told_spark = self._signal(pid, signal.SIGPWR)
+            self._spark_notified = self._signal(pid, signal.SIGPWR)
         for unit in self._units(_TORCH):
             if not (pid := self._main_pid(unit)):
                 continue
@@ -250,7 +250,7 @@ class SystemdNode:
                 log.error("the deadline cannot be sent to %s: %s", unit, error)
             self._signal(pid, signal.SIGTERM)
 
-    def told(self, deadline: float) -> bool:
+    def is_draining(self, deadline: float) -> bool:
         """Tell whether it drains already, for a deadline that is not much later than this one."""
         try:
             return float(self._draining.read_text()) <= deadline + _AHEAD
@@ -293,7 +293,7 @@ class SystemdNode:
                 return False
         return not self._units(_TORCH)
 
-    def tell_group(self) -> None:
+    def notify_group(self) -> None:
         """See ``Node``. A failure is logged: the group goes on by itself when its deadline has passed."""
         if not self._group:
             return
@@ -354,7 +354,7 @@ def _entry_folder(pid: int) -> str:
 
 def drain_now(node: SystemdNode, deadline: float) -> None:
     """Drain unless that was done already, and print ``idle`` or ``busy``: asked again, it only looks."""
-    if not node.told(deadline):
+    if not node.is_draining(deadline):
         node.drain(NodeDeparture(deadline, "asked for"))
     print("idle" if node.idle() else "busy")
 

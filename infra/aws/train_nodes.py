@@ -47,7 +47,7 @@ class _Record:
     slots: int
     job: Future[None] | None = None  # the last thing asked of its instance
     ended: str = ""  # how it went, once it is gone
-    said: str = ""  # what its start said
+    output: str = ""  # what its start said
     stopped: bool = False  # its instance has said that nothing of it runs
 
 
@@ -152,7 +152,7 @@ class AwsNodes:
         """Return what starting the node said; its own log is in the instance's journal."""
         with self._lock:
             record = self._nodes.get(name)
-            return record.said if record else ""
+            return record.output if record else ""
 
     def gone(self, uid: str) -> bool:
         """Tell whether no instance runs a node of the pool that had this ``uid``.
@@ -247,14 +247,14 @@ class AwsNodes:
             if used:  # starting what runs would change nothing
                 self._runner.stop_torch(record.instance, self.uid)
             found = self._runner.start_torch(record.instance, self.uid, to_json(entry), token=entry.key)
-            self._said(record, found)
+            self._record_start(record, found)
             if found.ok:
                 self._admit(record, found.output, admit)
         except EbbflowError as error:
             self._failed(record, str(error))
 
-    def _said(self, record: _Record, found: Outcome) -> None:
-        record.said = found.output or str(found)
+    def _record_start(self, record: _Record, found: Outcome) -> None:
+        record.output = found.output or str(found)
         if not found.ok:
             self._failed(record, str(found))
 
@@ -267,7 +267,7 @@ class AwsNodes:
 
     def _failed(self, record: _Record, why: str) -> None:
         with self._lock:
-            record.said = record.said or why
+            record.output = record.output or why
             record.ended = record.ended or f"it could not be started: {why}"
 
     def _stop(self, record: _Record) -> None:

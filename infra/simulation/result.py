@@ -51,9 +51,9 @@ def result_of(
     rejected: tuple[RejectedJob, ...],
     usage: Usage,
     contention: Contention,
-    **figures: Any,
+    **metrics: Any,
 ) -> Result:
-    """Return the result of a run whose jobs have no ρ yet; ``figures`` are the remaining fields."""
+    """Return the result of a run whose jobs have no ρ yet; ``metrics`` are the remaining fields."""
     gpus = max(usage.capacity.values, default=0.0)
     submitted = len(jobs) + len(rejected)
     rhos = finish_time_fairness(jobs, gpus, contention, submitted=submitted) if jobs else []
@@ -64,5 +64,5 @@ def result_of(
         rejected=rejected,
         usage=usage,
         dollars=usage.price.integral(first, last) / 3600,
-        **figures,
+        **metrics,
     )

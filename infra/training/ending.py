@@ -96,7 +96,7 @@ class ProcessExit:
         saved = self._saver.rescue(self._prepared.state, step, stop.reason, RESCUE_TIMEOUT)
         content = {"reason": stop.reason, "saved": saved, "seconds": self._clock.now() - begun}
         content |= {"saved_step": self._saver.saved_step, "last_moment": True}
-        self._link.say_now("stopped", step, content)
+        self._link.send_now("stopped", step, content)
         os._exit(0)
 
     def _post(self, kind: Any, step: int, begun: float, **content: Any) -> None:

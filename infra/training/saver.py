@@ -98,7 +98,7 @@ class Saver:
         saved = None if self.folder.busy else self.folder.wait(0.0)
         if saved is not None:
             self.costs = Costs(self.costs.stall, saved.seconds)
-            self._told(saved, "periodic")
+            self._report_saved(saved, "periodic")
 
     def now(self, state: Callable[[], State], step: int, reason: str, timeout: float | None = None) -> bool:
         """Save and wait until it is durable; return whether there is a checkpoint of ``step``.
@@ -113,7 +113,7 @@ class Saver:
             saved = self.folder.save(state(), step, {"reason": reason}, timeout=timeout)
         self._last = self._clock.now()
         self.costs = Costs(self.costs.stall or saved.stalled, saved.seconds)
-        self._told(saved, reason)
+        self._report_saved(saved, reason)
         return True
 
     def last(self, state: Callable[[], State], step: int, reason: str, deadline: float | None = None) -> None:
@@ -213,7 +213,7 @@ class Saver:
             content = {"reason": f"taken over from {taken_from}", "uri": found.uri, "bytes": found.bytes}
             self._link.post("checkpoint", found.step, content | {"saved_step": found.step})
 
-    def _told(self, saved: SavedCheckpoint, reason: str) -> None:
+    def _report_saved(self, saved: SavedCheckpoint, reason: str) -> None:
         self.saved_step = max(self.saved_step, saved.step)
         content = {"reason": reason, "uri": saved.uri, "bytes": saved.bytes}
         content |= {"seconds": saved.seconds, "stalled": saved.stalled, "saved_step": saved.step}

@@ -43,7 +43,7 @@ class _Cycle:
         self.situation, self.settings, self.memory, self.rng = situation, settings, memory, rng
         self.scene = CycleState.of(situation, settings, memory.draining)
         self.changes: list[Change] = []
-        self.told = dict(memory.told)
+        self.last_logged = dict(memory.last_logged)
 
     def run(self) -> Cycle:
         scene, memory = self.scene, self.memory
@@ -52,7 +52,7 @@ class _Cycle:
         lives, crowd = view.lives(scene, memory)
         memory = replace(
             memory,
-            heard=presence.heard,
+            heartbeats=presence.heartbeats,
             evicting=presence.evicting,
             left=presence.left,
             ran=lives,
@@ -64,9 +64,9 @@ class _Cycle:
         signs = triggers.signs(scene, presence, refused)
         due = triggers.due(scene, memory, signs)
         memory = replace(memory, dirty=due.dirty)
-        said: list[Change] = []
+        reported: list[Change] = []
         if due.now:
-            memory, said = self._auction(memory, presence, refused, signs, due.why)
+            memory, reported = self._auction(memory, presence, refused, signs, due.why)
         moves = carry_out(
             scene,
             memory.plan,
@@ -75,9 +75,9 @@ class _Cycle:
             undecided=due.dirty is not None and not due.now,
         )
         self.changes += moves.changes
-        self.changes += said
+        self.changes += reported
         memory = self._settled(memory, moves)
-        sized = scale(self.situation, scene, memory, presence, self.told)
+        sized = scale(self.situation, scene, memory, presence, self.last_logged)
         self.changes += sized.changes
         memory = replace(
             memory,
@@ -85,7 +85,7 @@ class _Cycle:
             pools=sized.pools,
             sizes=sized.sizes,
             replacing=sized.replacing,
-            told=self.told,
+            last_logged=self.last_logged,
             draining=scene.draining,
         )
         wake = triggers.wake(scene, memory, presence, min(moves.refresh, next_spent), bool(moves.waiting))
@@ -117,7 +117,7 @@ class _Cycle:
         answer = ask(scene, seen, memory, seed)
         decided = replace(memory, decided=now, seen=found, dirty=None)
         if answer.problem:
-            said = self._once(
+            reported = self._once(
                 "policy",
                 Decided(
                     "auction",
@@ -134,8 +134,8 @@ class _Cycle:
             }
             kept = self._held(kept, seen)
             plan = Plan(kept, scene.state.revision, memory.plan.at, memory.plan.complete)
-            return replace(decided, plan=plan, asked=now + FAILED), said
-        self.told.pop("policy", None)
+            return replace(decided, plan=plan, asked=now + FAILED), reported
+        self.last_logged.pop("policy", None)
         rest = {
             app: DesiredAllocation((), inf, why)
             for app, why in seen.left_out.items()
@@ -150,12 +150,12 @@ class _Cycle:
             asked=max(wake, now + AGAIN),
             spared={app: memory.spared.get(app, now) for app in answer.terms.spared},
         )
-        said = [*guard_events(scene, seen, answer, refused, self.told)]
+        reported = [*guard_events(scene, seen, answer, refused, self.last_logged)]
         record = auction_event(scene, seen, answer, memory, seed, why)
         if record is not None:
-            said.append(record.event)
+            reported.append(record.event)
             decided = replace(decided, recorded=now, whole=now if record.whole else memory.whole)
-        return decided, said
+        return decided, reported
 
     def _held(self, kept: dict[str, DesiredAllocation], seen: PolicyView) -> dict[str, DesiredAllocation]:
         """Add to a plan what apps hold that it does not know: a loop that has just begun takes it over."""
@@ -165,9 +165,9 @@ class _Cycle:
         return kept
 
     def _once(self, key: str, event: Decided) -> list[Change]:
-        if self.told.get(key) == event.reason:
+        if self.last_logged.get(key) == event.reason:
             return []
-        self.told[key] = event.reason
+        self.last_logged[key] = event.reason
         return [event]
 
     def _settled(self, memory: Memory, moves: Moves) -> Memory:

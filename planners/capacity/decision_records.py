@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ebbflow.planners.capacity.cycle_state import CycleState
-from ebbflow.planners.capacity.leases import said
+from ebbflow.planners.capacity.leases import placement_text
 from ebbflow.planners.capacity.policy_call import AuctionResult
 from ebbflow.planners.capacity.values import DesiredAllocation, Memory
 from ebbflow.planners.capacity.view import PolicyView
@@ -44,7 +44,7 @@ def auction_event(
     if not moved and not gone and (scene.now < memory.recorded + period or not answer.wanted):
         return None
     whole = len(answer.wanted) <= MANY or scene.now >= memory.whole + period
-    told = answer.wanted if whole else changed
+    last_logged = answer.wanted if whole else changed
     there = sum(node.gpus for node in seen.view.capacity.nodes)
     inputs: dict[str, Any] = {
         "policy": scene.settings.policy.name,
@@ -54,20 +54,22 @@ def auction_event(
         "apps": {
             app.id: _bid(seen, app, answer.wanted[app.id], scene.now)
             for app in seen.view.apps
-            if app.id in told
+            if app.id in last_logged
         },
     }
     if scene.settings.teams:
-        inputs["teams"] = {name: _figure(team.weight) for name, team in sorted(scene.settings.teams.items())}
+        inputs["teams"] = {
+            name: _round_value(team.weight) for name, team in sorted(scene.settings.teams.items())
+        }
     if answer.notes:
-        inputs["notes"] = {name: _figure(value) for name, value in sorted(answer.notes.items())}
+        inputs["notes"] = {name: _round_value(value) for name, value in sorted(answer.notes.items())}
     outcome: dict[str, Any] = {
-        "gpus": {app: gpus_of(wanted.placement) for app, wanted in told.items()},
+        "gpus": {app: gpus_of(wanted.placement) for app, wanted in last_logged.items()},
         "placements": {app: dict(wanted.placement) for app, wanted in moved.items()},
-        "waits": {app: wanted.reason for app, wanted in told.items() if not wanted.placement},
+        "waits": {app: wanted.reason for app, wanted in last_logged.items() if not wanted.placement},
     }
     if not whole:
-        inputs["others"] = len(answer.wanted) - len(told)
+        inputs["others"] = len(answer.wanted) - len(last_logged)
     if seen.left_out and whole:
         outcome["left_out"] = dict(sorted(seen.left_out.items()))
     reason = _sentence(answer, moved, there, why)
@@ -79,7 +81,7 @@ def guard_events(
     seen: PolicyView,
     answer: AuctionResult,
     refused: Mapping[str, str],
-    told: MutableMapping[str, str],
+    last_logged: MutableMapping[str, str],
 ) -> list[Change]:
     """Return what the guard refused or changed since the last time, and who is left out for another reason."""
     terms = answer.terms
@@ -95,13 +97,15 @@ def guard_events(
             rules[app] = ("left out", f"{app} is not schedulable: {why}", {"gpus": 0})
     found: list[Change] = []
     for app, (rule, reason, outcome) in sorted(rules.items()):
-        if told.get(f"guard {app}") != rule:
+        if last_logged.get(f"guard {app}") != rule:
             found.append(
                 Decided("guard", reason, app, scene.state.revision, inputs={"rule": rule}, outcome=outcome)
             )
-        told[f"guard {app}"] = rule
-    for key in [key for key in told if key.startswith("guard ") and key.removeprefix("guard ") not in rules]:
-        del told[key]
+        last_logged[f"guard {app}"] = rule
+    for key in [
+        key for key in last_logged if key.startswith("guard ") and key.removeprefix("guard ") not in rules
+    ]:
+        del last_logged[key]
     return found
 
 
@@ -118,17 +122,17 @@ def _bid(seen: PolicyView, app: App, wanted: DesiredAllocation, now: float) -> d
         placement = wanted.placement or (("", app.gpus),)
         rho = app.bidder.rho(placement, seen.view.capacity, now)
         if isfinite(rho):
-            found["rho"] = _figure(rho)
+            found["rho"] = _round_value(rho)
     left = believed.seconds(gpus or app.gpus)
     if isfinite(left):
-        found["left_s"] = _figure(left)
+        found["left_s"] = _round_value(left)
     if not believed.sure:
         found["guessed"] = True
     if believed.goodput is not None and gpus:
         rate = believed.goodput.best(np.array([len(wanted.placement)]), np.array([gpus]))
-        found["goodput"] = _figure(float(rate[0]))
+        found["goodput"] = _round_value(float(rate[0]))
     if app.weight != 1.0:
-        found["weight"] = _figure(app.weight)
+        found["weight"] = _round_value(app.weight)
     return found
 
 
@@ -140,7 +144,9 @@ def _sentence(answer: AuctionResult, changed: Mapping[str, DesiredAllocation], t
     parts = [f"{why}: {len(gets)} of {len(answer.wanted)} apps are allocated {given} of {there} GPUs"]
     news = [(app, wanted) for app, wanted in changed.items() if wanted.placement]
     for app, wanted in news[:NAMED]:
-        parts.append(f"{app} gets {said(wanted)}" + (f" ({wanted.reason})" if wanted.reason else ""))
+        parts.append(
+            f"{app} gets {placement_text(wanted)}" + (f" ({wanted.reason})" if wanted.reason else "")
+        )
     if len(news) > NAMED:
         parts.append(f"{len(news) - NAMED} more apps have a new allocation")
     loses = [(app, wanted) for app, wanted in changed.items() if not wanted.placement]
@@ -151,6 +157,6 @@ def _sentence(answer: AuctionResult, changed: Mapping[str, DesiredAllocation], t
     return "; ".join(parts)
 
 
-def _figure(value: float) -> float | None:
+def _round_value(value: float) -> float | None:
     """Return four significant digits; none of what is not finite, which JSON does not have."""
     return float(f"{value:.4g}") if isfinite(value) else None

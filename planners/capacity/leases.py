@@ -253,13 +253,13 @@ def _why(desk: _PendingGrant, lease: Lease) -> str:
     if not desk.wanted.placement:
         return desk.wanted.reason or "pending (Priority)"
     return (
-        f"preempted: the app migrates to {said(desk.wanted)}"
+        f"preempted: the app migrates to {placement_text(desk.wanted)}"
         if desk.missing
-        else f"preempted: its allocation is now {said(desk.wanted)}"
+        else f"preempted: its allocation is now {placement_text(desk.wanted)}"
     )
 
 
-def said(wanted: DesiredAllocation) -> str:
+def placement_text(wanted: DesiredAllocation) -> str:
     """Return a placement for people."""
     return ", ".join(f"{gpus} of {node}" for node, gpus in wanted.placement) or "nothing"
 

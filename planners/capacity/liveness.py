@@ -27,7 +27,7 @@ LET_GO = "released by the app"
 class LivenessResult:
     """What was found out, and what follows from it."""
 
-    heard: dict[str, LastHeartbeat]
+    heartbeats: dict[str, LastHeartbeat]
     evicting: dict[tuple[str, str], float]
     changes: list[Change] = field(default_factory=list)
     evict: list[Evict] = field(default_factory=list)
@@ -44,7 +44,7 @@ class LivenessResult:
 
 def look(scene: CycleState, situation: SchedulerInput, memory: Memory) -> LivenessResult:
     """Return who is there, and end what has ended in ``scene``."""
-    found = LivenessResult(_heard(scene, memory), {})
+    found = LivenessResult(_heartbeats(scene, memory), {})
     ended: dict[str, list[Lease]] = {}
     for leases in scene.mine.values():
         for lease in leases.values():
@@ -58,13 +58,13 @@ def look(scene: CycleState, situation: SchedulerInput, memory: Memory) -> Livene
         found.changes.append(Ended(tuple(sorted(lease.number for lease in some)), why))
         scene.end(some)
     _left(scene, situation, memory, [lease for some in ended.values() for lease in some], found)
-    _tell_of_nodes(scene, ended, found)
+    _record_lost_nodes(scene, ended, found)
     _by_force(scene, memory, found)
     _lost(scene, found)
     return found
 
 
-def _heard(scene: CycleState, memory: Memory) -> dict[str, LastHeartbeat]:
+def _heartbeats(scene: CycleState, memory: Memory) -> dict[str, LastHeartbeat]:
     """Return for how long each app has been quiet."""
     most = scene.settings.heartbeat_timeout_s / STEPS
     step = min(max(scene.now - memory.at, 0.0), most) if memory.at > 0 else 0.0
@@ -73,20 +73,20 @@ def _heard(scene: CycleState, memory: Memory) -> dict[str, LastHeartbeat]:
     known |= {id_: scene.state.apps[id_] for id_ in scene.mine}
     for id_, record in known.items():
         report = scene.report(id_)
-        said = (report.at if report is not None else 0.0, record.phase)
-        before = memory.heard.get(id_)
+        reported = (report.at if report is not None else 0.0, record.phase)
+        before = memory.heartbeats.get(id_)
         # an app that is lost and enters again has said something, too
-        if before is None or before.said != said:
-            found[id_] = LastHeartbeat(said)
+        if before is None or before.reported != reported:
+            found[id_] = LastHeartbeat(reported)
         else:
-            found[id_] = LastHeartbeat(said, before.quiet + step)
+            found[id_] = LastHeartbeat(reported, before.quiet + step)
     return found
 
 
 def is_silent(scene: CycleState, found: LivenessResult, app: str) -> bool:
     """Tell whether an app has said nothing for too long."""
-    heard = found.heard.get(app)
-    return heard is None or heard.quiet >= scene.settings.heartbeat_timeout_s
+    heartbeats = found.heartbeats.get(app)
+    return heartbeats is None or heartbeats.quiet >= scene.settings.heartbeat_timeout_s
 
 
 def _over(
@@ -147,10 +147,10 @@ def _has_let_go(scene: CycleState, left: OrphanedLease) -> bool:
     if report is None:
         return False
     # only another report than the last before the end can know of it
-    return number in report.released or (report.at != left.said and number not in report.holds)
+    return number in report.released or (report.at != left.reported and number not in report.holds)
 
 
-def _tell_of_nodes(scene: CycleState, ended: dict[str, list[Lease]], found: LivenessResult) -> None:
+def _record_lost_nodes(scene: CycleState, ended: dict[str, list[Lease]], found: LivenessResult) -> None:
     """Say which apps lost GPUs with nodes that left before they had let go."""
     lost: dict[str, dict[str, int]] = {}
     for some in ended.values():
@@ -159,11 +159,11 @@ def _tell_of_nodes(scene: CycleState, ended: dict[str, list[Lease]], found: Live
                 apps = lost.setdefault(lease.node, {})
                 apps[lease.app] = apps.get(lease.app, 0) + 1
     for node, apps in sorted(lost.items()):
-        said = ", ".join(f"{app} {gpus}" for app, gpus in sorted(apps.items()))
+        reported = ", ".join(f"{app} {gpus}" for app, gpus in sorted(apps.items()))
         found.changes.append(
             Decided(
                 "recovery",
-                f"{node} terminated while apps held its GPUs: {said}",
+                f"{node} terminated while apps held its GPUs: {reported}",
                 revision=scene.state.revision,
                 inputs={"node": node},
                 outcome={"gpus": dict(sorted(apps.items()))},
@@ -219,7 +219,7 @@ def _lost(scene: CycleState, found: LivenessResult) -> None:
         found.silent[id_] = "missed heartbeats (heartbeat timeout)"
         if id_ in scene.mine:
             continue
-        why = f"no heartbeat for {found.heard[id_].quiet:.0f} s and no process left (heartbeat timeout)"
+        why = f"no heartbeat for {found.heartbeats[id_].quiet:.0f} s and no process left (heartbeat timeout)"
         found.changes.append(AppMoved(id_, "lost", why))
         found.changes.append(
             Decided(

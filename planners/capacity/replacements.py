@@ -39,7 +39,7 @@ def successors(
     before: Mapping[str, float],
     now: float,
     revision: int,
-    told: MutableMapping[str, str],
+    last_logged: MutableMapping[str, str],
     passed: Passed,
 ) -> Replacements:
     """Return which nodes with a firm notice need a successor now.
@@ -52,7 +52,7 @@ def successors(
         before: what the last call has asked for.
         now: s since the Unix epoch.
         revision: of the ledger, for what is written down.
-        told: what has been said, not to say it twice; kept up to date.
+        last_logged: what was logged of each thing, not to log it twice; kept up to date.
         passed: the guard. What leaves by itself is billed until it is gone, and is none of those that stay.
     """
     leaving: dict[str, float] = {}
@@ -78,7 +78,7 @@ def successors(
         asked |= {id_: before[id_] for id_ in old}
         for id_ in granted:
             changes.append(_event(pool, id_, leaving[id_] - now, revision))
-        _refused(pool, new[len(granted) :], why, revision, told, changes)
+        _refused(pool, new[len(granted) :], why, revision, last_logged, changes)
         again = [id_ for id_ in old if not 0 <= now - before[id_] < AGAIN]
         due += [*again, *granted]
         asked |= dict.fromkeys([*again, *granted], now)
@@ -114,15 +114,15 @@ def _refused(
     nodes: Sequence[str],
     why: Sequence[str],
     revision: int,
-    told: MutableMapping[str, str],
+    last_logged: MutableMapping[str, str],
     changes: list[Change],
 ) -> None:
     """Write down once that nodes are not replaced before they are gone."""
     key, says = f"replace {pool.name}", " ".join(nodes)
     if not nodes:
-        told.pop(key, None)
-    elif told.get(key) != says:
-        told[key] = says
+        last_logged.pop(key, None)
+    elif last_logged.get(key) != says:
+        last_logged[key] = says
         reasons = "; ".join(why) or "the limits"
         changes.append(
             Decided(

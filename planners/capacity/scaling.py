@@ -69,14 +69,16 @@ def scale(
     scene: CycleState,
     memory: Memory,
     presence: LivenessResult,
-    told: MutableMapping[str, str],
+    last_logged: MutableMapping[str, str],
 ) -> FleetPlan:
-    """Return the targets of all pools that are to change, with what they were decided on. ``told`` is kept up to
+    """Return the targets of all pools that are to change, with what they were decided on.
+
+    ``last_logged`` is kept up to
     date."""
     fleet, rules = situation.fleet, scene.settings.scaling
     if fleet is None or rules is None:
         return FleetPlan(pools=memory.pools, sizes=memory.sizes, replacing=memory.replacing)
-    return _Scaling(situation, scene, memory, presence, told, fleet, rules).run()
+    return _Scaling(situation, scene, memory, presence, last_logged, fleet, rules).run()
 
 
 class _Scaling:
@@ -88,16 +90,16 @@ class _Scaling:
         scene: CycleState,
         memory: Memory,
         presence: LivenessResult,
-        told: MutableMapping[str, str],
+        last_logged: MutableMapping[str, str],
         fleet: Fleet,
         rules: Scaling,
     ) -> None:
-        self.situation, self.scene, self.memory, self.told = situation, scene, memory, told
+        self.situation, self.scene, self.memory, self.last_logged = situation, scene, memory, last_logged
         self.fleet, self.rules = fleet, rules
         # for who gets nothing by a rule of the guard no node is rented
         self.out = {
             *presence.silent,
-            *(one for one in scene.state.apps if told.get(f"guard {one}") == "refused"),
+            *(one for one in scene.state.apps if last_logged.get(f"guard {one}") == "refused"),
         }
         self.new = guard.new_nodes(situation.offers)
         self.uses = uses_of(situation, scene, memory.plan)
@@ -163,7 +165,7 @@ class _Scaling:
             self.memory.replacing,
             self.scene.now,
             self.scene.state.revision,
-            self.told,
+            self.last_logged,
             passed,
         )
 
@@ -171,8 +173,8 @@ class _Scaling:
 
     def kind(self, pool: PoolState) -> str:
         """Return what a pool is for: as the settings say, else by what its nodes have."""
-        said = self.rules.pools.get(pool.name)
-        return said or ("gpus" if self.each(pool, "gpus") > 0 else "cores")
+        reported = self.rules.pools.get(pool.name)
+        return reported or ("gpus" if self.each(pool, "gpus") > 0 else "cores")
 
     def each(self, pool: PoolState, what: str) -> int:
         """Return the GPUs or cores of one node, the fewest that one can have; 0 where that is not known."""
@@ -272,7 +274,7 @@ class _Scaling:
             )
         key = f"scale {pool.name}"
         if not _changes(target, pool):
-            self.told.pop(key, None)
+            self.last_logged.pop(key, None)
             return None
         verdict = self.checked(target, self.money(need))
         passed = verdict.target if verdict.target is not None and _changes(verdict.target, pool) else None
@@ -304,9 +306,9 @@ class _Scaling:
         """Write a decision down once, not at every look until it is carried out."""
         final = passed or target
         says = f"{final.nodes} {final.on_demand} {' '.join(final.drain)} {passed is not None}"
-        if self.told.get(key) == says:
+        if self.last_logged.get(key) == says:
             return
-        self.told[key] = says
+        self.last_logged[key] = says
         inputs = {
             "pool": pool.name,
             "planned": pool.planned,
@@ -352,7 +354,7 @@ class _Scaling:
         """Return when a wish for fewer nodes may have lasted for long enough."""
         steady = self.rules.steady
         times = [
-            max(held.since + steady.patience, max(held.grown, held.shrunk) + steady.hold)
+            max(held.since + steady.window, max(held.grown, held.shrunk) + steady.hold)
             for held in self.held.values()
             if held.since < inf
         ]

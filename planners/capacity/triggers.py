@@ -107,7 +107,7 @@ def wake(scene: CycleState, memory: Memory, presence: LivenessResult, refresh: f
         times.append(memory.dirty + settings.debounce_s)
     if memory.plan.wanted:
         times += [memory.asked, lease_end(memory.plan), memory.decided + settings.interval_s]
-    if presence.heard:
+    if presence.heartbeats:
         times.append(now + settings.heartbeat_timeout_s / STEPS)
     for leases in scene.mine.values():
         times += [lease.recalled + LATE for lease in leases.values() if lease.recalled is not None]

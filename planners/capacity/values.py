@@ -194,7 +194,7 @@ class Plan:
 class LastHeartbeat:
     """When an app was last heard of."""
 
-    said: tuple[float, str]  # its report's own time, and its phase
+    reported: tuple[float, str]  # its report's own time, and its phase
     quiet: float = 0.0  # s of the loop's own time since that was new
 
 
@@ -204,7 +204,7 @@ class OrphanedLease:
 
     lease: Lease
     at: float  # when it ended
-    said: float | None  # the time in its app's report that was the newest then
+    reported: float | None  # the time in its app's report that was the newest then
     mute: bool = (
         False  # its app fell silent since: what it says when it is back is no word about its former self
     )
@@ -235,11 +235,13 @@ class Memory:
     seen: Any = None  # what the last auction was decided on
     dirty: float | None = None  # since when there are changes that no auction has seen
     asked: float = inf  # when the policy wants to be asked again
-    heard: Mapping[str, LastHeartbeat] = field(default_factory=dict)
+    heartbeats: Mapping[str, LastHeartbeat] = field(default_factory=dict)
     ran: Mapping[str, AppHistoryRecord] = field(default_factory=dict)
     crowd: tuple[float, float] = (0.0, 0.0)  # app-seconds up to the last cycle, and the apps since then
     spared: Mapping[str, float] = field(default_factory=dict)  # app -> since when
-    told: Mapping[str, str] = field(default_factory=dict)  # what was said of each thing, not to say it twice
+    last_logged: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what was said of each thing, not to say it twice
     evicting: Mapping[tuple[str, str], float] = field(default_factory=dict)  # when it was last asked for
     left: Mapping[int, OrphanedLease] = field(
         default_factory=dict

@@ -111,18 +111,18 @@ class RankProfile:
     def from_json(cls, text: str) -> "RankProfile":
         """Return the profile that ``to_json`` wrote. Raises ``OptionError`` for any other text."""
         try:
-            said: dict[str, Any] = json.loads(text)
-            _check_format(said, "profile of a rank")
+            data: dict[str, Any] = json.loads(text)
+            _check_format(data, "profile of a rank")
             iteration = Iteration(
-                tuple(Block(str(n), float(s), bool(w)) for n, s, w in said["blocks"]),
+                tuple(Block(str(n), float(s), bool(w)) for n, s, w in data["blocks"]),
                 tuple(
                     Submission(str(o), _kind(k), float(b), str(a), bool(p))
-                    for o, k, b, a, p in said["submissions"]
+                    for o, k, b, a, p in data["submissions"]
                 ),
-                tuple(Wait(str(o), str(b), int(lag)) for o, b, lag in said["waits"]),
-                float(said["seconds"]),
+                tuple(Wait(str(o), str(b), int(lag)) for o, b, lag in data["waits"]),
+                float(data["seconds"]),
             )
-            return cls(int(said["rank"]), int(said["ranks"]), int(said["iterations"]), iteration)
+            return cls(int(data["rank"]), int(data["ranks"]), int(data["iterations"]), iteration)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise OptionError(f"not a profile of a rank: {error!r:.200}") from error
 
@@ -183,8 +183,8 @@ class RecordedTraining:
     @cached_property
     def fingerprint(self) -> str:
         """Return what tells trainings apart: a digest of ranks, names, kinds and sizes of the collectives."""
-        said = [[op.name, op.kind, op.bytes] for op in self.dag.comm]
-        return sha256(json.dumps([self.ranks, said]).encode()).hexdigest()[:16]
+        data = [[op.name, op.kind, op.bytes] for op in self.dag.comm]
+        return sha256(json.dumps([self.ranks, data]).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
         """Return the training as text."""
@@ -204,16 +204,16 @@ class RecordedTraining:
     def from_json(cls, text: str) -> "RecordedTraining":
         """Return the training that ``to_json`` wrote. Raises ``OptionError`` for any other text."""
         try:
-            said: dict[str, Any] = json.loads(text)
-            _check_format(said, "recorded training")
-            ranks = int(said["ranks"])
+            data: dict[str, Any] = json.loads(text)
+            _check_format(data, "recorded training")
+            ranks = int(data["ranks"])
             dag = TrainingDag(
-                tuple(ComputeOp(str(name), float(seconds)) for name, seconds in said["compute"]),
-                tuple(CommOp(str(n), _kind(k), float(b), ranks, bool(p)) for n, k, b, p in said["comm"]),
-                tuple(Dependency(str(b), str(a), int(lag)) for b, a, lag in said["dependencies"]),
+                tuple(ComputeOp(str(name), float(seconds)) for name, seconds in data["compute"]),
+                tuple(CommOp(str(n), _kind(k), float(b), ranks, bool(p)) for n, k, b, p in data["comm"]),
+                tuple(Dependency(str(b), str(a), int(lag)) for b, a, lag in data["dependencies"]),
             )
-            found = cls(dag, ranks, float(said["seconds"]), int(said["iterations"]))
-            digest = str(said["fingerprint"])
+            found = cls(dag, ranks, float(data["seconds"]), int(data["iterations"]))
+            digest = str(data["fingerprint"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise OptionError(f"not a recorded training: {error!r:.200}") from error
         if digest != found.fingerprint:
@@ -257,9 +257,9 @@ def merge_profiles(profiles: Iterable[RankProfile]) -> RecordedTraining:
     return RecordedTraining(TrainingDag(compute, comm, after + before), ranks, seconds, count)
 
 
-def _check_format(said: Any, what: str) -> None:
-    if said["format"] != FORMAT:
-        raise OptionError(f"the {what} has format {said['format']!r}; this version reads {FORMAT}")
+def _check_format(data: Any, what: str) -> None:
+    if data["format"] != FORMAT:
+        raise OptionError(f"the {what} has format {data['format']!r}; this version reads {FORMAT}")
 
 
 def _kind(text: str) -> Kind:

@@ -37,9 +37,12 @@ class Option:
     command: bool = True  # whether commands have it
 
 
-def option(default: Value | Callable[[], Value], help: str = "", **said: Any) -> Value:
-    """Return the field of a request; ``said`` are further fields of ``Option``, and ``default`` may make one anew."""
-    metadata = {_KEY: Option(help, **said)}
+def option(default: Value | Callable[[], Value], help: str = "", **attributes: Any) -> Value:
+    """Return the field of a request; ``attributes`` are further fields of ``Option``.
+
+    A callable ``default`` makes one for each request.
+    """
+    metadata = {_KEY: Option(help, **attributes)}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -56,7 +59,7 @@ class Declared:
     """An option with what its field says."""
 
     name: str
-    said: Option
+    option: Option
     kind: type  # of a value, or of one of several
     default: Any  # None where it is made anew, and where there is none
     choices: tuple[str, ...] = ()
@@ -65,41 +68,41 @@ class Declared:
     @property
     def known_default(self) -> str:
         """Return what holds when it is not given, in words; empty where the help says it or nothing does."""
-        unless = self.said.unless
+        unless = self.option.unless
         if unless or unless is None or self.choices or self.kind is bool or not self.default:
             return unless or ""
-        if self.said.unit == "s":
+        if self.option.unit == "s":
             return show_duration(self.default)
         return f"{self.default:g}" if self.kind in (int, float) else str(self.default)
 
     @property
     def rule(self) -> str:
         """Return what a value must be; empty where anything of its type is right."""
-        said = self.said
+        option = self.option
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         bounds = [
-            f"{sign} {bound:.15g}{f' {said.unit}' if said.unit else ''}"
-            for sign, bound in ((">", said.above), (">=", said.min), ("<=", said.max))
+            f"{sign} {bound:.15g}{f' {option.unit}' if option.unit else ''}"
+            for sign, bound in ((">", option.above), (">=", option.min), ("<=", option.max))
             if bound is not None
         ]
         if not bounds:
             return ""
         if self.kind is int:
             return f"a whole number {' and '.join(bounds)}"
-        return " and ".join(bounds if said.max is not None else [*bounds, "finite"])
+        return " and ".join(bounds if option.max is not None else [*bounds, "finite"])
 
     def fits(self, value: Any) -> bool:
         """Tell whether a value keeps the rule."""
-        said = self.said
+        option = self.option
         if self.choices:
             return value in self.choices
         right = int if self.kind is int else (int, float)
         if isinstance(value, bool) or not isinstance(value, right) or not math.isfinite(value):
             return False
-        above = -math.inf if said.above is None else said.above
-        least = -math.inf if said.min is None else said.min
-        return value > above and least <= value <= (math.inf if said.max is None else said.max)
+        above = -math.inf if option.above is None else option.above
+        least = -math.inf if option.min is None else option.min
+        return value > above and least <= value <= (math.inf if option.max is None else option.max)
 
 
 @cache

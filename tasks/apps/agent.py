@@ -69,7 +69,7 @@ class AppAgent:
         rules: when leases count as over; ``grace`` must be the loop's. As the loop says itself unless given.
         pace: how often it looks and speaks.
         changed: called in the agent's thread with each new standing; it must be quick.
-        tell: called with sentences for people.
+        notify: called with sentences for people.
         lock: held while the app lives, so that no two processes speak for one app.
         settle: called at the start, before any lease is used or let go of: it returns when nothing of an earlier self
             of the app runs any more, and raises when that cannot be had.
@@ -85,7 +85,7 @@ class AppAgent:
         rules: Rules | None = None,
         pace: AgentIntervals | None = None,
         changed: Callable[[AllocationStatus], None] = lambda _: None,
-        tell: Callable[[str], None] = lambda _: None,
+        notify: Callable[[str], None] = lambda _: None,
         lock: RunLock | None = None,
         settle: Callable[[], None] = lambda: None,
         cancel: Callable[[], None] = interrupt_process,
@@ -93,13 +93,13 @@ class AppAgent:
         self._ledger, self.spec = ledger, spec
         self._clock = clock or ledger.clock or SystemClock()
         self._pace = pace or AgentIntervals()
-        self._changed, self._tell = changed, tell
+        self._changed, self._notify = changed, notify
         self._lock_of_app, self._settle, self._cancel = lock, settle, cancel
         self._cancelled = False
         self._former_request: float | None = None  # time of the one that was meant for an earlier run
-        self.book = LeaseTable(spec.id, self._clock, rules or rules_of(ledger))
+        self.lease_table = LeaseTable(spec.id, self._clock, rules or rules_of(ledger))
         self._lock = threading.Lock()
-        self._outbox = Outbox(ledger, self._say)
+        self._outbox = Outbox(ledger, self._log_and_notify)
         self._phase: AppPhase = "waiting"
         self._reason = ""
         self._fields: dict[str, Any] = {}  # of the report
@@ -108,7 +108,7 @@ class AppAgent:
         self._state: State | None = None
         self._away: float | None = None  # since when the ledger does not answer
         self._reported = float("-inf")
-        self._said: tuple[Any, ...] = ()
+        self._last_content: tuple[Any, ...] = ()
         self._pools: tuple[str, ...] = ()  # of the last report that the ledger has taken
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -131,7 +131,7 @@ class AppAgent:
         except BaseException as error:
             self._leave("stopped" if not isinstance(error, Exception) else "failed", str(error))
             raise
-        self.book.settle()
+        self.lease_table.settle()
         self.poke()
         return self
 
@@ -182,23 +182,23 @@ class AppAgent:
         self._outbox.add(Decided(kind, reason, self.spec.id, revision, seconds, inputs or {}, outcome or {}))
         self._wake.set()
 
-    def figures(self, **fields: Any) -> None:
+    def update_metrics(self, **fields: Any) -> None:
         """Say more of oneself in the reports: any fields of ``AppReport`` but those of leases and phase."""
         with self._lock:
             self._fields |= fields
 
-    def told(self, pool: str) -> bool:
+    def is_pool_reported(self, pool: str) -> bool:
         """Tell whether the ledger has it from the app that this pool is its own: what is left there can be ended."""
         return pool in self._pools
 
     def release(self, numbers: "tuple[int, ...] | None" = None) -> None:
         """Give leases back that nothing uses, by default all, although nobody has called them back."""
-        if self.book.release(numbers):
+        if self.lease_table.release(numbers):
             self.poke()
 
     def left(self, user: str) -> None:
         """Say that no process of ``user`` is left on its GPUs; see ``LeaseTable.enter``."""
-        self.book.leave(user)
+        self.lease_table.leave(user)
         self._wake.set()
 
     # --- what the app hears ---------------------------------------------------------------------------------
@@ -206,7 +206,12 @@ class AppAgent:
     @property
     def standing(self) -> AllocationStatus:
         """Return what may be used now."""
-        return AllocationStatus(self.book.allowed(), self.book.placement(), self.book.due(), self.book.led)
+        return AllocationStatus(
+            self.lease_table.allowed(),
+            self.lease_table.placement(),
+            self.lease_table.due(),
+            self.lease_table.led,
+        )
 
     @property
     def state(self) -> State | None:
@@ -246,12 +251,16 @@ class AppAgent:
             self._outbox.send()
             self._report()
             if self._away is not None:
-                self._say(f"the ledger is available again after {self._clock.now() - self._away:.0f} s")
+                self._log_and_notify(
+                    f"the ledger is available again after {self._clock.now() - self._away:.0f} s"
+                )
                 self._away = None
         except LedgerError as error:
             if self._away is None:
                 self._away = self._clock.now()
-                self._say(f"the ledger does not respond; the app continues with its leases: {error}")
+                self._log_and_notify(
+                    f"the ledger does not respond; the app continues with its leases: {error}"
+                )
         self._notice()
 
     def _look(self) -> None:
@@ -262,20 +271,20 @@ class AppAgent:
         skew = self._skew.look(lead, at)
         led = lead.until - skew if lead is not None and lead.alive(at + skew) else 0.0
         leases = state.held(self.spec.id)
-        self.book.learn(leases if not skew else [shifted(lease, -skew) for lease in leases], led, at)
+        self.lease_table.learn(leases if not skew else [shifted(lease, -skew) for lease in leases], led, at)
         record = state.apps.get(self.spec.id)
         # one that was lost for long the ledger's state does not name any more
         lost = (record is None or record.phase == "lost") and self._phase not in OVER
         if lost and self._outbox.enter_again(self.spec, self._phase, self._reason):
-            self._say("marked lost (heartbeat timeout); re-registering")
+            self._log_and_notify("marked lost (heartbeat timeout); re-registering")
 
     def _report(self) -> None:
-        holds, released = self.book.account()
+        holds, released = self.lease_table.account()
         with self._lock:
             fields, phase = dict(self._fields), self._phase
         news = (holds, released, phase)
         now = self._clock.now()
-        if news == self._said and now - self._reported < self._pace.report:
+        if news == self._last_content and now - self._reported < self._pace.report:
             return
         report = AppReport(at=now, holds=holds, released=released, phase=phase, **fields)
         try:
@@ -285,7 +294,7 @@ class AppAgent:
             pools = tuple(fields.get("pools", ()))
             report = AppReport(at=now, holds=holds, released=released, phase=phase, pools=pools)
             self._ledger.report(self.spec.id, report)
-        self._said, self._reported, self._pools = news, now, report.pools
+        self._last_content, self._reported, self._pools = news, now, report.pools
         self._hear_cancellation()
 
     def _hear_cancellation(self) -> None:
@@ -295,7 +304,7 @@ class AppAgent:
         if self._ledger.reported_at(cancel_id(self.spec.id)) == self._former_request:
             return
         self._cancelled = True
-        self._say("cancellation requested: the app saves its work and ends")
+        self._log_and_notify("cancellation requested: the app saves its work and ends")
         self._cancel()
 
     def _notice(self) -> None:
@@ -311,10 +320,10 @@ class AppAgent:
         except Exception:
             log.exception("the app %s failed at a change of its leases", self.spec.id)
 
-    def _say(self, text: str) -> None:
+    def _log_and_notify(self, text: str) -> None:
         log.info("%s: %s", self.spec.id, text)
         try:
-            self._tell(text)
+            self._notify(text)
         except Exception:
             log.exception("notifying the app %s failed", self.spec.id)
 
@@ -357,7 +366,7 @@ class AppAgent:
                     raise
                 if self._away is None:
                     self._away = self._clock.now()
-                    self._say(f"the ledger does not respond; the app waits to register: {error}")
+                    self._log_and_notify(f"the ledger does not respond; the app waits to register: {error}")
             self._clock.sleep(self._pace.look)
 
     def _leave(self, phase: AppPhase, reason: str) -> None:
@@ -366,9 +375,9 @@ class AppAgent:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(self._pace.parting)
-        self.book.release()
+        self.lease_table.release()
         with self._lock:
-            if self._phase != phase or not self._told(phase):
+            if self._phase != phase or not self._is_phase_reported(phase):
                 self._outbox.add(AppMoved(self.spec.id, phase, reason))
             self._phase, self._reason = phase, reason
         end = self._clock.now() + self._pace.parting
@@ -380,7 +389,7 @@ class AppAgent:
                 break
             except LedgerError as error:
                 if self._clock.now() >= end:
-                    self._say(f"the ledger does not respond; it will mark the app lost: {error}")
+                    self._log_and_notify(f"the ledger does not respond; it will mark the app lost: {error}")
                     break
             self._clock.sleep(self._pace.look)
         self._let_go_of_lock()
@@ -389,7 +398,7 @@ class AppAgent:
         if self._lock_of_app is not None:
             self._lock_of_app.release()
 
-    def _told(self, phase: AppPhase) -> bool:
+    def _is_phase_reported(self, phase: AppPhase) -> bool:
         """Tell whether the phase is in the ledger or on its way there."""
         if self._outbox.moves_to(phase):
             return True

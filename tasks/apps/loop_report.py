@@ -35,7 +35,7 @@ class LoopStatusRecord:
     dropped_events: int = 0
     clock_off: float = 0.0  # s by which the machine's clock has jumped since the start
     problems: tuple[str, ...] = ()
-    figures: Mapping[str, Any] = field(default_factory=dict)  # ``LoopMetrics.to_dict``
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # ``LoopMetrics.to_dict``
     grace: float | None = (
         None  # s beyond a lease's end that a silent app may keep its GPU; None: it did not say
     )
@@ -52,6 +52,8 @@ class LoopStatusRecord:
     def of(cls, report: AppReport) -> "LoopStatusRecord":
         """Read it; what another version wrote beyond this one's fields is left out."""
         known = {name: report.job[name] for name in cls.__slots__ if name in report.job}
+        if "figures" in report.job:  # its former key
+            known.setdefault("metrics", report.job["figures"])
         known["problems"] = tuple(known.get("problems", ()))
         return cls(**known)
 

@@ -16,11 +16,11 @@ _MOST = 1000  # changes that are kept, the newest
 class Outbox:
     """Changes in the order in which they were made. Safe for several threads; one of them sends.
 
-    ``say`` is called with a sentence for each change that the ledger refuses.
+    ``notify`` is called with a sentence for each change that the ledger refuses.
     """
 
-    def __init__(self, ledger: Ledger, say: Callable[[str], None]) -> None:
-        self._ledger, self._say = ledger, say
+    def __init__(self, ledger: Ledger, notify: Callable[[str], None]) -> None:
+        self._ledger, self._notify = ledger, notify
         self._lock = threading.Lock()
         self._changes: deque[Change] = deque(maxlen=_MOST)
 
@@ -68,7 +68,7 @@ class Outbox:
     def _send_singly(self, batch: list[Change], why: EbbflowError) -> None:
         """Write what can be written of a batch that was refused."""
         if len(batch) == 1:
-            self._say(f"{type(batch[0]).__name__} is not in the ledger: {why}")
+            self._notify(f"{type(batch[0]).__name__} is not in the ledger: {why}")
             return
         for change in batch:
             try:
@@ -76,4 +76,4 @@ class Outbox:
             except LedgerUnavailableError:
                 raise
             except EbbflowError as error:
-                self._say(f"{type(change).__name__} is not in the ledger: {error}")
+                self._notify(f"{type(change).__name__} is not in the ledger: {error}")

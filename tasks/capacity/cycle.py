@@ -18,7 +18,7 @@ from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.model.ledger import AppReport, Change, Decided, Event, Granted
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.apps.loop_report import RESERVED
-from ebbflow.tasks.capacity import events as telling
+from ebbflow.tasks.capacity import events as loop_events
 from ebbflow.tasks.capacity.actuator import ActionExecutor, Done, EvictionResult, Evictor, ScaleResult
 from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.leadership import Lead
@@ -90,14 +90,14 @@ class Cycles:
         self._settings, self._pace, self._clock = parts.settings, parts.pace, parts.clock
         self._point = parts.point
         self._rng = np.random.default_rng(seed)
-        self.figures = LoopMetrics()
+        self.metrics = LoopMetrics()
         self.sight = ObservedState()  # what the last cycle saw
         self.memory = Memory()
         self.next = 0.0  # when a decision is due even if nothing happens
         self._pending = _Pending()
         self._known = 0  # number of the last event that a decision has seen
         self._stamped = 0  # number of the last event whose apps' arrivals are counted
-        self._heard: dict[str, object] = {}  # what of each app's report a decision has seen
+        self._reported: dict[str, object] = {}  # what of each app's report a decision has seen
         self._evicted: set[tuple[str, str]] = set()
         self._repair_at = 0.0
         self._refused = 0
@@ -118,7 +118,7 @@ class Cycles:
         apps = {name: report for name, report in reports.items() if name not in RESERVED}
         now = self._clock.now()
         done = self._hands.done()
-        self.tell(telling.of_done(done, now))
+        self.notify(loop_events.of_done(done, now))
         self._notice(state, apps, done, now)
         if now >= self.next:
             self._pending.due = True
@@ -164,12 +164,12 @@ class Cycles:
                     self._pending.stamps.append(record.entered)
             self._stamped = state.number
             self._pending.due = True
-        if len(self._heard) > 2 * len(reports):
-            self._heard = {name: said for name, said in self._heard.items() if name in reports}
+        if len(self._reported) > 2 * len(reports):
+            self._reported = {name: said for name, said in self._reported.items() if name in reports}
         for name, report in reports.items():
             said = report.phase, report.released
-            if self._heard.get(name) != said:
-                self._heard[name] = said
+            if self._reported.get(name) != said:
+                self._reported[name] = said
                 if any(number in state.leases for number in report.released):
                     self._pending.stamps.append(now)
                 self._pending.due = True
@@ -213,11 +213,11 @@ class Cycles:
             return None
         self._failures = 0
         seconds = time.perf_counter() - before
-        self.figures.cycles += 1
-        self.figures.deciding.append(seconds)
+        self.metrics.cycles += 1
+        self.metrics.deciding.append(seconds)
         self._point("decided")
         if self._moved_on(cycle, self._watch.newest()):
-            self.figures.dropped += 1
+            self.metrics.dropped += 1
             self._dropped, self.next = True, 0.0
             return cycle
         self._dropped = False
@@ -228,9 +228,9 @@ class Cycles:
         self._pending.due = False
         self._evicted.clear()
         if cycle.auction or cycle.memory.dirty is None:  # else changes are still gathered
-            self.figures.saw(self._pending.stamps, self._clock.now())
+            self.metrics.saw(self._pending.stamps, self._clock.now())
             self._pending.stamps.clear()
-            self.figures.answered = sight.capacity.revision if sight.capacity is not None else -1
+            self.metrics.answered = sight.capacity.revision if sight.capacity is not None else -1
             self._point("answered")
         return cycle
 
@@ -277,7 +277,7 @@ class Cycles:
             except LedgerUnavailableError:
                 self._unsure(cycle)
                 raise
-            self.figures.written += 1
+            self.metrics.written += 1
             # else others wrote in between, and that is to be decided on
             if written[0].number == state.number + 1:
                 self._known = written[-1].number
@@ -304,7 +304,7 @@ class Cycles:
     def _refuse(self, error: Exception) -> None:
         """The state has moved under the decision: decide again, at first with what is remembered, then without."""
         self._refused += 1
-        self.figures.dropped += 1
+        self.metrics.dropped += 1
         self.next = 0.0
         log.warning("the ledger rejected a decision; the loop re-plans with fresh state: %s", error)
         if self._refused >= _REFUSED:
@@ -314,12 +314,12 @@ class Cycles:
 
     def _write(self, state: State, changes: Sequence[Change]) -> Sequence[Event]:
         written = self._lead.leadership.write(changes)
-        self.tell(telling.of_changes(state, changes, self._clock.now()))
+        self.notify(loop_events.of_changes(state, changes, self._clock.now()))
         return written
 
-    def tell(self, events: Iterable[LoopEvent]) -> None:
+    def notify(self, events: Iterable[LoopEvent]) -> None:
         for event in events:
-            self.parts.announcer.tell(event)
+            self.parts.announcer.notify(event)
 
     # --- putting right ------------------------------------------------------------------------------------------
 

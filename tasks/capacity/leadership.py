@@ -75,7 +75,7 @@ class Lead:
         ``take_over`` takes it from one that lives. One whose row has not changed for the whole time of a lead, by
         this process' own measure, is dead: then a clock that is wrong here or there delays nobody.
 
-        Raises ``LedgerUnavailableError`` when the ledger has been away for longer than the pace's patience.
+        Raises ``LedgerUnavailableError`` when the ledger has been away for longer than the pace's ledger timeout.
         """
         begun = self._clock.now()
         waited = ElectionDelay()

@@ -28,7 +28,7 @@ class LoopEvent:
 class LoopListener(Protocol):
     """Hears of everything, in one thread of its own, in order."""
 
-    def heard(self, event: LoopEvent) -> None: ...
+    def on_event(self, event: LoopEvent) -> None: ...
 
 
 class EventDispatcher:
@@ -37,15 +37,15 @@ class EventDispatcher:
     Nothing here ever blocks the caller or raises.
     """
 
-    def __init__(self, listener: LoopListener | None, room: int = 1000) -> None:
+    def __init__(self, listener: LoopListener | None, max_queued: int = 1000) -> None:
         self._listener = listener
-        self._queue: queue.Queue[LoopEvent | None] = queue.Queue(room)
+        self._queue: queue.Queue[LoopEvent | None] = queue.Queue(max_queued)
         self._thread: threading.Thread | None = None
-        self._told_of_drops = False
+        self._drops_logged = False
         self.dropped = 0
         self.failed = 0
 
-    def tell(self, event: LoopEvent) -> None:
+    def notify(self, event: LoopEvent) -> None:
         """Queue ``event``; it is dropped when there is no room."""
         if self._listener is None:
             return
@@ -56,8 +56,8 @@ class EventDispatcher:
             self._queue.put_nowait(event)
         except queue.Full:
             self.dropped += 1
-            if not self._told_of_drops:
-                self._told_of_drops = True
+            if not self._drops_logged:
+                self._drops_logged = True
                 log.warning("the listener is too slow: events are dropped; the ledger keeps all of them")
 
     @property
@@ -79,7 +79,7 @@ class EventDispatcher:
         assert self._listener is not None
         while (event := self._queue.get()) is not None:
             try:
-                self._listener.heard(event)
+                self._listener.on_event(event)
             except Exception as error:
                 self.failed += 1
                 if self.failed == 1:  # once: the next one fails likely, too

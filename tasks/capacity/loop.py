@@ -58,8 +58,8 @@ _MOST = 5.0  # s between attempts
 class Outage:
     """Counts one outage after another. Attempts back off with jitter, so that many processes do not come at once."""
 
-    def __init__(self, patience: float, clock: Clock, seed: str = "") -> None:
-        self._patience, self._clock = patience, clock
+    def __init__(self, timeout: float, clock: Clock, seed: str = "") -> None:
+        self._timeout, self._clock = timeout, clock
         self._jitter = random.Random(f"outage {seed}")  # noqa: S311 - spreads attempts, no secret
         self.since: float | None = None
         self.why = ""
@@ -68,18 +68,18 @@ class Outage:
         self._attempts = 0
 
     def failed(self, error: Exception) -> float:
-        """Note that an attempt failed; return for how long, s, to wait. Raises ``error`` beyond the patience."""
+        """Note that an attempt failed; return for how long, s, to wait. Raises ``error`` beyond the timeout."""
         now = self._clock.now()
         if self.since is None:
             self.since, self._attempts = now, 0
             self.count += 1
             log.warning(
                 "the ledger does not respond: no leases are granted, apps keep their leases; retrying for %.0f s: %s",
-                self._patience,
+                self._timeout,
                 error,
             )
         self.why = str(error)
-        if now - self.since > self._patience:
+        if now - self.since > self._timeout:
             log.error("the ledger has been unavailable for %.0f s; the loop exits", now - self.since)
             raise error
         delay = min(_MOST, _FIRST * 2.0**self._attempts)
@@ -109,7 +109,7 @@ class LoopEnd:
 
     reason: str
     asked: bool  # by ``ebbflow capacity stop``, not by its own process
-    figures: Mapping[str, object] = field(default_factory=dict)
+    metrics: Mapping[str, object] = field(default_factory=dict)
 
 
 class CapacityLoop:
@@ -182,9 +182,9 @@ class CapacityLoop:
         return self._lead.taken and not self._lead.lost.is_set()
 
     @property
-    def figures(self) -> LoopMetrics:
+    def metrics(self) -> LoopMetrics:
         """Return counts and times so far."""
-        return self._cycles.figures
+        return self._cycles.metrics
 
     # --- running ------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class CapacityLoop:
         """Lead the cluster until ``stop`` is set or somebody asks for the end by the ledger; leases stay as they are.
 
         Waits while another loop lives, unless ``take_over``. Raises ``StaleLoopError`` once another has taken over,
-        ``LedgerUnavailableError`` when the ledger has been away for longer than the pace's patience.
+        ``LedgerUnavailableError`` when the ledger has been away for longer than the pace's ledger timeout.
         """
         if self._lead.take(stop, take_over=take_over) is None:
             return LoopEnd("stopped while another loop was the leader", False)
@@ -211,7 +211,7 @@ class CapacityLoop:
         finally:
             self._end()
         reason = "stop requested" if self._asked else "stopped"
-        return LoopEnd(reason, self._asked, self.figures.to_dict())
+        return LoopEnd(reason, self._asked, self.metrics.to_dict())
 
     def begin(self, *, take_over: bool = False) -> None:
         """Take the lead without threads: whoever calls ``step`` lets time pass. Raises ``LedgerBusyError``."""
@@ -266,9 +266,9 @@ class CapacityLoop:
                 self._clock.wait(stop, delay)
                 continue
             if (away := self._outage.answered()) is not None:
-                self.figures.outages, self.figures.away = self._outage.count, self._outage.away
+                self.metrics.outages, self.metrics.away = self._outage.count, self._outage.away
                 text = f"the ledger is available again after {away:.1f} s"
-                self._cycles.tell(
+                self._cycles.notify(
                     [LoopEvent("recovered", text, self._clock.now(), {"seconds": round(away, 1)})]
                 )
             return
@@ -282,7 +282,7 @@ class CapacityLoop:
         """Wait for something to do. A cycle that took long is followed by as long a rest, and changes gather."""
         took = self._clock.now() - began
         if took > self._pace.poll_interval:
-            self.figures.rested += 1
+            self.metrics.rested += 1
             self._clock.wait(stop, min(took, _MOST_REST))
         else:
             self._clock.wait(stop, self._pace.batch_delay)
@@ -305,7 +305,7 @@ class CapacityLoop:
             self._cycles.parts.settings.policy.name,
             self._began,
             phase,
-            self.figures.cycles,
+            self.metrics.cycles,
             round(sight.age(now), 1) if sight.capacity is not None else None,
             round(now - sight.rented_at, 1) if sight.rented is not None else None,
             self._hands.waiting,
@@ -313,7 +313,7 @@ class CapacityLoop:
             self._announcer.dropped,
             round(self._off, 1),
             (*sight.problems, *unread_problems(self._unread)),
-            self.figures.to_dict(),
+            self.metrics.to_dict(),
             self._cycles.parts.settings.termination_grace_s,
         )
 

@@ -64,11 +64,11 @@ class LostApp:
         return not self.hopeless and now >= self.due
 
 
-def lost_apps(ledger: Ledger, now: float, patience: RestartPolicy | None = None) -> tuple[LostApp, ...]:
+def lost_apps(ledger: Ledger, now: float, policy: RestartPolicy | None = None) -> tuple[LostApp, ...]:
     """Return the apps that are lost, in the order of their arrival. Raises ``LedgerError``."""
-    patience = patience or RestartPolicy()
+    policy = policy or RestartPolicy()
     return tuple(
-        _lost(ledger, record, now, patience) for record in ledger.state().active() if record.phase == "lost"
+        _lost(ledger, record, now, policy) for record in ledger.state().active() if record.phase == "lost"
     )
 
 
@@ -76,7 +76,7 @@ def resume_lost(
     ledger: Ledger,
     start: Callable[[LostApp], str],
     clock: Clock | None = None,
-    patience: RestartPolicy | None = None,
+    policy: RestartPolicy | None = None,
     mine: Callable[[LostApp], bool] = lambda _: True,
 ) -> tuple[LostApp, ...]:
     """Start lost apps again that are due, and return them. What is done stands in the ledger before it is done.
@@ -85,7 +85,7 @@ def resume_lost(
         ledger: the cluster's.
         start: starts an app and returns at once, with a sentence on how; it raises ``EbbflowError`` where it cannot.
         clock: the ledger's unless given.
-        patience: how often.
+        policy: how often.
         mine: chooses among the lost apps those that this caller can start.
 
     An app that was lost too often, or cannot be started by what it has said itself, is moved to "failed". Raises
@@ -93,7 +93,7 @@ def resume_lost(
     """
     now = (clock or ledger.clock).now()
     started = []
-    for app in lost_apps(ledger, now, patience):
+    for app in lost_apps(ledger, now, policy):
         if not mine(app):
             continue
         if app.hopeless:
@@ -144,23 +144,23 @@ def _start(ledger: Ledger, app: LostApp, start: Callable[[LostApp], str]) -> boo
     return True
 
 
-def _lost(ledger: Ledger, record: AppRecord, now: float, patience: RestartPolicy) -> LostApp:
+def _lost(ledger: Ledger, record: AppRecord, now: float, policy: RestartPolicy) -> LostApp:
     events = _events(ledger, record.spec.id)
     losses = [e.at for e in events if isinstance(e.change, AppMoved) and e.change.phase == "lost"]
     since = losses[-1] if losses else record.entered
-    late = max(sum(at > now - patience.window for at in losses), 1)
-    due = since + min(patience.first * 2.0 ** (late - 1), patience.most)
+    late = max(sum(at > now - policy.window for at in losses), 1)
+    due = since + min(policy.first * 2.0 ** (late - 1), policy.most)
     tries = [e.at for e in events if _starts(e) and e.at >= since]
     if tries:
-        due = max(due, tries[-1] + patience.start)
+        due = max(due, tries[-1] + policy.start)
     hopeless, resume = "", None
     try:
         resume = Resume.of(record.spec)
     except OptionError as error:
         hopeless = f"it cannot be restarted: {error}"
-    if late >= patience.losses:
-        hopeless = f"lost {late} times within {patience.window:.0f} s; last reason: {record.reason}"
-    if len(tries) >= patience.tries and now >= due:
+    if late >= policy.losses:
+        hopeless = f"lost {late} times within {policy.window:.0f} s; last reason: {record.reason}"
+    if len(tries) >= policy.tries and now >= due:
         hopeless = hopeless or f"{len(tries)} failed start attempts since it was lost: {record.reason}"
     return LostApp(record.spec, resume, since, late, due, record.reason, hopeless, len(tries))
 

@@ -178,8 +178,8 @@ def lines_svg(
             stroke_dasharray=_DASHES[number % 6], stroke_linejoin="round",
         )  # fmt: skip
         parts.append(titled(name, curve))
-    spoken = {name: [y for _, y in line] for name, line in series.items()}
-    return document(width, bottom + 44, title, _summary(spoken, unit), parts)
+    description = {name: [y for _, y in line] for name, line in series.items()}
+    return document(width, bottom + 44, title, _summary(description, unit), parts)
 
 
 def _shown(count: int, most: int = 1000) -> list[int]:

@@ -120,7 +120,7 @@ class Coordinator:
         listener: hears what happens.
         clock: the time.
         asked: set by others to let all steps save and leave.
-        patience: s that steps get to save and leave after an interrupt.
+        timeout: s that steps get to save and leave after an interrupt.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class Coordinator:
         listener: PipelineListener,
         clock: Clock,
         asked: threading.Event | None = None,
-        patience: float = 120.0,
+        timeout: float = 120.0,
     ) -> None:
         self._pipeline, self._folder, self._carry = pipeline, folder, carry
         self._background, self._listener, self._clock = background, listener, clock
-        self._asked, self._patience = asked or threading.Event(), patience
+        self._asked, self._timeout = asked or threading.Event(), timeout
         self._inbox: queue.SimpleQueue[tuple[str, AttemptResult]] = queue.SimpleQueue()
         self._stops: dict[str, threading.Event] = {}  # of the steps that run
         self._again: dict[str, float] = {}  # lost steps -> when they are gone on with
@@ -312,7 +312,7 @@ class Coordinator:
     def _leave(self, reason: str) -> None:
         """Let all steps save and leave, for a bounded time."""
         self.stop(reason)
-        end = self._clock.now() + self._patience
+        end = self._clock.now() + self._timeout
         while self._stops and self._clock.now() < end:
             try:
                 self._take(*self._inbox.get(timeout=LOOK_EVERY))

@@ -25,7 +25,7 @@ from ebbflow.tasks.query.app_requests import AppFolder
 from ebbflow.tasks.query.feedback import Feedback
 from ebbflow.tasks.query.listening import CompositeQueryListener, Listener, NullQueryListener, StageOutcome
 from ebbflow.tasks.query.opening import OpenedEngine
-from ebbflow.tasks.query.report import StageReport, spoken
+from ebbflow.tasks.query.report import StageReport, reason_text
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import Orchestrator, PlainOrchestrator, QueryOutcome, execute
 from ebbflow.tasks.query.sharing import Demand
@@ -59,7 +59,7 @@ class StageTimes:
         )
         del self._over[:-_MOST]
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Return the ``job`` of the query's next report."""
         return {"stages": [*self._over, *self._running.values()]}
 
@@ -112,7 +112,7 @@ def run_query_app(
         clock,
         rules=rules,
         pace=pace,
-        tell=orchestrator.listener.note,
+        notify=orchestrator.listener.note,
         lock=folder.lock,
         settle=lambda: folder.keep(request),
     )
@@ -134,7 +134,7 @@ def run_query_app(
             raise
         finally:
             stoppable.end()
-        agent.figures(progress=1.0, seconds_left=0.0, cores=0.0)
+        agent.update_metrics(progress=1.0, seconds_left=0.0, cores=0.0)
         agent.saved(outcome.result.uri)
         agent.moved("finished", f"{outcome.report.rows:,} rows")
     _forget(folder, spec.id, ledger)
@@ -161,7 +161,7 @@ def follower(execution: Execution, agent: AppAgent, clock: Clock) -> Listener:
     """Return a listener that says what the query does, and how many cores it could use."""
 
     def want(cores: float) -> None:
-        agent.figures(cores=cores if isfinite(cores) else None)
+        agent.update_metrics(cores=cores if isfinite(cores) else None)
 
     return CompositeQueryListener(QueryMetrics(execution, agent, clock), Demand(execution, want))
 
@@ -178,7 +178,7 @@ class QueryMetrics(NullQueryListener):
 
     def stage_started(self, stage: Stage) -> None:
         self._times.started(stage, self._clock.now())
-        self._agent.figures(job=self._times.figures())
+        self._agent.update_metrics(job=self._times.metrics())
         self._look()
 
     def stage_progress(self, stage: Stage, progress: StageProgress) -> None:
@@ -188,9 +188,9 @@ class QueryMetrics(NullQueryListener):
     def stage_ended(self, stage: Stage, report: StageReport) -> None:
         self._ended += report.status in ("completed", "reused")
         self._times.ended(stage, report, self._clock.now())
-        self._agent.figures(job=self._times.figures())
+        self._agent.update_metrics(job=self._times.metrics())
         if report.status == "completed":
-            self._agent.figures(saved_at=self._clock.now(), step=self._ended)
+            self._agent.update_metrics(saved_at=self._clock.now(), step=self._ended)
         self._look()
 
     def capacity_changed(self, capacity: Capacity, change: str) -> None:
@@ -199,7 +199,7 @@ class QueryMetrics(NullQueryListener):
     def decided(self, decision: ReplanDecision) -> None:
         self._agent.decided(
             "replan",
-            spoken(decision),
+            reason_text(decision),
             inputs={
                 "trigger": decision.trigger,
                 "current": decision.current,
@@ -210,13 +210,13 @@ class QueryMetrics(NullQueryListener):
             seconds=decision.seconds,
         )
         if decision.kind == "wait":
-            self._agent.moved("waiting", spoken(decision))
+            self._agent.moved("waiting", reason_text(decision))
         else:
             self._agent.moved("running")
         self._look()
 
     def note(self, text: str) -> None:
-        self._agent.figures(message=text[:500])
+        self._agent.update_metrics(message=text[:500])
 
     def _look(self) -> None:
         """Estimate what is left of the plan on the present share."""
@@ -224,10 +224,10 @@ class QueryMetrics(NullQueryListener):
         left = self._execution.expected(now).estimate.seconds
         spent = now - self._begun
         if not isfinite(left):
-            self._agent.figures(seconds_left=None)
+            self._agent.update_metrics(seconds_left=None)
             return
         progress = spent / (spent + left) if spent + left > 0 else 0.0
-        self._agent.figures(seconds_left=left, progress=progress)
+        self._agent.update_metrics(seconds_left=left, progress=progress)
 
 
 def _candidate(estimate: Estimate) -> dict[str, object]:

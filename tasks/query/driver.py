@@ -16,7 +16,7 @@ from ebbflow.planners.model import Capacity
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.running.execution import Cancel, Finish, Reuse, Start
-from ebbflow.planners.query.running.session import Action, Decided, FailureKind, Say, Session, StageFailure
+from ebbflow.planners.query.running.session import Action, Decided, FailureKind, Notify, Session, StageFailure
 from ebbflow.tasks.query.listening import Background, CapacityChanged, StageOutcome
 from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import StageStatus
@@ -33,16 +33,16 @@ class Driver:
     Args:
         session: decides.
         work: runs stages. Into its inbox the feedback task puts ``CapacityChanged``, or the exception that ended it.
-        book: hears of everything.
+        recorder: hears of everything.
         background: where stages run.
         clock: of this run.
     """
 
     def __init__(
-        self, session: Session, work: StageWork, book: RunRecorder, background: Background, clock: Clock
+        self, session: Session, work: StageWork, recorder: RunRecorder, background: Background, clock: Clock
     ) -> None:
         self.session = session
-        self.book = book
+        self.recorder = recorder
         self._work = work
         self._inbox = work.inbox
         self._background = background
@@ -70,7 +70,7 @@ class Driver:
             while self.result is None:
                 self._handle(self._next())
             for run in self._runs.values():
-                self.book.ended(run, self._clock.now(), self.session.plan.id, "cancelled")
+                self.recorder.ended(run, self._clock.now(), self.session.plan.id, "cancelled")
             return self.result
         finally:
             for run in self._runs.values():
@@ -128,13 +128,13 @@ class Driver:
 
     def _see(self, capacity: Capacity, change: str) -> None:
         self._work.resize(self.session.see(capacity))
-        self.book.capacity_changed(capacity, change)
+        self.recorder.capacity_changed(capacity, change)
 
     def _progressed(self, run: StageRun, seen: StageProgress, now: float) -> None:
         run.progress = seen
         if self._is_current(run):
             self.session.on_progress(run.stage, seen.tasks_total, seen.tasks_done, seen.tasks_running, now)
-        self.book.stage_progress(run.stage, seen)
+        self.recorder.stage_progress(run.stage, seen)
 
     def _finished(self, outcome: StageOutcome, run: StageRun, now: float) -> None:
         stage, checkpoint = outcome.stage, outcome.checkpoint
@@ -145,7 +145,7 @@ class Driver:
         self._checkpoints[stage.output_fp] = checkpoint
         status: StageStatus = "completed" if outcome.result is not None else "reused"
         note = ", ".join(words for words in (_slices_words(outcome), _native_words(run, outcome)) if words)
-        self.book.ended(run, now, self.session.plan.id, status, checkpoint, outcome.result, note)
+        self.recorder.ended(run, now, self.session.plan.id, status, checkpoint, outcome.result, note)
         output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes)
         measured = self._work.measured(run, outcome)
         self._act(self.session.on_finished(stage, output, now, late=late, measured=measured))
@@ -153,7 +153,7 @@ class Driver:
     def _failed(self, outcome: StageOutcome, error: Exception, run: StageRun, now: float) -> None:
         stage, plan = outcome.stage, self.session.plan.id
         if not self._is_current(run):  # we have cancelled it: whatever it says is no failure
-            self.book.ended(run, now, plan, "cancelled")
+            self.recorder.ended(run, now, plan, "cancelled")
             return
         failure = self._failure(run, error)
         if not self.session.remedy(stage, failure):
@@ -164,9 +164,9 @@ class Driver:
             failure = self._failure(run, error, anew=True)
         del self._current[stage.output_fp]
         if failure.kind == "cancelled":  # by somebody else, such as in Spark's own page
-            self.book.ended(run, now, plan, "cancelled")
+            self.recorder.ended(run, now, plan, "cancelled")
         else:
-            self.book.ended(run, now, plan, "failed", note=failure.said)
+            self.recorder.ended(run, now, plan, "failed", note=failure.message)
         actions = self.session.on_failed(stage, failure, now)
         if actions is None:
             raise error
@@ -212,18 +212,18 @@ class Driver:
                     self._work.stop(self._runs[job_id])
             elif isinstance(action, Reuse):
                 checkpoint = self._checkpoints[action.stage.output_fp]
-                self.book.reused(action.stage, checkpoint, self._clock.now(), self.session.plan.id)
+                self.recorder.reused(action.stage, checkpoint, self._clock.now(), self.session.plan.id)
             elif isinstance(action, Finish):
                 self.result = self._checkpoints[action.output.fingerprint]
             elif isinstance(action, Decided):
                 spent = self._clock.now() - action.decision.at
-                self.book.decided(replace(action.decision, seconds=spent))
-            elif isinstance(action, Say):
-                self.book.note(action.text)
+                self.recorder.decided(replace(action.decision, seconds=spent))
+            elif isinstance(action, Notify):
+                self.recorder.note(action.text)
 
     def _note_problems(self) -> None:
         for problem in self._work.problems():
-            self.book.note(problem)
+            self.recorder.note(problem)
 
     def _start(self, stage: Stage) -> None:
         job_id = f"{stage.output_fp[:12]}-{next(self._jobs)}-{uuid.uuid4().hex[:6]}"
@@ -240,7 +240,7 @@ class Driver:
             self.session.fallback(stage),
         )
         self._current[stage.output_fp] = job_id
-        self.book.stage_started(stage)
+        self.recorder.stage_started(stage)
 
         def work() -> StageOutcome:
             try:

@@ -75,7 +75,7 @@ class DecisionReport:
             current=decision.current,
             chosen=decision.chosen,
             trigger=decision.trigger,
-            reason=spoken(decision),
+            reason=reason_text(decision),
             estimates=decision.estimates,
             planner_seconds=decision.seconds,
         )
@@ -369,7 +369,7 @@ class QueryReport:
         return write_text(path, self.to_json())
 
 
-def spoken(decision: ReplanDecision) -> str:
+def reason_text(decision: ReplanDecision) -> str:
     """Return a decision's reason without its kind, which stands beside it in every report."""
     return decision.reason.removeprefix(f"{decision.kind}: ")
 

@@ -43,7 +43,7 @@ from ebbflow.tasks.query.opening import (
 )
 from ebbflow.tasks.query.planning import Gathered, prepare, remember
 from ebbflow.tasks.query.recorder import RunRecorder
-from ebbflow.tasks.query.report import PlanReport, QueryReport, spoken
+from ebbflow.tasks.query.report import PlanReport, QueryReport, reason_text
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.sharing import Demand, SharedCapacity
 from ebbflow.tasks.query.stagework import StageWork
@@ -275,7 +275,7 @@ def explain(
             estimated_seconds=simulate(plan, share, MAX_PARALLEL_STAGES).seconds,
             cores=share.total.cores,
             chosen=plan.id == decision.chosen,
-            reason=spoken(decision) if plan.id == decision.chosen else "",
+            reason=reason_text(decision) if plan.id == decision.chosen else "",
         )
         for plan in session.plans.values()
     ]

@@ -93,7 +93,7 @@ class KnownSlices:
 class SliceRunner:
     """Runs the slices of one stage that are not in the store yet.
 
-    ``relations`` are all that its statement names, ``text`` gives a statement in the engine's dialect. ``tell``
+    ``relations`` are all that its statement names, ``text`` gives a statement in the engine's dialect. ``notify``
     hears of progress, summed over slices, and of every slice that is done. Job ids of slices are the run's, a dash
     and the cells; ``cancel`` stops them.
     """
@@ -106,7 +106,7 @@ class SliceRunner:
         engine: SqlEngine,
         store: CheckpointStore,
         known: KnownSlices,
-        tell: Callable[[StageProgress | SlicesDone], None],
+        notify: Callable[[StageProgress | SlicesDone], None],
     ) -> None:
         assert run.stage.slicing is not None
         self._run = run
@@ -116,7 +116,7 @@ class SliceRunner:
         self._engine = engine
         self._store = store
         self._known = known
-        self._tell = tell
+        self._notify = notify
         self._lock = threading.Lock()
         self._done: dict[Cells, Checkpoint] = {}
         self._results: list[StageResult] = []
@@ -137,7 +137,7 @@ class SliceRunner:
         self._done = self._known.of(run, self._slicing)
         reused = len(self._done)
         if reused:
-            self._tell(SlicesDone(run.job_id, self._fraction()))
+            self._notify(SlicesDone(run.job_id, self._fraction()))
         todo = list(runs(list(self._done), grid.cells, self._slicing.slices))
         if todo:
             self._run_all(todo, reused)
@@ -178,7 +178,7 @@ class SliceRunner:
             # once more: the engine ignores the cancellation of a job that has not reached it yet
             if run.cancelled.is_set() or stop.is_set():
                 raise StageCancelledError(f"{stage.name} was cancelled before all its slices began")
-            result = self._engine.run(job, lambda p: self._heard(cells, p, total))
+            result = self._engine.run(job, lambda p: self._record_progress(cells, p, total))
             checkpoint = self._store.commit(
                 attempt, rows=result.rows, columns=result.columns, seconds=result.seconds, sources=run.sources
             )
@@ -194,7 +194,7 @@ class SliceRunner:
             self._done[cells] = checkpoint
             self._results.append(result)
             fraction = self._fraction()
-        self._tell(SlicesDone(run.job_id, fraction))
+        self._notify(SlicesDone(run.job_id, fraction))
 
     def _job(self, job_id: str, cells: Cells, output: StorageLocation) -> StageJob:
         run, stage = self._run, self._run.stage
@@ -223,13 +223,13 @@ class SliceRunner:
             run.native,
         )
 
-    def _heard(self, cells: Cells, progress: StageProgress, total: int) -> None:
+    def _record_progress(self, cells: Cells, progress: StageProgress, total: int) -> None:
         with self._lock:
             self._progress[cells] = progress
             known = list(self._progress.values())
             before = sum(1 for c in self._done if c not in self._progress)
         each = sum(p.tasks_total for p in known) / len(known)
-        self._tell(
+        self._notify(
             StageProgress(
                 round(each * total),
                 sum(p.tasks_done for p in known) + round(each * before),

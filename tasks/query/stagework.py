@@ -43,7 +43,7 @@ class StageWork:
         engines: StageEngines | None = None,
     ) -> None:
         self._engines = engines
-        self._told = False  # that nothing can run natively
+        self._logged = False  # that nothing can run natively
         self.engine = engine
         self.inbox = inbox
         self._store = store
@@ -61,8 +61,8 @@ class StageWork:
         """Return what has been wrong with the store since the last call, as sentences."""
         found = list(self._store.problems())
         trouble = getattr(self.engine, "native_trouble", "") if self._engines is not None else ""
-        if trouble and not self._told:
-            self._told = True
+        if trouble and not self._logged:
+            self._logged = True
             found.append(f"all stages run on Spark SQL: {trouble}")
         return found
 
@@ -197,10 +197,10 @@ class StageWork:
     def _in_slices(
         self, run: StageRun, relations: Sequence[Relation], text: Callable[[Statement], str]
     ) -> StageOutcome:
-        def tell(what: StageProgress | SlicesDone) -> None:
+        def notify(what: StageProgress | SlicesDone) -> None:
             self.inbox.put((run.job_id, what) if isinstance(what, StageProgress) else what)
 
-        run.slices = SliceRunner(run, relations, text, self.engine, self._store, self._slices, tell)
+        run.slices = SliceRunner(run, relations, text, self.engine, self._store, self._slices, notify)
         done = run.slices.run()
         return StageOutcome(
             run.stage,

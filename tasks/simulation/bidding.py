@@ -54,7 +54,7 @@ class TunedBidder(FinishTime):
     def remaining(self, gpus: Array, level: Level) -> Array:
         """Return seconds of work left with ``gpus`` within ``level`` to the end; infinite without GPUs."""
         have = np.asarray(gpus, float)[:, None]
-        left = [(s.work, s.longest, s.jobs * s.tasks, s.tasks) for s in self.model.outlook()]
+        left = [(s.work, s.longest, s.jobs * s.tasks, s.tasks) for s in self.model.remaining_stages()]
         work, longest, most, tasks = np.array(left, float).reshape(-1, 4).T
         with np.errstate(divide="ignore"):
             each = np.maximum(work / np.minimum(have, most), longest / np.minimum(have, tasks))

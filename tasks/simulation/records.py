@@ -12,7 +12,7 @@ from ebbflow.planners.model.scheduling import App
 
 FORMAT = 1  # of a record; grows when a key changes its meaning
 
-FIGURES = (
+METRICS = (
     "avg_jct_s", "p50_jct_s", "p90_jct_s", "p99_jct_s", "makespan_s", "worst_rho", "jain_rho", "unfair_pct",
     "gpu_hours", "dollars", "restarts_mean", "placement_score", "policy_seconds",
 )  # fmt: skip
@@ -65,7 +65,7 @@ def of_outcome(
     usage.held.set(outcome.makespan, 0)
     dollars = hourly * outcome.makespan / 3600
     usage.price.set(0.0, hourly)
-    figures = summary(
+    metrics = summary(
         outcome.jobs, gpu_hours=outcome.busy / 3600, dollars=dollars, policy_seconds=policy_seconds
     ) | {"makespan_s": outcome.makespan}
     rejected = [{"name": str(job.number), "reason": f"{job.status}: {job.reason}"} for job in outcome.dropped]
@@ -75,13 +75,13 @@ def of_outcome(
         "policy_notes": {},
     }
     submitted = len(outcome.jobs) + len(outcome.dropped)
-    return _record(outcome.policy, seed, figures, outcome.jobs, rejected, usage, submitted, more, notes)
+    return _record(outcome.policy, seed, metrics, outcome.jobs, rejected, usage, submitted, more, notes)
 
 
 def _record(
     policy: str,
     seed: int,
-    figures: Mapping[str, float],
+    metrics: Mapping[str, float],
     jobs: Sequence[JobResult],
     rejected: list[dict[str, str]],
     usage: Usage,
@@ -96,13 +96,13 @@ def _record(
         "format": FORMAT,
         "policy": policy,
         "seed": seed,
-        "figures": {name: _number(figures[name]) for name in FIGURES},
+        "figures": {name: _number(metrics[name]) for name in METRICS},
         "jobs": [_job(job) for job in jobs],
         "rejected": rejected,
         "submitted": submitted,
         "first_arrival": first,
         "last_finish": last,
-        "max_jct_s": _number(figures["max_jct_s"]),
+        "max_jct_s": _number(metrics["max_jct_s"]),
         "queueing_mean_s": _number(sum(job.start - job.arrival for job in jobs) / len(jobs) if jobs else nan),
         "utilisation": usage.utilisation(first, last) if jobs else 0.0,
         "lost_gpu_hours": sum(job.lost_gpu_seconds for job in jobs) / 3600,

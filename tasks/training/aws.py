@@ -100,17 +100,17 @@ class AwsSite:
             self._cluster.settings.region,
             logs=Path(LOGS) / request.run_id,
             decide=decide,
-            patience=max(request.node_timeout, 1e-3),
+            node_timeout=max(request.node_timeout, 1e-3),
             form=FORM,
             on_report=record_report,
         )
 
-    def take(self, patience: float) -> Nodes:
+    def take(self, timeout: float) -> Nodes:
         """Return the run's nodes: as many as are free, once they are enough, and from then on those that come.
 
-        Raises ``ClusterError`` when they are not enough within ``patience`` seconds, and ``EngineUnavailableError``.
+        Raises ``ClusterError`` when they are not enough within ``timeout`` seconds, and ``EngineUnavailableError``.
         """
-        end = self._clock.now() + patience
+        end = self._clock.now() + timeout
         while (free := min(self._count, self._free())) * self._slots < self._least or not free:
             if self._clock.now() >= end:
                 more = f"scale out: ebbflow fleet grow {self._pool} {self._count}"

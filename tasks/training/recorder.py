@@ -146,7 +146,7 @@ class RunRecorder:
         self.accumulation = passes - 1
 
     def _point(self, at: float, step: int, content: Mapping[str, Any]) -> None:
-        known = {name: content[name] for name in _FIGURES if name in content}
+        known = {name: content[name] for name in _METRICS if name in content}
         spent = {"lost_steps": self.lost_steps(), "dollars": self.money()}
         point = PointReport(at=at, step=step, **{**known, "loss": _finite(known.get("loss"))}, **spent)
         self._split(point.batch, point.passes, point.gpus)
@@ -316,7 +316,7 @@ class RunRecorder:
         )
 
 
-_FIGURES = frozenset(PointReport.__dataclass_fields__) - {"at", "step", "lost_steps", "dollars"}
+_METRICS = frozenset(PointReport.__dataclass_fields__) - {"at", "step", "lost_steps", "dollars"}
 
 
 def _finite(value: Any) -> float | None:

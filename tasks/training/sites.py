@@ -51,7 +51,7 @@ class LocalSite:
             self._pool,
             logs=logs,
             decide=decide,
-            patience=max(request.node_timeout, 1e-3),
+            node_timeout=max(request.node_timeout, 1e-3),
             on_report=record_report,
         )
 

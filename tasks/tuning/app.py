@@ -73,12 +73,12 @@ def run_tuning_app(
         clock,
         rules=rules,
         pace=pace,
-        tell=notify,
+        notify=notify,
         lock=RunLock(request.place.under("app"), spec.id, clock=clock),
         settle=lambda: await_end_of_earlier(_trials_of(request), pool, clock),
     )
     with agent, LeaseEnforcer(agent, clock) as enforcer:
-        resources = LeasedTrialResources(request, agent.book, clock)
+        resources = LeasedTrialResources(request, agent.lease_table, clock)
         trials = Trials(request, agent, enforcer, resources, pool, clock, make, options)
         report = run_tuning(
             request,
@@ -90,7 +90,7 @@ def run_tuning_app(
             stop=stop,
             watch=trials.look,
         )
-        agent.figures(trials=(), seconds_left=None)
+        agent.update_metrics(trials=(), seconds_left=None)
         agent.moved(report.state, report.reason)
     return report
 
@@ -128,7 +128,7 @@ class Trials:
         self._request, self._agent, self._enforcer, self._resources = request, agent, enforcer, resources
         self._pool, self._clock, self._make, self._options = pool, clock, make, options
         self._lock = threading.Lock()
-        self._figures: dict[str, TrainingMetrics] = {}
+        self._metrics: dict[str, TrainingMetrics] = {}
         self._epoch_work: dict[str, float] = {}  # GPU-seconds of an epoch, of all trials that ever told
         self._waits_since: float | None = None
 
@@ -164,8 +164,8 @@ class Trials:
 
     def _hear(self, run: str, report: Report) -> None:
         with self._lock:
-            figures = self._figures.setdefault(run, TrainingMetrics())
-        figures.record_report(report)
+            metrics = self._metrics.setdefault(run, TrainingMetrics())
+        metrics.record_report(report)
         if report.kind == "checkpoint" and "uri" in report.content:
             self._agent.saved(str(report.content["uri"]), report.step)
 
@@ -192,7 +192,7 @@ class Trials:
         else:
             fields["seconds_left"] = None
         fields["saved_at"] = self._saved_at(status)
-        self._agent.figures(**fields)
+        self._agent.update_metrics(**fields)
 
     def _report_phase(self, status: TuningStatus) -> None:
         if any(one.gpus for one in status.trials):
@@ -200,7 +200,7 @@ class Trials:
             self._agent.moved("running")
             best = "" if status.best is None else f", best {self._request.metric} {status.best:.4g}"
             running = plural(sum(one.gpus > 0 for one in status.trials), "trial")
-            self._agent.figures(
+            self._agent.update_metrics(
                 message=f"{running} on GPUs, {status.ended} of {self._request.trials} ended{best}"
             )
         elif self._waits_since is None:
@@ -208,33 +208,33 @@ class Trials:
             at = datetime.fromtimestamp(self._waits_since, UTC).strftime("%H:%M:%S UTC")
             reason = f"waits for {plural(self._request.gpus_per_trial, 'GPU')} since {at}"
             self._agent.moved("waiting", reason)
-            self._agent.figures(message=reason)
+            self._agent.update_metrics(message=reason)
 
     def _trial(self, one: TrialStatus) -> dict[str, Any]:
         """Return what is said of one trial: its job's report where it has one, and the work that it is expected to
         have left (GPU-seconds on one GPU), given that trials without prospects are stopped."""
         with self._lock:
-            figures = self._figures.get(one.run)
-        said = figures.fields(holding=one.gpus > 0) if figures is not None else {}
+            metrics = self._metrics.get(one.run)
+        reported = metrics.fields(holding=one.gpus > 0) if metrics is not None else {}
         return {
-            **said.get("job", {}),
+            **reported.get("job", {}),
             "id": one.run,
             "gpus_held": one.gpus,
             "max_gpus": self._request.most_gpus,
             "epochs": one.epochs,
             "epochs_left": one.epochs_left,
-            "work_left": self._work_left(one, said),
+            "work_left": self._work_left(one, reported),
             "spent": one.spent,
             "value": one.value if one.value is not None and isfinite(one.value) else None,
         }
 
-    def _work_left(self, one: TrialStatus, said: Mapping[str, Any]) -> float | None:
+    def _work_left(self, one: TrialStatus, reported: Mapping[str, Any]) -> float | None:
         epochs = self._request.epochs
         if epochs is None:
-            left = said.get("work_left")
+            left = reported.get("work_left")
             return float(left) if left is not None else None
-        if said.get("work_total") is not None:
-            self._epoch_work[one.run] = said["work_total"] / epochs
+        if reported.get("work_total") is not None:
+            self._epoch_work[one.run] = reported["work_total"] / epochs
         elif one.epochs:
             self._epoch_work[one.run] = one.spent / one.epochs
         work = self._epoch_work.get(one.run) or self._usual_epoch()
@@ -257,13 +257,13 @@ class Trials:
         record = state.apps.get(self._agent.spec.id) if state is not None else None
         ended = record.service if record is not None else 0.0
         now = self._clock.now()
-        held = sum(max(0.0, now - lease.since) for lease in self._agent.book.leases)
+        held = sum(max(0.0, now - lease.since) for lease in self._agent.lease_table.leases)
         return max(ended + held, sum(one.spent for one in status.trials))
 
     def _saved_at(self, status: TuningStatus) -> float | None:
         """Return when the trial that was saved least recently was saved."""
         with self._lock:
-            all_ = [self._figures.get(one.run) for one in status.trials if one.gpus]
+            all_ = [self._metrics.get(one.run) for one in status.trials if one.gpus]
         times = [f.fields()["saved_at"] if f is not None else None for f in all_]
         known = [at for at in times if at is not None]
         return min(known) if known and len(known) == len(times) else None

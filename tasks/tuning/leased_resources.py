@@ -22,9 +22,9 @@ class LeasedTrialResources:
     ``assigned`` may be called in any thread, all else in the tuning run's.
     """
 
-    def __init__(self, request: TuningRequest, book: LeaseTable, clock: Clock) -> None:
-        self._request, self._lease_table, self._clock = request, book, clock
-        self._avoided = NodeBackoff(book, clock)
+    def __init__(self, request: TuningRequest, lease_table: LeaseTable, clock: Clock) -> None:
+        self._request, self._lease_table, self._clock = request, lease_table, clock
+        self._avoided = NodeBackoff(lease_table, clock)
         self._lock = threading.Lock()
         self._dealt: dict[str, frozenset[int]] = {}  # run -> leases
 

@@ -24,13 +24,13 @@ from ebbflow.tasks.capacity.loop import CapacityLoop
 from tests.airflow_provider.conftest import Airflow
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 180.0  # seconds
+TIMEOUT = 180.0  # seconds
 Found = TypeVar("Found")
 
 
 def eventually(look: Callable[[], Found], said: str, process: subprocess.Popen[bytes] | None = None) -> Found:
     """Return the first true value of ``look``; once a ``process`` that is to bring it about has ended, none comes."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while time.monotonic() < end and (process is None or process.poll() is None):
         if found := look():
             return found
@@ -105,7 +105,7 @@ def test_a_query_that_gets_a_signal_is_stopped(airflow: Airflow) -> None:
     process = airflow.start("tests.airflow_provider.run_dag", "stopped_query")
     eventually(lambda: list(airflow.out.glob("store/data/*/*")), "a stage has begun")
     process.send_signal(signal.SIGTERM)
-    process.wait(PATIENCE)
+    process.wait(TIMEOUT)
     said = airflow.log.read_text()
     result = json.loads(next(x for x in said.splitlines() if x.startswith("RESULT ")).removeprefix("RESULT "))
     assert result["query"]["state"] == "failed", said
@@ -122,7 +122,7 @@ def test_a_training_that_gets_a_signal_saves_and_another_try_goes_on(airflow: Ai
     eventually(lambda: events.is_file() and '"started"' in events.read_text(), "the training has begun")
     assert len(left_over(airflow)) >= 2
     process.send_signal(signal.SIGTERM)
-    process.wait(PATIENCE)
+    process.wait(TIMEOUT)
     said = airflow.log.read_text()
     assert "was stopped and has saved; another try resumes it" in said
     assert left_over(airflow) == []
@@ -153,7 +153,7 @@ def test_apps_of_a_cluster_run_on_its_leases_and_give_them_back_when_they_are_en
         events = airflow.out / "runs" / "leased" / "events.jsonl"
         eventually(lambda: events.is_file() and '"started"' in events.read_text(), "the training has begun")
         process.send_signal(signal.SIGTERM)
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT)
         said = airflow.log.read_text()
         assert "was stopped and has saved" in said
         eventually(lambda: not ledger.state().leases, "the lease has been given back")

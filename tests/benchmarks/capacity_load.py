@@ -72,7 +72,7 @@ def real_time(
 
             def point(name: str) -> None:
                 if name == "answered":
-                    answers.append((clock.now(), loop.figures.answered))
+                    answers.append((clock.now(), loop.metrics.answered))
 
             loop = CapacityLoop(
                 ledger,
@@ -92,8 +92,8 @@ def real_time(
             child.start()
             thread.start()
             clock.sleep(WARM)
-            loop.figures.latencies.clear()
-            loop.figures.deciding.clear()
+            loop.metrics.latencies.clear()
+            loop.metrics.deciding.clear()
             cpu, memory = time.process_time(), []
             began = clock.now()
             slept = 0
@@ -117,7 +117,7 @@ def real_time(
                 "changes": len(churn.times),
                 "changes_s": round(len(churn.times) / (made - began), 1),
                 "apps": of_apps | {"entered": sum(isinstance(e.change, AppEntered) for e in events)},
-                "loop": dict(loop.figures.to_dict()),
+                "loop": dict(loop.metrics.to_dict()),
                 "loop_cpu": round(used / (made - began + 5.0), 3),
                 "memory_mib": memory,
                 "events": len(events),
@@ -243,7 +243,7 @@ def virtual_hour(
             "minutes": minutes,
             "changes_s": rate,
             "wall_s": round(time.monotonic() - wall, 1),
-            "cycles": loop.figures.cycles,
+            "cycles": loop.metrics.cycles,
             "memory_mib": memory,
             "first_mib": round(sum(half[:quarter]) / quarter, 1),
             "last_mib": round(sum(half[-quarter:]) / quarter, 1),

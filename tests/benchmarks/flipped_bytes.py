@@ -99,7 +99,7 @@ class Stages(Flips):
         demand(rows == store.rows, "the answer is wrong")
         if read:
             demand(target in computed(driver), "it was not computed again")
-            demand(any(target[:16] in note for note in driver.book.notes), "nothing was said")
+            demand(any(target[:16] in note for note in driver.recorder.notes), "nothing was said")
             demand(
                 ParquetCheckpointStore(StorageLocation(store.folder)).find(target) is not None,
                 "it was not repaired",
@@ -177,7 +177,7 @@ class Slices(Flips):
         if read:
             ran = next(
                 s
-                for s in driver.book.stages
+                for s in driver.recorder.stages
                 if s.fingerprint == self.stage.output_fp and s.status == "completed"
             )
             before = f"{len(fingerprints)} slices, {len(fingerprints) - 1} from before"

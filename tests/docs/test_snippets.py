@@ -12,7 +12,7 @@ from tests.docs.givens import GIVEN
 from tests.docs.plan import PLANS, Plan, plan_of
 from tests.docs.snippets import ROOT, Snippet, ebbflow_problems, problems, snippets
 
-PATIENCE = 300.0  # seconds; what has not ended then never will
+TIMEOUT = 300.0  # seconds; what has not ended then never will
 
 
 _MARKS = {"query-losing-a-worker.md": [pytest.mark.spark], "prefect-resume.md": [pytest.mark.prefect]}
@@ -131,7 +131,7 @@ def _shell(snippet: Snippet, plan: Plan, folder: Path) -> None:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
     assert done.returncode == 0, f"{snippet}:\n{done.stdout}\n{done.stderr}"

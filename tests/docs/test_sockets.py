@@ -15,7 +15,7 @@ from tests.docs.listening import Listening, Row, Scene, compare, rows, settle, t
 pytestmark = pytest.mark.timeout(600)
 
 EBBFLOW = str(Path(sys.executable).with_name("ebbflow"))
-PATIENCE = 240.0  # s: a bound for a busy machine
+TIMEOUT = 240.0  # s: a bound for a busy machine
 HEAVY = "SELECT count(*) AS n FROM big a JOIN big b ON a.id * b.id % 1000003 < b.k + 3 AND a.k <> b.k"
 SPARK = {
     "deploy.master.Master": "master",
@@ -79,7 +79,7 @@ def run(scene: Scene, home: Path, *arguments: str | Path) -> None:
         cwd=home,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -89,7 +89,7 @@ def holds(scene: Scene, home: Path, wanted: list[Row], *arguments: str | Path) -
     """Run a command and compare its sockets with the table; it is then killed."""
     command = Command(scene, home, arguments)
     try:
-        settle(scene, wanted, command.runs, PATIENCE)
+        settle(scene, wanted, command.runs, TIMEOUT)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{command.said()}") from error
     finally:

@@ -13,7 +13,7 @@ JOINED = """
     FROM orders JOIN customer ON orders.customer = customer.id JOIN nation ON customer.nation = nation.id
     GROUP BY name
 """
-PATIENCE = 120.0  # seconds; what does not happen within them does not happen
+TIMEOUT = 120.0  # seconds; what does not happen within them does not happen
 COMMAND = (sys.executable, "-m", "ebbflow.flows.cli")
 
 Found = TypeVar("Found")
@@ -26,7 +26,7 @@ def run_cli(*arguments: str | Path, **variables: str) -> subprocess.CompletedPro
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
 
@@ -38,7 +38,7 @@ def open_to_others(*roots: Path) -> list[str]:
     return [f"{path.stat().st_mode & 0o777:o} {path}" for path in paths if path.stat().st_mode & 0o077]
 
 
-def eventually(look: Callable[[], Found], patience: float = PATIENCE) -> Found:
+def eventually(look: Callable[[], Found], patience: float = TIMEOUT) -> Found:
     """Return the first true value of ``look``, asked again and again for a bounded time."""
     pause = threading.Event()
     for _ in range(int(patience / 0.1)):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flowcases import PATIENCE
+from flowcases import TIMEOUT
 from typer.testing import CliRunner
 
 from ebbflow.flows import cli
@@ -199,6 +199,6 @@ def test_a_deep_query_does_not_exhaust_the_stack_of_a_thread() -> None:
         "thread = threading.Thread(target=look); thread.start(); thread.join()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "told\n" * 3, "")

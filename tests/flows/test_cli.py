@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from flowcases import COMMAND, JOINED, PATIENCE, eventually, run_cli
+from flowcases import COMMAND, JOINED, TIMEOUT, eventually, run_cli
 from typer.testing import CliRunner
 
 from ebbflow.flows import cli
@@ -139,7 +139,7 @@ def test_a_pipe_gets_all_rows_and_only_rows(format: str, tables: str) -> None:
     import pyarrow.parquet as pq
 
     asked = [*COMMAND, "query", "SELECT id FROM orders ORDER BY id", *duckdb(tables), "--format", format]
-    done = subprocess.run(asked, capture_output=True, timeout=PATIENCE, check=True)
+    done = subprocess.run(asked, capture_output=True, timeout=TIMEOUT, check=True)
     if format == "csv":
         assert done.stdout.decode().splitlines() == ["id", *map(str, range(600))]
     elif format == "json":

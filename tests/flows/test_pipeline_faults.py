@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from flowcases import COMMAND, PATIENCE, eventually
+from flowcases import COMMAND, TIMEOUT, eventually
 
 from tests.chaos.faketime import FakeTime
 
@@ -63,7 +63,7 @@ def test_a_pipeline_ends_as_ever(tmp_path: Path, fault: str) -> None:
         else:
             clock.jump(-ahead)
             on.touch()
-        said, _ = child.communicate(timeout=PATIENCE)
+        said, _ = child.communicate(timeout=TIMEOUT)
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 import yaml
-from flowcases import PATIENCE
+from flowcases import TIMEOUT
 from pydantic import ValidationError
 from typer.testing import CliRunner, Result
 
@@ -363,7 +363,7 @@ class TestUnderAServer:
             env={**os.environ, "PREFECT_API_URL": prefect_server},
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

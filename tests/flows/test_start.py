@@ -12,7 +12,7 @@ import typer
 
 from ebbflow.flows import cli
 
-PATIENCE = 120.0  # s
+TIMEOUT = 120.0  # s
 _SAYING = """
 import atexit, sys
 atexit.register(lambda: print(*sys.modules, file=open({file!r}, "w")))
@@ -27,7 +27,7 @@ def imported(tmp_path: Path, *arguments: str) -> set[str]:
     command = [sys.executable, "-c", _SAYING.format(file=str(file)), *arguments]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "COV_"))}
     env["EBBFLOW_HOME"] = str(tmp_path / "home")
-    subprocess.run(command, capture_output=True, timeout=PATIENCE, check=True, env=env)
+    subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=True, env=env)
     return set(file.read_text().split())
 
 

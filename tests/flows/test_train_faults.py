@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from flowcases import COMMAND, PATIENCE, eventually
+from flowcases import COMMAND, TIMEOUT, eventually
 
 from ebbflow.tasks.training.report import TrainingReport
 from tests.chaos.faketime import FakeTime
@@ -28,7 +28,7 @@ def _begin(folder: Path, **variables: str) -> "subprocess.Popen[str]":
 
 def _end(child: "subprocess.Popen[str]", folder: Path) -> TrainingReport:
     try:
-        said, _ = child.communicate(timeout=PATIENCE)
+        said, _ = child.communicate(timeout=TIMEOUT)
     finally:
         child.kill()
     assert child.returncode == 0, said

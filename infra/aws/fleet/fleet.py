@@ -75,7 +75,7 @@ class SpotFleet:
         state = self._store.change(look)
         why = {pool: self._reason(groups[pool], since, now) for pool, since in state.short.items()}
         pools = pools_of(state, groups, instances, nodes, bases, why, now)
-        return Fleet(state.revision, now, pools, state.told())
+        return Fleet(state.revision, now, pools, state.pending_notices())
 
     def take_notices(self, notices: Sequence[Notice]) -> int:
         """See ``FleetControl``. Asks nothing of AWS. Raises ``StorageError``."""

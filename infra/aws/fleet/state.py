@@ -72,14 +72,14 @@ class FleetState:
     notices: tuple[Notice, ...] = ()  # sorted by node, one each, of nodes not yet seen too
     short: Mapping[str, float] = field(default_factory=dict)  # pool -> since when, Unix time, s
 
-    def told(self) -> tuple[Notice, ...]:
+    def pending_notices(self) -> tuple[Notice, ...]:
         """Return the notices of nodes that are there."""
         there = {node.id for node in self.seen}
         return tuple(notice for notice in self.notices if notice.node_id in there)
 
     def after(self, later: "FleetState") -> "FleetState":
         """Return ``later`` with this revision, or the next where nodes or their notices differ."""
-        changed = (self.seen, self.told()) != (later.seen, later.told())
+        changed = (self.seen, self.pending_notices()) != (later.seen, later.pending_notices())
         return replace(later, revision=self.revision + changed)
 
 

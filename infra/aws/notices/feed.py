@@ -81,7 +81,7 @@ class NoticeFeed:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._held = ExitStack()
-        self._book: NoticeLog | None = None
+        self._notice_log: NoticeLog | None = None
         self._saved: NoticeLog | None = None  # what is on disk
         self._status = FeedStatus()
         self._failure: type[Exception] | None = None  # the last kind
@@ -104,7 +104,7 @@ class NoticeFeed:
         """Return the instances of which EC2 has said that they shut down or are terminated."""
         return frozenset(self._current().ended)
 
-    def book(self) -> NoticeLog:
+    def notice_log(self) -> NoticeLog:
         """Return all that is known now."""
         return self._current()
 
@@ -113,10 +113,10 @@ class NoticeFeed:
         with self._lock:
             return self._status
 
-    def listen(self, heard: Callable[[Sequence[Event]], None]) -> None:
-        """Call ``heard`` in the feed's thread with what each batch said, once ``notices`` tells of it."""
+    def listen(self, on_events: Callable[[Sequence[Event]], None]) -> None:
+        """Call ``on_events`` in the feed's thread with what each batch said, once ``notices`` tells of it."""
         with self._lock:
-            self._listeners.append(heard)
+            self._listeners.append(on_events)
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class NoticeFeed:
         ``StorageError``.
         """
         with self._lock:
-            if self._book is not None:
+            if self._notice_log is not None:
                 return
             try:
                 self._held.enter_context(self._file.held())
@@ -139,7 +139,7 @@ class NoticeFeed:
                 ) from error
             try:
                 self._saved = self._file.read()
-                self._book = self._saved.without_old(self._clock.now())
+                self._notice_log = self._saved.without_old(self._clock.now())
             except BaseException:
                 self._held.close()
                 raise
@@ -176,20 +176,20 @@ class NoticeFeed:
             )
         messages = answer.get("Messages", [])
         self._answered(len(messages))
-        heard = [event for message in messages if (event := self._read(message)) is not None]
-        if heard:
-            self._merge(heard)
+        events = [event for message in messages if (event := self._read(message)) is not None]
+        if events:
+            self._merge(events)
         if messages:
             self._keep()
         return len(messages)
 
-    def take(self, heard: Sequence[Event]) -> None:
+    def take(self, events: Sequence[Event]) -> None:
         """Take in events that came another way, such as dead letters, and return once they are kept.
 
         Raises what ``open`` raises, and ``StorageError``.
         """
         self.open()
-        self._merge(heard)
+        self._merge(events)
         self._write()
 
     def close(self, timeout: float = POLL + 5.0) -> None:
@@ -250,17 +250,17 @@ class NoticeFeed:
             while len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
 
-    def _merge(self, heard: Sequence[Event]) -> None:
+    def _merge(self, events: Sequence[Event]) -> None:
         with self._lock:
-            assert self._book is not None
-            book = self._book
-            for event in heard:
-                book = book.merged(event, self._drain)
-            self._book = book.without_old(self._clock.now())
+            assert self._notice_log is not None
+            notice_log = self._notice_log
+            for event in events:
+                notice_log = notice_log.merged(event, self._drain)
+            self._notice_log = notice_log.without_old(self._clock.now())
             listeners = list(self._listeners)
         for listener in listeners:
             try:
-                listener(heard)
+                listener(events)
             except Exception:
                 log.exception("a listener of notices failed")
 
@@ -283,13 +283,13 @@ class NoticeFeed:
 
     def _write(self) -> None:
         with self._writing:
-            if (book := self._current()) != self._saved:
-                self._file.write(book)
-                self._saved = book
+            if (notice_log := self._current()) != self._saved:
+                self._file.write(notice_log)
+                self._saved = notice_log
 
     def _current(self) -> NoticeLog:
         with self._lock:
-            return (self._book or NoticeLog()).without_old(self._clock.now())
+            return (self._notice_log or NoticeLog()).without_old(self._clock.now())
 
     def _answered(self, count: int) -> None:
         now = self._clock.now()
@@ -317,7 +317,7 @@ class NoticeFeed:
 
     def _forget(self) -> None:
         with self._lock:
-            self._book = None
+            self._notice_log = None
             self._held.close()
 
 

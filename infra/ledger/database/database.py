@@ -44,7 +44,7 @@ Mode = Literal[
     "migrate",
 ]
 
-PATIENCE = 10.0  # s for a lock: the file's write lock, or the cluster's row
+LOCK_TIMEOUT = 10.0  # s for a lock: the file's write lock, or the cluster's row
 MAKING = 60.0  # s for it while tables are made, which takes others long on a busy machine
 STATEMENT = 20.0  # s for a statement of PostgreSQL
 SILENCE: Mapping[
@@ -149,7 +149,7 @@ class Database:
 
     def keep_log(self) -> str:
         """Switch a SQLite file to a write-ahead log, once for all; return the mode that it is in then."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + LOCK_TIMEOUT
         while True:
             try:
                 with self._guarded("write"), forks.in_use(), self._engine.connect() as connection:
@@ -173,9 +173,9 @@ class Database:
         if mode in _READING or self._gate is None:
             yield
             return
-        if not self._gate.acquire(timeout=_patience(mode)):
+        if not self._gate.acquire(timeout=_lock_timeout(mode)):
             raise LedgerUnavailableError(
-                f"another thread has been writing to {self.address} for over {_patience(mode):g} s"
+                f"another thread has been writing to {self.address} for over {_lock_timeout(mode):g} s"
             )
         try:
             yield
@@ -231,9 +231,9 @@ def _sqlite(address: Address) -> Engine:
         poolclass=QueuePool,
         pool_size=4,
         max_overflow=60,
-        pool_timeout=PATIENCE,
+        pool_timeout=LOCK_TIMEOUT,
         hide_parameters=True,
-        connect_args={"timeout": PATIENCE, "check_same_thread": False},
+        connect_args={"timeout": LOCK_TIMEOUT, "check_same_thread": False},
     )
 
     @event.listens_for(engine, "connect")
@@ -254,7 +254,7 @@ def _sqlite(address: Address) -> Engine:
         mode = connection.get_execution_options().get(_OPTION, "read")
         if mode in _SYNCHRONOUS:
             connection.exec_driver_sql(f"PRAGMA synchronous={_SYNCHRONOUS[mode]}")
-            _lock_file(connection, _patience(mode))
+            _lock_file(connection, _lock_timeout(mode))
         elif mode != "glance":
             connection.exec_driver_sql("BEGIN")
 
@@ -270,14 +270,14 @@ def _file(address: Address) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _patience(mode: Mode) -> float:
-    return MAKING if mode == "migrate" else PATIENCE
+def _lock_timeout(mode: Mode) -> float:
+    return MAKING if mode == "migrate" else LOCK_TIMEOUT
 
 
-def _lock_file(connection: Connection, patience: float) -> None:
+def _lock_file(connection: Connection, timeout: float) -> None:
     """Begin a transaction with the write lock, looking for it often: other processes hold it for milliseconds."""
     raw: Any = connection.connection.driver_connection
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     raw.execute("PRAGMA busy_timeout=0")
     try:
         while time.monotonic() < end:
@@ -290,7 +290,7 @@ def _lock_file(connection: Connection, patience: float) -> None:
             time.sleep(_PROBE * random.uniform(0.5, 1.5))  # noqa: S311
         connection.exec_driver_sql("BEGIN IMMEDIATE")  # fails, or not, with the error that callers know
     finally:
-        raw.execute(f"PRAGMA busy_timeout={int(PATIENCE * 1000)}")
+        raw.execute(f"PRAGMA busy_timeout={int(LOCK_TIMEOUT * 1000)}")
 
 
 def _postgresql(address: Address) -> Engine:
@@ -298,7 +298,7 @@ def _postgresql(address: Address) -> Engine:
         address.url,
         pool_size=4,  # kept where as many were needed at once; hundreds of processes may share one server
         max_overflow=12,
-        pool_timeout=PATIENCE,
+        pool_timeout=LOCK_TIMEOUT,
         pool_use_lifo=True,
         hide_parameters=True,
         connect_args={
@@ -315,7 +315,7 @@ def _postgresql(address: Address) -> Engine:
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _: Any) -> None:
         limits = {
-            "lock_timeout": PATIENCE,
+            "lock_timeout": LOCK_TIMEOUT,
             "statement_timeout": STATEMENT,
             "idle_in_transaction_session_timeout": STATEMENT,
         }

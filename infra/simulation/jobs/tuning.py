@@ -112,7 +112,7 @@ class _Speed:
 
     def iteration_time(self, gpus: int) -> float:
         """Return seconds per GPU-second of work that is left, on ``gpus`` well-placed GPUs."""
-        left = self._model.outlook()
+        left = self._model.remaining_stages()
         work = sum(stage.work for stage in left)
         return sum(stage.seconds(gpus) for stage in left) / work if work else 1.0 / gpus
 
@@ -292,7 +292,7 @@ class TunedApp:
         self.phase, self._done = self._saved
         return kept
 
-    def outlook(self) -> tuple[Stage, ...]:
+    def remaining_stages(self) -> tuple[Stage, ...]:
         """Return the phases that are left as the tuner forecasts them, the present one first."""
         if self.done:
             return ()
@@ -306,7 +306,7 @@ class TunedApp:
             return
         if not app.held:
             self._before = {}
-        app.remaining, app.speed = sum(stage.work for stage in self.outlook()), self._speed
+        app.remaining, app.speed = sum(stage.work for stage in self.remaining_stages()), self._speed
         app.min_gpus, app.max_gpus = 1, self.stage.demand
         app.bidder = self.bidder
 

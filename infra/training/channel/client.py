@@ -50,11 +50,11 @@ class MessageClient:
         address: host:port of the launcher.
         server: its public key.
         pair: this node's.
-        patience: seconds without a connection after which the launcher counts as lost.
+        timeout: seconds without a connection after which the launcher counts as lost.
     """
 
-    def __init__(self, address: str, server: str, pair: KeyPair, *, patience: float) -> None:
-        self._address, self._server, self._pair, self._patience = address, server, pair, patience
+    def __init__(self, address: str, server: str, pair: KeyPair, *, timeout: float) -> None:
+        self._address, self._server, self._pair, self._timeout = address, server, pair, timeout
         self.connections = 0  # made so far
         self._context = Context(io_threads=1)
         self._down: float | None = time.monotonic()  # since when there is no connection
@@ -108,7 +108,7 @@ class MessageClient:
     def await_connection(self) -> None:
         """Return once there is a connection. Raises ``LauncherLostError``."""
         while not self.connected:
-            self.receive(self._patience)
+            self.receive(self._timeout)
 
     def close(self) -> None:
         """End the connection; what is under way may be lost. May be called twice."""
@@ -150,9 +150,9 @@ class MessageClient:
             self._renew = None
             self._shut()
             self._open()
-        if self._down is not None and now - self._down > self._patience:
+        if self._down is not None and now - self._down > self._timeout:
             why = "refuses this node's key" if self._refused else "cannot be reached"
-            raise LauncherLostError(f"the launcher at {self._address} {why} for {self._patience:g} s")
+            raise LauncherLostError(f"the launcher at {self._address} {why} for {self._timeout:g} s")
 
     def _on_event(self, event: Any) -> None:
         kind = event["event"]

@@ -100,9 +100,9 @@ class NodeLine:
             if self._beat is not None:
                 self.show(self._beat)  # the launcher sees what was read
 
-    def _count_silence(self, heard: bool) -> None:
+    def _count_silence(self, responded: bool) -> None:
         now = time.monotonic()
-        self._silent = 0.0 if heard else self._silent + min(_STEP, now - self._looked)
+        self._silent = 0.0 if responded else self._silent + min(_STEP, now - self._looked)
         self._looked = now
         if self._silent > self._silence:
             raise LauncherLostError(f"no message from the launcher for {self._silence:g} s")

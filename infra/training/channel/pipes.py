@@ -92,15 +92,15 @@ class Pipes:
             pipe.outgoing += data
         self._flush(key, pipe)
 
-    def drop(self, key: Hashable, *, tell: bool = True) -> None:
-        """End a stream; ``tell``: the other side as well."""
+    def drop(self, key: Hashable, *, notify: bool = True) -> None:
+        """End a stream; ``notify``: the other side as well."""
         pipe = self._pipes.pop(key, None)
         if pipe is None:
             return
         if pipe.watched:
             self._unwatch(pipe.socket.fileno())
         pipe.socket.close()
-        if tell:
+        if notify:
             self._send(key, StreamMessage("end", self._number(key)), b"")
 
     # --- how ----------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Pipes:
             return
         pipe.credit -= len(data)
         if not self._send(key, StreamMessage("data", self._number(key)), data):
-            self.drop(key, tell=False)  # the peer is gone
+            self.drop(key, notify=False)  # the peer is gone
             return
         self._look(key)
 
@@ -145,7 +145,7 @@ class Pipes:
         if written and not pipe.ending:
             self._send(key, StreamMessage("credit", self._number(key), written), b"")
         if pipe.ending and not pipe.outgoing:
-            self.drop(key, tell=False)
+            self.drop(key, notify=False)
             return
         self._look(key)
 

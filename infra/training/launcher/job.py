@@ -33,7 +33,7 @@ class Options:
     """How a launcher works; ``TorchTrainer`` explains each. Raises ``OptionError``."""
 
     minimum: int = 1
-    patience: float = 3600.0
+    node_timeout: float = 3600.0
     rescue: float = 20.0
     form: float = 60.0
     hang: HangRule = field(default_factory=HangRule)
@@ -47,7 +47,7 @@ class Options:
             raise OptionError(f"start must be 'fork' or 'spawn'; got {self.start!r}")
         if self.minimum < 1:
             raise OptionError(f"minimum must be >= 1 slot; got {self.minimum}")
-        for name in ("patience", "rescue", "form"):
+        for name in ("node_timeout", "rescue", "form"):
             if not (value := getattr(self, name)) > 0:
                 raise OptionError(f"{name} must be > 0 seconds; got {value}")
 

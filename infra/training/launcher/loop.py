@@ -306,7 +306,7 @@ class Loop:
         self._record.stand(state="waiting", reason=halt.reason)
         self._record.note("waiting", reason=halt.reason)
         control = self._control
-        end = self._clock.now() + self._options.patience
+        end = self._clock.now() + self._options.node_timeout
         while self._clock.now() < end:
             if control.closed or control.deadline is not None:
                 return Halt("stopped", halt.reason)
@@ -315,7 +315,7 @@ class Loop:
                 return Continue(target, control.reason)
             self._members.look()
             control.pause(_POLL, self._clock)
-        return Halt("failed", f"{halt.reason}; no nodes came within {self._options.patience:g} s")
+        return Halt("failed", f"{halt.reason}; no nodes came within {self._options.node_timeout:g} s")
 
     def _delay(self, seconds: float) -> None:
         """Wait, unless something is asked meanwhile."""

@@ -271,7 +271,7 @@ def connect(entry: Entry) -> NodeLine:
     """
     pair = keys.own(os.environ)
     os.environ[channel.CHANNEL], os.environ[keys.SERVER_KEY] = entry.launcher, entry.server
-    client = MessageClient(entry.launcher, entry.server, pair, patience=entry.connect)
+    client = MessageClient(entry.launcher, entry.server, pair, timeout=entry.connect)
     client.await_connection()
     return NodeLine(client, entry.connect)
 

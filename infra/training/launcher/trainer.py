@@ -38,7 +38,7 @@ class TorchTrainer:
         logs: directory for the processes' logs; by default ``logs`` in the run's directory, which must then be local.
         decide: what follows when a generation has ended; by default ``launcher.decide.Persist``.
         minimum: slots below which the default waits for more.
-        patience: seconds that the run may wait for nodes before it fails.
+        node_timeout: seconds that the run may wait for nodes before it fails.
         rescue: seconds that survivors of a loss get to save.
         form: seconds in which started processes must meet, and started nodes report.
         hang: bounds beyond which something is taken to hang.
@@ -60,7 +60,7 @@ class TorchTrainer:
         logs: Path | str | None = None,
         decide: Decide | None = None,
         minimum: int = 1,
-        patience: float = 3600.0,
+        node_timeout: float = 3600.0,
         rescue: float = 20.0,
         form: float = 60.0,
         hang: HangRule | None = None,
@@ -73,7 +73,15 @@ class TorchTrainer:
         clock: Clock | None = None,
     ) -> None:
         self._options = Options(
-            minimum, patience, rescue, form, hang or HangRule(), stragglers, replace, tuple(preload), start
+            minimum,
+            node_timeout,
+            rescue,
+            form,
+            hang or HangRule(),
+            stragglers,
+            replace,
+            tuple(preload),
+            start,
         )
         self._pool, self._logs = pool, logs
         self._decide = decide

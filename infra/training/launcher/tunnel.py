@@ -95,7 +95,7 @@ class Tunnel:
 
     def _break(self) -> None:
         for key in self._pipes.keys:
-            self._pipes.drop(key, tell=False)
+            self._pipes.drop(key, notify=False)
 
     def _send(self, key: Hashable, message: StreamMessage, data: bytes) -> bool:
         return self._client.send(messages.encode(message), data)
@@ -118,7 +118,7 @@ def main() -> None:
     if os.getppid() != parent:
         return
     server, pair = keys.handed_down(os.environ)
-    client = MessageClient(os.environ[CHANNEL], server, pair, patience=_TIMEOUT)
+    client = MessageClient(os.environ[CHANNEL], server, pair, timeout=_TIMEOUT)
     with socket.socket(fileno=descriptor) as listener, contextlib.suppress(LauncherLostError):
         Tunnel(client, listener, generation).run()
 

@@ -52,7 +52,7 @@ class Channel:
         from ebbflow.infra.training.channel.client import MessageClient
 
         server, pair = keys.handed_down(environment)
-        client = MessageClient(address, server, pair, patience=TIMEOUT)
+        client = MessageClient(address, server, pair, timeout=TIMEOUT)
         try:
             client.await_connection()
         except BaseException:

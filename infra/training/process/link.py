@@ -34,7 +34,7 @@ class Link:
     ) -> None:
         self._channel, self._rank, self._grace = channel, rank, grace
         self._clock = clock or SystemClock()
-        self._said: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._wake = threading.Event()
         self._ended = False
         self._thread: threading.Thread | None = None
@@ -70,11 +70,11 @@ class Link:
     def post(self, kind: ReportKind, step: int, content: dict[str, Any]) -> None:
         """Send a message soon."""
         if self._channel is not None and not self.lost:
-            self._said.put(Report(kind, self._rank, self._clock.now(), step, content))
+            self._reports.put(Report(kind, self._rank, self._clock.now(), step, content))
             if kind != "step":
                 self._wake.set()
 
-    def say_now(self, kind: ReportKind, step: int, content: dict[str, Any]) -> None:
+    def send_now(self, kind: ReportKind, step: int, content: dict[str, Any]) -> None:
         """Send a message at once; only in the listening thread."""
         self.post(kind, step, content)
         with suppress(RuntimeError, OSError):
@@ -125,7 +125,7 @@ class Link:
             return
         while True:
             try:
-                report = self._said.get_nowait()
+                report = self._reports.get_nowait()
             except queue.Empty:
                 break
             try:

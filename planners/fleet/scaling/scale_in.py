@@ -47,18 +47,18 @@ def leaving(
     """
     if count < 0 or on_demand < 0:
         raise OptionError(f"count and on_demand must be >= 0; got {count}, {on_demand}")
-    told = _told(notices, draining)
+    reasons = _leave_reasons(notices, draining)
     safe = frozenset(elsewhere)
     copies: dict[str, int] = {}
     for node in nodes:
-        if told.get(node.id) != "interruption":  # its copies go with it
+        if reasons.get(node.id) != "interruption":  # its copies go with it
             for name in uses.get(node.id, NodeUse()).holds:
                 copies[name] = copies.get(name, 0) + 1
     base = sum(node.market == "on-demand" for node in nodes)
     chosen: list[str] = []
     kept: dict[str, str] = {}
     anyway = 0
-    for node in sorted(nodes, key=lambda node: _order(node, uses, told)):
+    for node in sorted(nodes, key=lambda node: _order(node, uses, reasons)):
         if len(chosen) + anyway == count:
             break
         use = uses.get(node.id, NodeUse())
@@ -66,7 +66,7 @@ def leaving(
             kept[node.id] = f"one of the {on_demand} on-demand nodes that stay"
             continue
         # a node with a firm notice counts for nobody, so what only it holds has no other copy that stays
-        firm = told.get(node.id) == "interruption"
+        firm = reasons.get(node.id) == "interruption"
         last = sorted(name for name in use.holds - safe if copies.get(name, 0) <= (0 if firm else 1))
         if last:
             more = f" and of {len(last) - 1} more" if len(last) > 1 else ""
@@ -137,18 +137,18 @@ def may_end(
     return tuple(sorted(done))
 
 
-def _told(notices: Collection[Notice], draining: Collection[str]) -> dict[str, str]:
+def _leave_reasons(notices: Collection[Notice], draining: Collection[str]) -> dict[str, str]:
     """Return what is known of each node's leaving, the firmest."""
-    told = {notice.node_id: "rebalance" for notice in notices}
-    told.update(dict.fromkeys(draining, "draining"))
-    told.update({notice.node_id: "interruption" for notice in notices if notice.kind == "interruption"})
-    return told
+    reasons = {notice.node_id: "rebalance" for notice in notices}
+    reasons.update(dict.fromkeys(draining, "draining"))
+    reasons.update({notice.node_id: "interruption" for notice in notices if notice.kind == "interruption"})
+    return reasons
 
 
 def _order(
-    node: Node, uses: Mapping[str, NodeUse], told: Mapping[str, str]
+    node: Node, uses: Mapping[str, NodeUse], reasons: Mapping[str, str]
 ) -> tuple[int, bool, float, float, str]:
     use = uses.get(node.id, NodeUse())
-    anyway = ("interruption", "draining", "rebalance", "").index(told.get(node.id, ""))
+    anyway = ("interruption", "draining", "rebalance", "").index(reasons.get(node.id, ""))
     per_work = node.price / use.work if use.work > 0 else node.price
     return anyway, use.busy > 0, -per_work, use.busy, node.id

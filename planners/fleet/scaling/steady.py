@@ -32,20 +32,20 @@ class StabilizationWindow:
     """Keeps wishes for more and fewer nodes from becoming a flapping fleet.
 
     Growth is carried out at once, but not within ``between_growths`` of the last. The fleet shrinks only when every
-    wish of the last ``patience`` seconds was lower, to the highest of those, and no sooner than ``hold`` seconds
+    wish of the last ``window`` seconds was lower, to the highest of those, and no sooner than ``hold`` seconds
     after it last changed. A wish within ``tolerance`` of what is held (a fraction of it) shrinks nothing.
 
-    So a wish that returns to its peak within ``patience``, or that stays within ``tolerance`` below it, never shrinks
-    the fleet; and between a growth and the shrinking after it there are at least max(``hold``, ``patience``) seconds.
+    So a wish that returns to its peak within ``window``, or that stays within ``tolerance`` below it, never shrinks
+    the fleet; and between a growth and the shrinking after it there are at least max(``hold``, ``window``) seconds.
     """
 
-    patience: float = 600.0  # s
+    window: float = 600.0  # s
     hold: float = 300.0  # s
     between_growths: float = 0.0  # s
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("patience", "hold", "between_growths"):
+        for name in ("window", "hold", "between_growths"):
             value = getattr(self, name)
             if not (value >= 0 and isfinite(value)):
                 raise OptionError(f"{name} must be >= 0 s and finite; got {value}")
@@ -61,7 +61,7 @@ class StabilizationWindow:
             raise OptionError(f"wanted must be >= 0 nodes; got {wanted}")
         if now < held.asked:
             raise OptionError(f"time must not go back from {held.asked} to {now} s")
-        held = replace(held, wishes=_window(held.wishes, wanted, now, self.patience), asked=now)
+        held = replace(held, wishes=_window(held.wishes, wanted, now, self.window), asked=now)
         if wanted >= held.nodes:
             after = replace(held, since=inf)
             if wanted == held.nodes:
@@ -76,7 +76,7 @@ class StabilizationWindow:
         after = replace(held, since=since)
         if held.nodes - wanted <= self.tolerance * held.nodes:
             return replace(after, reason=f"desired {wanted}, within the tolerance of {held.nodes}")
-        left = self.patience - (now - since)
+        left = self.window - (now - since)
         if left > 0:
             return replace(
                 after,
@@ -101,10 +101,10 @@ class StabilizationWindow:
 
 
 def _window(
-    wishes: tuple[DesiredNodes, ...], wanted: int, now: float, patience: float
+    wishes: tuple[DesiredNodes, ...], wanted: int, now: float, window: float
 ) -> tuple[DesiredNodes, ...]:
     """Return the wishes that can still be the highest of a window that ends now or later; the first is so now."""
     if wishes:
         wishes = (*wishes[:-1], wishes[-1]._replace(until=now))
-    kept = (wish for wish in wishes if wish.nodes > wanted and now - wish.until < patience)
+    kept = (wish for wish in wishes if wish.nodes > wanted and now - wish.until < window)
     return (*kept, DesiredNodes(wanted, inf))

@@ -33,7 +33,7 @@ class StageFailure:
     """How a run of a stage failed, as far as decisions depend on it."""
 
     kind: FailureKind
-    said: str = ""
+    message: str = ""
     lost: frozenset[str] = frozenset()  # fingerprints of what it has read that is not whole any more
     gone: frozenset[str] = frozenset()  # those of them that have not been computed again since
     moved: bool = False  # capacity has changed since the run began
@@ -47,13 +47,13 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class Notify:
     """Tell people."""
 
     text: str
 
 
-Action = Start | Cancel | Reuse | Finish | Decided | Say
+Action = Start | Cancel | Reuse | Finish | Decided | Notify
 
 
 class Session:
@@ -107,7 +107,7 @@ class Session:
         self._sources: dict[str, dict[str, str]] = {}  # output_fp -> versions of all tables below it
         self._volatile: set[str] = set()  # by output_fp
         self._unrendered: deque[Statement] = deque()
-        self._told = 0  # decisions already passed on
+        self._reported = 0  # decisions already passed on
         if history:
             self._fit(self._history)
         self.execution = execution or self._execution()
@@ -212,7 +212,7 @@ class Session:
         if failure.kind == "broadcast" and self._hinted(stage):
             return "has a broadcast that did not fit; running it again with shuffled joins"
         if failure.kind in ("broadcast", "statement") and failure.moved:
-            return f"failed while capacity changed; trying again ({failure.said})"
+            return f"failed while capacity changed; trying again ({failure.message})"
         return ""
 
     def on_failed(self, stage: Stage, failure: StageFailure, now: float) -> list[Action] | None:
@@ -224,7 +224,9 @@ class Session:
             self._unfit.add(stage.physical_key)
         if not remedy or self._failures[fp] >= _MAX_FAILURES:
             return None
-        return self._answer([Say(f"{stage.name} {remedy}"), *self.execution.on_failed(fp, now, failure.gone)])
+        return self._answer(
+            [Notify(f"{stage.name} {remedy}"), *self.execution.on_failed(fp, now, failure.gone)]
+        )
 
     def on_progress(self, stage: Stage, total: int, done: int, running: int | None, now: float) -> None:
         """Note the engine's task counts of a running stage."""
@@ -309,8 +311,8 @@ class Session:
             if isinstance(action, Start) and action.stage.slicing is not None:
                 slicing = action.stage.slicing
                 self._divided[action.stage.output_fp] = (slicing.grid.name, slicing.slices)
-        made = self.execution.decisions[self._told :]
-        self._told += len(made)
+        made = self.execution.decisions[self._reported :]
+        self._reported += len(made)
         return [*(Decided(decision) for decision in made), *actions]
 
 

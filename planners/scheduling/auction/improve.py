@@ -9,7 +9,7 @@ from ebbflow.planners.scheduling.auction.problem import Kind, Problem
 from ebbflow.planners.scheduling.locality import Array
 
 EMPTIED = 12  # apps of a rack that lose their bundles at once: enough to exchange, few enough to fill up fast
-PATIENCE = 50  # repairs without success after which more are unlikely to help
+MAX_FAILED_REPAIRS = 50  # repairs without success after which more are unlikely to help
 
 
 class RowValues:
@@ -98,7 +98,7 @@ def repair(
     wish = [np.max([values[:, -1] for values, _ in worth.best], axis=0) for worth in priced]
     kept, value, idle = 0, packing.value, 0
     for _ in range(rounds):
-        if value >= goal or idle >= PATIENCE:
+        if value >= goal or idle >= MAX_FAILED_REPAIRS:
             break
         idle += 1
         before = packing.state()

@@ -18,7 +18,7 @@ from ebbflow.planners.model.scheduling import App, Decision, Goodput, Grant, Pla
 from ebbflow.planners.scheduling.goodput.objective import FLOOR, Objective, Problem, most_gpus, problem_of
 from ebbflow.planners.scheduling.goodput.pollux import decision_of
 from ebbflow.planners.scheduling.goodput.search import SearchBudget, local_search
-from ebbflow.planners.scheduling.rho_bounded.outlook import AppForecast, Group, Moves
+from ebbflow.planners.scheduling.rho_bounded.forecast import AppForecast, Group, Moves
 from ebbflow.planners.scheduling.rho_bounded.rollout import MARGIN
 
 EXPONENT = -0.3  # of the mean; nearer to 0 than Pollux' -1, since the weights say who comes first
@@ -42,11 +42,11 @@ class Elastic:
             raise OptionError(f"scaling must be >= 0 and < 1; got {self.scaling}")
 
     def decide(
-        self, view: View, outlooks: Sequence[AppForecast], groups: Sequence[Group], rng: np.random.Generator
+        self, view: View, forecasts: Sequence[AppForecast], groups: Sequence[Group], rng: np.random.Generator
     ) -> Decision:
         """Return what everyone holds: the search's allocation, and what else is worth having on GPUs that leave."""
-        staying = self._staying(outlooks, groups, view.now)
-        rest = [o for o in outlooks if o.app.id not in staying]
+        staying = self._staying(forecasts, groups, view.now)
+        rest = [o for o in forecasts if o.app.id not in staying]
         price = _mean_price(groups)
         floors = {o.app.id: self._floor(o, view.now) for o in rest}
         weights = size_weights([_service(o) for o in rest], self.scaling)
@@ -70,11 +70,11 @@ class Elastic:
         pressed = float(sum(f > 0 for f in floors.values()))
         return Decision(grants, notes={**decision.notes, "pressed": pressed})
 
-    def _floor(self, outlook: AppForecast, now: float) -> int:
+    def _floor(self, forecast: AppForecast, now: float) -> int:
         """Return the fewest GPUs that finish an app within the bound if it can't wait any longer; 0 if it can."""
-        app = outlook.app
-        latest = app.arrival + self.rho * (1.0 - MARGIN) * outlook.fair
-        if now + outlook.left + self.moves.delay < latest:
+        app = forecast.app
+        latest = app.arrival + self.rho * (1.0 - MARGIN) * forecast.fair
+        if now + forecast.left + self.moves.delay < latest:
             return 0
         most = most_gpus(app, app.max_gpus)
         asked = min(max(app.gpus, app.min_gpus), most)
@@ -82,13 +82,13 @@ class Elastic:
         if goodput is None or not isfinite(left):
             return asked
         table = goodput_table(goodput, most)
-        late = app.arrival + self.rho * outlook.fair - now - (0.0 if app.held else self.moves.delay)
+        late = app.arrival + self.rho * forecast.fair - now - (0.0 if app.held else self.moves.delay)
         enough = np.flatnonzero(table * max(late, 0.0) >= left)
         return max(int(enough[0]), 1) if enough.size and enough[0] <= asked else asked
 
-    def _cap(self, outlook: AppForecast, price: float) -> int:
+    def _cap(self, forecast: AppForecast, price: float) -> int:
         """Return the most GPUs of which each adds goodput that is worth its price."""
-        app = outlook.app
+        app = forecast.app
         if self.value is None or price <= 0:
             return app.max_gpus
         table = goodput_table(_goodput(app), app.max_gpus)
@@ -98,15 +98,15 @@ class Elastic:
         return 0 if not pays[0] else int(pays.argmin()) if not pays.all() else app.max_gpus
 
     def _staying(
-        self, outlooks: Sequence[AppForecast], groups: Sequence[Group], now: float
+        self, forecasts: Sequence[AppForecast], groups: Sequence[Group], now: float
     ) -> dict[str, Grant]:
         """Return who is over before its leaving GPUs are, and so goes on where it is."""
         found = {}
-        for outlook in outlooks:
-            app = outlook.app
+        for forecast in forecasts:
+            app = forecast.app
             for group in groups:
                 here = group.until < inf and app.held and group.room.covers(app.held)
-                if here and _time_where_it_is(outlook) <= group.time(now, self.moves):
+                if here and _time_where_it_is(forecast) <= group.time(now, self.moves):
                     group.room.hold(app.held)
                     until = group.until - self.moves.leave
                     found[app.id] = Grant(app.held, until, "completes before its GPUs terminate")
@@ -117,14 +117,14 @@ class Elastic:
     ) -> dict[str, Grant]:
         """Give GPUs of single nodes that leave to apps that would hold nothing, if they gain by it."""
         found: dict[str, Grant] = {}
-        for outlook in sorted(idle, key=lambda o: (o.left, o.app.number)):
-            app = outlook.app
+        for forecast in sorted(idle, key=lambda o: (o.left, o.app.number)):
+            app = forecast.app
             for group in groups:
                 room = group.room
                 most = min(max(room.free, default=0), most_gpus(app, app.max_gpus))
                 if group.until == inf or most < max(app.min_gpus, 1):
                     continue
-                if group.worth(outlook, now, self.moves) <= 0:
+                if group.worth(forecast, now, self.moves) <= 0:
                     continue
                 kept = group.room.covers(app.held) and app.held and _fits(room, app.held)
                 at = room.free.index(max(room.free))
@@ -196,24 +196,24 @@ def _left(app: App) -> float:
     return app.goodput_left if app.goodput is not None else app.remaining
 
 
-def _time_where_it_is(outlook: AppForecast) -> float:
+def _time_where_it_is(forecast: AppForecast) -> float:
     """Return the seconds that an app has left on the GPUs that it holds."""
-    app = outlook.app
+    app = forecast.app
     gpus, goodput = gpus_of(app.held), _goodput(app)
     if goodput is None or not isfinite(_left(app)):
-        return outlook.left * app.gpus / gpus
+        return forecast.left * app.gpus / gpus
     rate = float(goodput_table(goodput, gpus, len(app.held) > 1)[-1])
     return _left(app) / rate if rate > 0 else inf
 
 
-def _service(outlook: AppForecast) -> float:
+def _service(forecast: AppForecast) -> float:
     """Return the seconds that an app has left on one GPU, or on what it asks for if it can't use just one."""
-    app = outlook.app
+    app = forecast.app
     left, goodput = _left(app), _goodput(app)
     if goodput is None or not isfinite(left):
-        return outlook.left * app.gpus
+        return forecast.left * app.gpus
     one = float(goodput_table(goodput, 1)[1])
-    return left / one if one > 0 else outlook.left * app.gpus
+    return left / one if one > 0 else forecast.left * app.gpus
 
 
 def _mean_price(groups: Sequence[Group]) -> float:

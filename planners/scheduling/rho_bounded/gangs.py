@@ -8,7 +8,7 @@ import numpy as np
 
 from ebbflow.planners.model.scheduling import App, Grant, Placement, gpus_of
 from ebbflow.planners.scheduling.placement import Placer
-from ebbflow.planners.scheduling.rho_bounded.outlook import AppForecast, Group, Moves
+from ebbflow.planners.scheduling.rho_bounded.forecast import AppForecast, Group, Moves
 from ebbflow.planners.scheduling.rho_bounded.rollout import CAN_WAIT, Gangs, Rule, order
 
 REASONS = ("lowers the makespan", "its fairness bound is due", "the shortest that fits")
@@ -17,16 +17,16 @@ REASONS = ("lowers the makespan", "its fairness bound is due", "the shortest tha
 class QueuePosition(NamedTuple):
     """An app's place in the queue."""
 
-    outlook: AppForecast
+    forecast: AppForecast
     kind: int  # see ``rho_bounded_rollout.order``
     since: float  # s: from when it cannot wait
 
 
-def queue(outlooks: Sequence[AppForecast], gangs: Gangs, now: float, rule: Rule) -> list[QueuePosition]:
+def queue(forecasts: Sequence[AppForecast], gangs: Gangs, now: float, rule: Rule) -> list[QueuePosition]:
     """Return all apps in the order in which they are served."""
-    waits = np.array([not o.app.held for o in outlooks], bool)
+    waits = np.array([not o.app.held for o in forecasts], bool)
     ranked, kind, since = order(gangs, gangs.left, waits, now, rule)
-    return [QueuePosition(outlooks[j], int(kind[j]), float(since[j])) for j in ranked.tolist()]
+    return [QueuePosition(forecasts[j], int(kind[j]), float(since[j])) for j in ranked.tolist()]
 
 
 def assign(
@@ -45,14 +45,14 @@ def assign(
     free = [group.room.total for group in groups]
     chosen: list[tuple[App, int]] = []
     grants: dict[str, Grant] = {}
-    for outlook, kind, _ in turns:
-        app = outlook.app
+    for forecast, kind, _ in turns:
+        app = forecast.app
         options = []
         dear = False
         for number, group in enumerate(groups):
             if free[number] >= app.gpus:
-                worth = group.worth(outlook, now, moves)
-                paid = value is None or kind < CAN_WAIT or group.price <= value * outlook.rate(group.type)
+                worth = group.worth(forecast, now, moves)
+                paid = value is None or kind < CAN_WAIT or group.price <= value * forecast.rate(group.type)
                 dear = dear or (worth > 0 and not paid)
                 if worth > 0 and paid:
                     options.append((-worth, group.advised, group.price, number))

@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 
-from ebbflow.planners.scheduling.rho_bounded.outlook import AppForecast, Group
+from ebbflow.planners.scheduling.rho_bounded.forecast import AppForecast, Group
 from ebbflow.planners.scheduling.rho_bounded.rollout import Gangs, Rule, rollout
 
 GANG_POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -49,18 +49,18 @@ class Plan:
     soonest: float = inf  # s: when all could be over, as seen when the last app came
 
 
-def gangs_of(outlooks: Sequence[AppForecast], groups: Sequence[Group], delay: float) -> Gangs:
+def gangs_of(forecasts: Sequence[AppForecast], groups: Sequence[Group], delay: float) -> Gangs:
     """Return gangs and pools, a pool per GPU type. GPUs that leave aren't counted on."""
     stay = [group for group in groups if group.until == inf]
     types = sorted({group.type for group in stay})
     where = {node: types.index(group.type) for group in stay for node in group.room.ids}
-    held = [where.get(o.app.held[0][0], -1) if o.app.held else -1 for o in outlooks]
+    held = [where.get(o.app.held[0][0], -1) if o.app.held else -1 for o in forecasts]
     return Gangs(
-        np.array([o.app.gpus for o in outlooks], np.intp),
-        np.array([o.left for o in outlooks], float),
-        np.array([o.app.arrival for o in outlooks], float),
-        np.array([o.fair for o in outlooks], float),
-        np.array([[o.rate(t) for t in types] for o in outlooks], float).reshape(len(outlooks), len(types)),
+        np.array([o.app.gpus for o in forecasts], np.intp),
+        np.array([o.left for o in forecasts], float),
+        np.array([o.app.arrival for o in forecasts], float),
+        np.array([o.fair for o in forecasts], float),
+        np.array([[o.rate(t) for t in types] for o in forecasts], float).reshape(len(forecasts), len(types)),
         np.array(held, np.intp),
         tuple(sum(g.room.total for g in stay if g.type == t) for t in types),
         delay,

@@ -16,15 +16,15 @@ from ebbflow.planners.model.scheduling import Decision, View
 from ebbflow.planners.scheduling.goodput.search import SearchBudget
 from ebbflow.planners.scheduling.placement import Placer, fewest_nodes
 from ebbflow.planners.scheduling.rho_bounded.elastic import Elastic
-from ebbflow.planners.scheduling.rho_bounded.gangs import assign, queue
-from ebbflow.planners.scheduling.rho_bounded.outlook import (
+from ebbflow.planners.scheduling.rho_bounded.forecast import (
     AppForecast,
     Group,
     History,
     Moves,
+    forecasts,
     groups_of,
-    outlooks,
 )
+from ebbflow.planners.scheduling.rho_bounded.gangs import assign, queue
 from ebbflow.planners.scheduling.rho_bounded.plan import Bounds, Plan, due, gangs_of, replan
 
 
@@ -85,7 +85,7 @@ class RhoBounded:
     def decide(self, view: View, memory: Any, rng: np.random.Generator) -> Decision:
         """Return what everyone holds from now on."""
         before = memory if isinstance(memory, Memory) else Memory(History(view.now), Plan())
-        known, history = outlooks(view, before.history)
+        known, history = forecasts(view, before.history)
         groups = groups_of(view)
         if not view.apps:
             return Decision({}, Memory(history, Plan()))
@@ -111,7 +111,7 @@ class RhoBounded:
             plan = replan(gangs, view.now, Bounds(self.rho, self.makespan), plan, came)
         turns = queue(known, gangs, view.now, plan.rule)
         grants = assign(turns, groups, view.now, Moves(self.delay_s, self.leave_s), self.placer, self.value)
-        alarms = [t.since for t in turns if not grants[t.outlook.app.id].placement and t.since > view.now]
+        alarms = [t.since for t in turns if not grants[t.forecast.app.id].placement and t.since > view.now]
         wake = max(min(alarms, default=inf), view.now + self.interval_s)
         notes = {"pressed": float(sum(t.kind < 2 for t in turns))}
         return Decision(grants, Memory(history, plan), wake, notes)

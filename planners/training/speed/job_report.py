@@ -48,17 +48,17 @@ class JobReport:
         return found
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the report that ``to_dict`` gave. Raises ``OptionError`` for what is none."""
         try:
             return cls(
-                BatchLimits(**{name: int(said["limits"][name]) for name in _LIMITS}),
-                GradientStatistics(**said["statistics"]),
-                None if said["speed"] is None else ThroughputParameters(**said["speed"]),
-                int(said["nodes"]),
-                int(said["gpus"]),
-                BatchSplit(**said["split"]),
-                int(said["max_gpus"]),
+                BatchLimits(**{name: int(data["limits"][name]) for name in _LIMITS}),
+                GradientStatistics(**data["statistics"]),
+                None if data["speed"] is None else ThroughputParameters(**data["speed"]),
+                int(data["nodes"]),
+                int(data["gpus"]),
+                BatchSplit(**data["split"]),
+                int(data["max_gpus"]),
             )
         except (KeyError, TypeError, ValueError) as exc:
             raise OptionError(f"not a job's report: {exc!r}") from exc

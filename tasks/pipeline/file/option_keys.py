@@ -26,15 +26,15 @@ def keys_of(request: type, *names: str) -> tuple[Key, ...]:
 
 
 def _key(one: Declared) -> Key:
-    said = one.said.in_file or one.said.help
+    said = one.option.in_file or one.option.help
     nothing = one.default is None or one.default == ""
-    if nothing and one.said.unless:
-        said = f"{said}. Default: {one.said.unless}"
+    if nothing and one.option.unless:
+        said = f"{said}. Default: {one.option.unless}"
     return Key(one.name, _kind(one), said, MISSING if nothing else one.default)
 
 
 def _kind(one: Declared) -> Kind:
-    said = one.said
+    said = one.option
     if one.choices:
         return Text("a word", choices=one.choices)
     if one.kind is bool:

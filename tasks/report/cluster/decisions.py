@@ -112,14 +112,15 @@ def paced(said: Mapping[str, AppReport]) -> tuple[LatencyRow, ...]:
         return ()
     from ebbflow.tasks.apps.loop_report import LOOP  # with all that a loop needs
 
-    figures = said[LOOP].job.get("figures") if LOOP in said else None
-    times = figures.get("latency_s") if isinstance(figures, Mapping) else None
-    if not isinstance(figures, Mapping) or not isinstance(times, Mapping):
+    job = said[LOOP].job if LOOP in said else {}
+    metrics = job.get("metrics", job.get("figures"))  # its former key
+    times = metrics.get("latency_s") if isinstance(metrics, Mapping) else None
+    if not isinstance(metrics, Mapping) or not isinstance(times, Mapping):
         return ()
     median, p99, most = (number(times.get(name)) for name in ("p50", "p99", "worst"))
     if median is None or p99 is None or most is None:
         return ()
-    count = int(number(figures.get("changes")) or 0)
+    count = int(number(metrics.get("changes")) or 0)
     return (LatencyRow("a change being seen to leases being written", count, median, p99, most),)
 
 

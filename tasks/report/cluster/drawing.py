@@ -72,7 +72,7 @@ def lane_svg(lane: Lane) -> str:
         width="100%",
         height=height,
         role="img",
-        aria_label=clean(lane.spoken or lane.name),
+        aria_label=clean(lane.description or lane.name),
     )
 
 
@@ -119,7 +119,7 @@ def _mark(mark: Mark, height: float) -> str:
 
 
 def spark_svg(
-    samples: Iterable[Sample], since: float, until: float, spoken: str, most: float | None = None
+    samples: Iterable[Sample], since: float, until: float, description: str, most: float | None = None
 ) -> str:
     """Return a line of ``samples`` over the time from ``since`` to ``until``, as wide as it is given room."""
     points = _few([s for s in samples if since <= s.at <= until])
@@ -133,7 +133,7 @@ def spark_svg(
         x = (points[0].at - since) / span * 1000
         line = tag("line", x1=max(x - 6, 0.0), x2=min(x + 6, 1000.0), y1=3.0, y2=3.0, class_="spark")
     return tag("svg", line, viewBox="0 0 1000 40", preserveAspectRatio="none", width="100%", height=40,
-               role="img", aria_label=clean(spoken))  # fmt: skip
+               role="img", aria_label=clean(description))  # fmt: skip
 
 
 def _few(samples: list[Sample], most: int = 240) -> list[Sample]:

@@ -163,7 +163,7 @@ class History:
                 self.apps[app_id].saves.append(at)
                 self.apps[app_id].checkpoint = uri
             case Decided() as decided:
-                self._figures(at, decided)
+                self._metrics(at, decided)
                 self._decide(replace(event, at=at), decided)
 
     def note(self, reports: Mapping[str, AppReport]) -> None:
@@ -281,7 +281,7 @@ class History:
         """Return how many leases that have not ended are on ``nodes``."""
         return sum(slot.node in nodes for slot in self.state.booked)
 
-    def _figures(self, at: float, decided: Decided) -> None:
+    def _metrics(self, at: float, decided: Decided) -> None:
         """Take ρ and goodput of apps, and the weights of teams, from an auction's inputs."""
         if decided.kind != "auction":
             return
@@ -291,7 +291,7 @@ class History:
         )
         if not self.teams or self.teams[-1][1] != weights:
             self.teams.append((at, weights))
-        for id_, said in figures_of(decided).items():
+        for id_, said in metrics_of(decided).items():
             if (app := self.apps.get(id_)) is None:
                 continue
             if (rho := number(said.get("rho"))) is not None:
@@ -300,7 +300,7 @@ class History:
                 _append(app.goodput, at, goodput)
 
 
-def figures_of(decided: Decided) -> dict[str, Mapping[str, Any]]:
+def metrics_of(decided: Decided) -> dict[str, Mapping[str, Any]]:
     """Return what an auction was told of each app: ``inputs["apps"]``, by id or as a list of objects with ``id``."""
     apps = decided.inputs.get("apps")
     if isinstance(apps, Mapping):

@@ -61,7 +61,7 @@ class Lane:
     marks: tuple[Mark, ...] = ()
     rows: int = 1
     steps: bool = False  # bars have heights: a step line
-    spoken: str = ""  # in words, for readers who do not see it
+    description: str = ""  # in words, for readers who do not see it
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +228,8 @@ def _capacity(report: ClusterReport, x: _Scale) -> tuple[Lane, ...]:
             ]
             bars += used
             note += ", filled: leased"
-        spoken = f"{name} over time: {note}; {plural(len(report.capacity), 'level')}"
-        found.append(Lane(name, note, tuple(bars), steps=True, spoken=spoken))
+        description = f"{name} over time: {note}; {plural(len(report.capacity), 'level')}"
+        found.append(Lane(name, note, tuple(bars), steps=True, description=description))
     return tuple(found)
 
 
@@ -257,7 +257,7 @@ def _events(report: ClusterReport, x: _Scale) -> tuple[Lane, ...]:
         ]
         if marks:
             total = sum(len(change.nodes) for change in changes)
-            found.append(Lane(name, f"{total:,}", marks=_gathered(marks), spoken=f"{name}: {total}"))
+            found.append(Lane(name, f"{total:,}", marks=_gathered(marks), description=f"{name}: {total}"))
     names = {
         "auction": ("auctions", "◆"),
         "scaling": ("scaling", "↕"),
@@ -275,7 +275,7 @@ def _events(report: ClusterReport, x: _Scale) -> tuple[Lane, ...]:
                 marks = [replace(mark, sign="", style=f"tick m-{kind}") for mark in marks]
             near = 0.3 if len(marks) > _SIGNS else _NEAR
             found.append(
-                Lane(name, f"{len(rows):,}", marks=_gathered(marks, near), spoken=f"{name}: {len(rows)}")
+                Lane(name, f"{len(rows):,}", marks=_gathered(marks, near), description=f"{name}: {len(rows)}")
             )
     return tuple(found)
 
@@ -334,14 +334,14 @@ def _app(report: ClusterReport, app: AppRow, leases: Sequence[LeaseReport], x: _
     note = f"{label_text(app.team, 40) + ' · ' if app.team else ''}{app.kind} · {app.phase}"
     if held:
         note += f" · up to {plural(most, 'GPU')}"
-    spoken = (
+    description = (
         f"{label_text(app.label, _NAME)}, {app.kind}, {app.phase}: {plural(app.leases, 'lease')}, "
         f"{number_text(app.service / 3600)} GPU-hours, waited {seconds_text(app.waited)}"
     )
     if stages:
-        spoken += f", {plural(len(stages), 'stage run')}"
+        description += f", {plural(len(stages), 'stage run')}"
     name = f"{app.number} {label_text(app.label, _NAME)}"
-    return Lane(name, note, tuple(bars), tuple(marks), rows, steps=not stages, spoken=spoken)
+    return Lane(name, note, tuple(bars), tuple(marks), rows, steps=not stages, description=description)
 
 
 def _nodes(report: ClusterReport, shown: set[str], x: _Scale) -> Iterable[Lane]:
@@ -393,6 +393,6 @@ def _nodes(report: ClusterReport, shown: set[str], x: _Scale) -> Iterable[Lane]:
         share = sum(s.leased for s in mine) / max(sum(s.gpu_seconds for s in mine), 1e-9)
         kind = label_text(last.instance_type, 40)
         note = f"{kind} · {last.market} · {plural(gpus, 'GPU')} · {share:.0%} leased"
-        spoken = f"{label_text(name, _NAME)}: {note.replace(' · ', ', ')}"
+        description = f"{label_text(name, _NAME)}: {note.replace(' · ', ', ')}"
         yield Lane(label_text(name, _NAME), note.replace("%", " %"), (*bars, *held), marks, gpus,
-                   spoken=spoken)  # fmt: skip
+                   description=description)  # fmt: skip

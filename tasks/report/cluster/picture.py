@@ -38,13 +38,13 @@ def cluster_svg(report: ClusterReport, width: float = 960, *, apps: int = 20) ->
         parts.append(tag("line", x1=at, x2=at, y1=26.0, y2=y, class_="grid"))
         parts.append(text(at, y + 13, words, text_anchor="middle", class_="soft small"))
     worst = report.fairness.worst
-    spoken = (
+    description = (
         f"{plural(len(report.apps), 'app')} and {plural(len(report.nodes), 'node')} in"
         f" {seconds_text(report.seconds)}; worst ρ {'not known' if worst is None else number_text(worst)}"
     )
     left_out = f"; {'; '.join(picture.left_out)}" if picture.left_out else ""
     return document(
-        width, y + 22, f"Cluster {label_text(report.cluster, 80)}", spoken + left_out, [*parts, *body]
+        width, y + 22, f"Cluster {label_text(report.cluster, 80)}", description + left_out, [*parts, *body]
     )
 
 

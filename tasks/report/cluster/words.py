@@ -42,8 +42,8 @@ def verdict(report: ClusterReport) -> str:
     states = [("finished", "finished"), ("running", "running"), ("waiting", "waiting"), ("stopped", "stopped"),
               ("failed", "failed"), ("lost", "lost")]  # fmt: skip
     counts = [(word, sum(app.phase == phase for app in report.apps)) for phase, word in states]
-    said = ", ".join(f"{count} {word}" for word, count in counts if count)
-    sentences = [f"{plural(len(report.apps), 'app')}: {said}."]
+    plain_text = ", ".join(f"{count} {word}" for word, count in counts if count)
+    sentences = [f"{plural(len(report.apps), 'app')}: {plain_text}."]
     gone = [change for change in report.changes if change.kind in ("reclaimed", "lost")]
     if gone:
         nodes, leases = (
@@ -107,11 +107,15 @@ def cards(report: ClusterReport) -> list[Card]:
     found.append(
         Card(str(gone), f"{'node' if gone == 1 else 'nodes'} taken away, {plural(noticed, 'notice')}")
     )
-    said = next((row for row in report.latency if row.name.startswith("a change")), None)
-    said = said or next((row for row in report.latency if row.name.startswith("auction")), None)
-    if said is not None:
-        label = "from a change to new leases" if said.name.startswith("a change") else "to compute an auction"
-        found.append(Card(short(said.p99), f"{label}, 99th percentile"))
+    plain_text = next((row for row in report.latency if row.name.startswith("a change")), None)
+    plain_text = plain_text or next((row for row in report.latency if row.name.startswith("auction")), None)
+    if plain_text is not None:
+        label = (
+            "from a change to new leases"
+            if plain_text.name.startswith("a change")
+            else "to compute an auction"
+        )
+        found.append(Card(short(plain_text.p99), f"{label}, 99th percentile"))
     return found
 
 
@@ -269,7 +273,7 @@ def side(values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> S
             else:
                 more += len(rows)
         elif len(facts) < _FACTS:
-            facts.append((label_text(str(key).replace("_", " "), 60), said(value)))
+            facts.append((label_text(str(key).replace("_", " "), 60), plain_text(value)))
         else:
             more += 1
     return Side(tuple(facts), tuple(tables), more)
@@ -288,7 +292,7 @@ def _table_of(value: Any) -> list[tuple[str, Mapping[str, Any]]] | None:
 def _grid(name: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[Grid, int]:
     columns = list(dict.fromkeys(str(key) for _, row in rows[:_ROWS] for key in row))[:_COLUMNS]
     shown = tuple(
-        {"name": label_text(label, 60), "cells": [said(row[c]) if c in row else "" for c in columns]}
+        {"name": label_text(label, 60), "cells": [plain_text(row[c]) if c in row else "" for c in columns]}
         for label, row in rows[:_ROWS]
     )
     rest = sum(len(row) for _, row in rows[_ROWS:])
@@ -300,7 +304,7 @@ def _grid(name: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[Gri
     ), rest
 
 
-def said(value: Any) -> str:
+def plain_text(value: Any) -> str:
     """Return one plain value for people."""
     if value is None:
         return "–"
@@ -312,8 +316,9 @@ def said(value: Any) -> str:
         return str(value) if abs(value) < 10**15 else number_text(float(min(max(value, -(10**300)), 10**300)))
     if isinstance(value, Mapping):
         return (
-            label_text(", ".join(f"{k} {said(v)}" for k, v in list(value.items())[:_FACTS]), _VALUE) or "none"
+            label_text(", ".join(f"{k} {plain_text(v)}" for k, v in list(value.items())[:_FACTS]), _VALUE)
+            or "none"
         )
     if isinstance(value, list | tuple):
-        return label_text(", ".join(said(v) for v in value[:_FACTS]), _VALUE) or "none"
+        return label_text(", ".join(plain_text(v) for v in value[:_FACTS]), _VALUE) or "none"
     return label_text(str(value), _VALUE)

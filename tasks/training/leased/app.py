@@ -161,20 +161,20 @@ def run_training_app(
         clock,
         rules=rules,
         pace=pace,
-        tell=lambda text: app_events.notify("ledger", text),
+        notify=lambda text: app_events.notify("ledger", text),
         lock=RunLock(request.place.under("app"), spec.id, clock=clock),
         settle=lambda: await_end_of_earlier([request], pool, clock),
     )
     with agent, LeaseEnforcer(agent, clock) as enforcer:
-        figures = TrainingMetrics()
-        on_report = AppReporter(agent, figures)
+        metrics = TrainingMetrics()
+        on_report = AppReporter(agent, metrics)
         site = LeasedSite(pool, agent, enforcer, on_report, clock, make=make, options=options)
         app = _App(
-            request, agent, figures, site, app_events, clock, stop or threading.Event(), save, seed, deliver
+            request, agent, metrics, site, app_events, clock, stop or threading.Event(), save, seed, deliver
         )
         report = app.run()
         agent.moved(_PHASES[report.state], report.reason)
-        agent.figures(**figures.fields(holding=False))
+        agent.update_metrics(**metrics.fields(holding=False))
     return report
 
 
@@ -184,14 +184,14 @@ _PHASES: Mapping[str, AppPhase] = {"finished": "finished", "stopped": "stopped",
 class AppReporter:
     """Passes what processes report to the app's reports."""
 
-    def __init__(self, agent: AppAgent, figures: TrainingMetrics) -> None:
-        self._agent, self._figures = agent, figures
+    def __init__(self, agent: AppAgent, metrics: TrainingMetrics) -> None:
+        self._agent, self._metrics = agent, metrics
 
     def __call__(self, report: Report) -> None:
-        self._figures.record_report(report)
+        self._metrics.record_report(report)
         if report.kind == "checkpoint" and "uri" in report.content:
             self._agent.saved(str(report.content["uri"]), report.step)
-        self._agent.figures(**self._figures.fields())
+        self._agent.update_metrics(**self._metrics.fields())
 
 
 class _AppEvents:
@@ -212,7 +212,7 @@ class _App(NullTrainingListener):
         self,
         request: TrainingRequest,
         agent: AppAgent,
-        figures: TrainingMetrics,
+        metrics: TrainingMetrics,
         site: LeasedSite,
         app_events: _AppEvents,
         clock: Clock,
@@ -221,7 +221,7 @@ class _App(NullTrainingListener):
         seed: int,
         deliver: Deliver,
     ) -> None:
-        self._request, self._agent, self._figures, self._site = request, agent, figures, site
+        self._request, self._agent, self._metrics, self._site = request, agent, metrics, site
         self._app_events, self._clock, self._stop, self._save, self._seed = (
             app_events,
             clock,
@@ -230,7 +230,7 @@ class _App(NullTrainingListener):
             seed,
         )
         self._deliver = deliver
-        self._nodes = LeasedNodes(agent.book, request.most_gpus, request.min_gpus, clock)
+        self._nodes = LeasedNodes(agent.lease_table, request.most_gpus, request.min_gpus, clock)
         self._yielded = ""  # why the present stretch was ended
         self._lost = False  # a node, in the present stretch
         self._failed_attempts = 0
@@ -274,7 +274,7 @@ class _App(NullTrainingListener):
                 first = False
                 self._agent.moved("waiting", reason)
                 self._app_events.notify("waiting", reason)
-            self._agent.figures(message=reason, **self._figures.fields(holding=False))
+            self._agent.update_metrics(message=reason, **self._metrics.fields(holding=False))
             self._agent.wait(_POLL)
         return False
 
@@ -287,7 +287,7 @@ class _App(NullTrainingListener):
         self._yielded, self._lost = "", False
         gpus = plural(self._nodes.slots, "GPU")
         self._agent.moved("running", f"on {gpus}")
-        self._agent.figures(message="")
+        self._agent.update_metrics(message="")
         try:
             return run_training(
                 request,
@@ -306,7 +306,7 @@ class _App(NullTrainingListener):
 
     def _priced(self) -> TrainingRequest:
         """Return the request with what a GPU of the leases costs on average."""
-        leases = self._agent.book.allowed()
+        leases = self._agent.lease_table.allowed()
         price = sum(lease.price for lease in leases) / len(leases) if leases else 0.0
         # the word to begin again is spent once there is a checkpoint again
         restart = self._request.restart and all(report.saved_step is None for report in self._reports)
@@ -350,7 +350,7 @@ class _App(NullTrainingListener):
                 outcome={"lost": event.node},
             )
         elif event.kind in ("failure", "preflight", "decision"):
-            self._agent.figures(message=event.text[:500])
+            self._agent.update_metrics(message=event.text[:500])
 
 
 def _finished(request: TrainingRequest, now: float) -> TrainingReport | None:

@@ -24,7 +24,7 @@ class LeaseEnforcer:
     """
 
     def __init__(self, agent: AppAgent, clock: Clock) -> None:
-        self._agent, self._lease_table, self._clock = agent, agent.book, clock
+        self._agent, self._lease_table, self._clock = agent, agent.lease_table, clock
         self._pools: list[FencedPool] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -55,7 +55,7 @@ class LeaseEnforcer:
         with self._lock:
             self._pools = [pool for pool in self._pools if not pool.closed]
             found = list(self._pools)
-        self._agent.figures(pools=tuple(sorted(pool.uid for pool in found)))
+        self._agent.update_metrics(pools=tuple(sorted(pool.uid for pool in found)))
         return found
 
     def _end(self, pool: FencedPool, node: str) -> None:

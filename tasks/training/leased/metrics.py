@@ -40,11 +40,11 @@ class TrainingMetrics:
         self._left: float | None = None  # examples, of what ``_pace`` names the rate of
         self._total: float | None = None
         self._pace = "goodput"
-        self._told = 0.0  # examples/s, as the training has it
+        self._reported_rate = 0.0  # examples/s, as the training has it
         self._done: deque[tuple[float, float]] = (
             deque()
         )  # when (Unix s), and examples so far, on the same GPUs
-        self._heard = 0.0  # Unix time, s, of the last step on the same GPUs
+        self._reported = 0.0  # Unix time, s, of the last step on the same GPUs
         self._longest = 0.0  # s between two steps on them
         self._busy = 1.0  # measured rate over the told one, as last known: the share of time in steps
         self._nodes = self._gpus = 0
@@ -56,12 +56,12 @@ class TrainingMetrics:
 
     def record_report(self, report: Report) -> None:
         """Take in what a process reports."""
-        said = report.content
+        content = report.content
         with self._lock:
             self._step = max(self._step, report.step)
             if report.kind == "step":
-                self._hear_step(said, report.time)
-            elif report.kind == "checkpoint" and "error" not in said:
+                self._hear_step(content, report.time)
+            elif report.kind == "checkpoint" and "error" not in content:
                 self._saved_at = report.time
             elif report.kind == "finished":
                 self._left = 0.0 if self._total is not None else None
@@ -85,34 +85,34 @@ class TrainingMetrics:
 
     # --- how ------------------------------------------------------------------------------------------------
 
-    def _hear_step(self, said: Mapping[str, Any], at: float) -> None:
-        placed = int(said.get("nodes", 0)), int(said.get("gpus", 0))
+    def _hear_step(self, content: Mapping[str, Any], at: float) -> None:
+        placed = int(content.get("nodes", 0)), int(content.get("gpus", 0))
         if placed != (self._nodes, self._gpus):
             self._forget()
             self._nodes, self._gpus = placed
-        if "examples_left" in said:
-            self._left, self._total = float(said["examples_left"]), float(said["examples_total"])
-            self._pace = str(said["pace"])
+        if "examples_left" in content:
+            self._left, self._total = float(content["examples_left"]), float(content["examples_total"])
+            self._pace = str(content["pace"])
             if self._done and self._total - self._left < self._done[-1][1]:
                 self._forget()  # it resumes from a checkpoint
             self._keep(at, self._total - self._left)
-        told = said.get(self._pace, 0.0)
+        told = content.get(self._pace, 0.0)
         if isinstance(told, int | float) and isfinite(told) and told > 0:
-            self._told = float(told)
-        if "job" in said:
-            self._hear_job(said["job"])
+            self._reported_rate = float(told)
+        if "job" in content:
+            self._hear_job(content["job"])
 
     def _forget(self) -> None:
         """Begin to measure from scratch."""
-        if (measured := self._measured()) is not None and self._told > 0:
-            self._busy = min(measured / self._told, 1.0)
+        if (measured := self._measured()) is not None and self._reported_rate > 0:
+            self._busy = min(measured / self._reported_rate, 1.0)
         self._done.clear()
         self._longest = 0.0
 
     def _keep(self, at: float, done: float) -> None:
         if self._done:
-            self._longest = max(self._longest, at - self._heard)
-        self._heard = at
+            self._longest = max(self._longest, at - self._reported)
+        self._reported = at
         window = min(max(_WINDOW, _WAITS * self._longest), _MOST)
         if len(self._done) > 1 and self._done[-1][0] - self._done[-2][0] < window / _POINTS:
             self._done[-1] = (at, done)
@@ -124,22 +124,22 @@ class TrainingMetrics:
             times = [time for time, _ in self._done]
             self._longest = max((after - before for before, after in pairwise(times)), default=0.0)
 
-    def _hear_job(self, said: Mapping[str, Any]) -> None:
-        if not _finite(said):
+    def _hear_job(self, content: Mapping[str, Any]) -> None:
+        if not _finite(content):
             return
         try:
-            report = JobReport.from_dict(said)
+            report = JobReport.from_dict(content)
             model = report.model
             one = float(model.best(np.array([1]), np.array([1]))[0]) if model is not None else 0.0
         except (OptionError, ArithmeticError, ValueError):
             return  # of no use to anybody
-        self._job, self._report = dict(said), report
+        self._job, self._report = dict(content), report
         self._model, self._one = (model, one) if one > 0 else (None, 0.0)
 
     def _rate(self) -> float:
         """Return examples/s on what it holds, or held last."""
         measured = self._measured()
-        return self._told * self._busy if measured is None else measured
+        return self._reported_rate * self._busy if measured is None else measured
 
     def _measured(self) -> float | None:
         """Return examples/s as they were done; ``None`` while too few were."""

@@ -16,7 +16,7 @@ from ebbflow.tasks.training.capacity import Nodes, Placement
 _AVOID = 15.0  # s for which a node that was lost is left alone; longer each time
 _MOST_AVOID = 300.0
 _ENDING = 20.0  # s that processes of a node get to be gone once it was ended, before others wait no longer
-_TELLING = 10.0  # s for the ledger to hear of a pool before a node of it is started
+_REPORT_TIMEOUT = 10.0  # s for the ledger to hear of a pool before a node of it is started
 _POLL = 0.1  # s between polls for them
 
 Numbers = Callable[[], Collection[int] | None]
@@ -39,8 +39,8 @@ class NodeBackoff:
     Whether a node is there the ledger says, some time later. Safe for several threads.
     """
 
-    def __init__(self, book: LeaseTable, clock: Clock) -> None:
-        self._lease_table, self._clock = book, clock
+    def __init__(self, lease_table: LeaseTable, clock: Clock) -> None:
+        self._lease_table, self._clock = lease_table, clock
         self._lock = threading.Lock()
         self._losses: dict[str, _Loss] = {}
 
@@ -80,7 +80,7 @@ class LeasedNodes(Nodes):
     """Which nodes a training has: those of its leases, without those that it lost lately. A node keeps its name.
 
     Args:
-        book: the app's leases.
+        lease_table: the app's leases.
         most, least: GPUs that the training uses at most, and without which it does not run.
         clock: the app's.
         among: returns the leases that are this training's, of an app with several; ``None``: all.
@@ -89,7 +89,7 @@ class LeasedNodes(Nodes):
 
     def __init__(
         self,
-        book: LeaseTable,
+        lease_table: LeaseTable,
         most: int,
         least: int,
         clock: Clock,
@@ -97,8 +97,8 @@ class LeasedNodes(Nodes):
         avoided: NodeBackoff | None = None,
     ) -> None:
         super().__init__({}, most, least)
-        self._lease_table, self._among = book, among
-        self._avoided = avoided or NodeBackoff(book, clock)
+        self._lease_table, self._among = lease_table, among
+        self._avoided = avoided or NodeBackoff(lease_table, clock)
         self._blamed: frozenset[str] = frozenset()
 
     @property
@@ -174,24 +174,24 @@ class FencedPool:
 
     Args:
         pool: where nodes are started, under the names that the ledger has for them.
-        book: the app's leases.
+        lease_table: the app's leases.
         left: called with the user of a node when the last of its processes is gone.
         among: see ``LeasedNodes``.
-        told: returns whether the ledger knows the pool by its uid. Nothing starts before: the process that kills
-            what is left of an app finds it by that.
+        is_reported: returns whether the ledger knows the pool by its uid. Nothing starts before: the process that
+            kills what is left of an app finds it by that.
     """
 
     def __init__(
         self,
         pool: NodePool,
-        book: LeaseTable,
+        lease_table: LeaseTable,
         left: Callable[[str], None],
         clock: Clock,
         among: Numbers = _all,
-        told: Callable[[str], bool] = lambda _: True,
+        is_reported: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._pool, self._lease_table, self._left, self._clock = pool, book, left, clock
-        self._among, self._told = among, told
+        self._pool, self._lease_table, self._left, self._clock = pool, lease_table, left, clock
+        self._among, self._is_reported = among, is_reported
         self._users: dict[str, str] = {}  # by node
         self._ending: dict[str, float] = {}  # nodes that were told to end -> when
         self._lock = threading.RLock()
@@ -208,7 +208,7 @@ class FencedPool:
     def start(self, name: str, slots: int, entry: Entry, admit: Admit = admit_none) -> None:
         """Start a node; see ``NodePool``. Raises ``LeaseError`` where there are no leases for it."""
         self._await_quiet([name])
-        self._await_told(name)
+        self._await_report(name)
         with self._lock:
             if name in self._ending:  # its user would be forgotten, and with it the lease
                 raise LeaseError(
@@ -281,13 +281,13 @@ class FencedPool:
                 del self._ending[name]
                 self._left(self._users.pop(name))
 
-    def _await_told(self, name: str) -> None:
-        end = self._clock.now() + _TELLING
-        while not self._told(self.uid):
+    def _await_report(self, name: str) -> None:
+        end = self._clock.now() + _REPORT_TIMEOUT
+        while not self._is_reported(self.uid):
             if self._clock.now() >= end:
                 raise LeaseError(
                     f"nothing is started on {name}: the ledger has received no heartbeat of its processes for "
-                    f"{_TELLING:.0f} s, so that no other process could end them"
+                    f"{_REPORT_TIMEOUT:.0f} s, so that no other process could end them"
                 )
             self._clock.sleep(_POLL)
 

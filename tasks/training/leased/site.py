@@ -58,7 +58,7 @@ class LeasedSite:
         make: MakeTrainer | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._pool, self._agent, self._enforcer, self._heard = pool, agent, enforcer, on_report
+        self._pool, self._agent, self._enforcer, self._on_report = pool, agent, enforcer, on_report
         self._clock, self._among = clock, among
         self._make, self._options = make, dict(options or {})
         self._request: TrainingRequest | None = None
@@ -74,18 +74,20 @@ class LeasedSite:
         """See ``Site``."""
 
         def both(report: Report) -> None:
-            self._heard(report)
+            self._on_report(report)
             record_report(report)
 
         self._request = request
         agent = self._agent
-        fenced = FencedPool(self._pool(), agent.book, agent.left, self._clock, self._among, agent.told)
+        fenced = FencedPool(
+            self._pool(), agent.lease_table, agent.left, self._clock, self._among, agent.is_pool_reported
+        )
         self._enforcer.watch(fenced)
         agent.poke()  # nothing starts before the ledger has heard of it
         options: dict[str, Any] = {
             "logs": request_logs(request),
             "decide": decide,
-            "patience": max(request.node_timeout, 1e-3),
+            "node_timeout": max(request.node_timeout, 1e-3),
             "on_report": both,
             "replace": False,  # what a node is replaced by, the capacity loop decides
             **self._options,

@@ -44,7 +44,7 @@ def test_events_are_related_to_the_runs_they_are_about() -> None:
     emitted: list[dict[str, Any]] = []
     logger = SimpleNamespace(info=lambda *_: None)
     teller = PrefectLoopListener("run-1", "lab", lambda **given: emitted.append(given), logger)
-    teller.heard(LoopEvent("lost", "a is lost", 5.0, {"app": "a", "flow_run": "run-2"}))
+    teller.on_event(LoopEvent("lost", "a is lost", 5.0, {"app": "a", "flow_run": "run-2"}))
     (event,) = emitted
     assert event["event"] == "ebbflow.app.lost"
     assert event["resource"]["prefect.resource.id"] == "ebbflow.cluster.lab"

@@ -100,7 +100,7 @@ def test_a_run_whose_app_is_lost_has_crashed_and_goes_on_once(ledger: Ledger) ->
     runs = Runs(view("run-1", parameters={"script": "fit.py", "nodes": "local:2x1"}, tags=("mine",)))
     told: list[tuple[str, str]] = []
     mender = FlowRunRecovery(
-        ledger, runs, told=lambda app, run: told.append((app.spec.id, run.id)), patience=LATER
+        ledger, runs, notify=lambda app, run: told.append((app.spec.id, run.id)), policy=LATER
     )
     enter(ledger, spec("fit"))
     mender.look()
@@ -121,7 +121,7 @@ def test_two_loops_and_one_that_is_restarted_begin_one_run(ledger: Ledger) -> No
     runs = Runs(view("run-1"))
     enter(ledger, spec("fit"), phase="lost")
     for _ in range(3):  # none remembers anything of the others; each is impatient
-        mender = FlowRunRecovery(ledger, runs, patience=NOW)
+        mender = FlowRunRecovery(ledger, runs, policy=NOW)
         mender.look()
         mender.look()
     assert len(runs.begun) == 1
@@ -130,7 +130,7 @@ def test_two_loops_and_one_that_is_restarted_begin_one_run(ledger: Ledger) -> No
 def test_two_loops_at_the_same_moment_begin_one_run(ledger: Ledger) -> None:
     runs = Runs(view("run-1"))
     enter(ledger, spec("fit"), phase="lost")
-    other = FlowRunRecovery(ledger, runs, patience=NOW)
+    other = FlowRunRecovery(ledger, runs, policy=NOW)
     other._view("run-1")
     inner = [other]
 
@@ -147,7 +147,7 @@ def test_two_loops_at_the_same_moment_begin_one_run(ledger: Ledger) -> None:
     from ebbflow.tasks.capacity.recovery import lost_apps
 
     (app,) = lost_apps(ledger, ledger.clock.now(), NOW)
-    FlowRunRecovery(ledger, Racing(), patience=NOW).look()
+    FlowRunRecovery(ledger, Racing(), policy=NOW).look()
     assert not inner
     assert len(runs.begun) == 1
 
@@ -155,7 +155,7 @@ def test_two_loops_at_the_same_moment_begin_one_run(ledger: Ledger) -> None:
 def test_a_loop_that_does_not_lead_does_nothing(ledger: Ledger) -> None:
     runs = Runs(view("run-1"))
     enter(ledger, spec("fit"), phase="lost")
-    FlowRunRecovery(ledger, runs, leads=lambda: False, patience=NOW).look()
+    FlowRunRecovery(ledger, runs, leads=lambda: False, policy=NOW).look()
     assert runs.asked == 0
     assert not runs.begun
 
@@ -164,7 +164,7 @@ def test_a_loop_that_does_not_lead_does_nothing(ledger: Ledger) -> None:
 def test_a_cancelled_run_is_not_gone_on_with(ledger: Ledger, state: str, then: str) -> None:
     runs = Runs(view("run-1", state))
     enter(ledger, spec("fit", named="train/spot"), phase="lost")
-    FlowRunRecovery(ledger, runs, patience=NOW).look()
+    FlowRunRecovery(ledger, runs, policy=NOW).look()
     assert runs.state("run-1") == then
     assert not runs.begun
     record = ledger.state().apps["fit"]
@@ -173,7 +173,7 @@ def test_a_cancelled_run_is_not_gone_on_with(ledger: Ledger, state: str, then: s
 
 def test_a_run_that_was_terminated_goes_on_though_its_app_said_that_it_stopped(ledger: Ledger) -> None:
     runs = Runs(view("run-1", "CRASHED", message="aborted by a termination signal"))
-    mender = FlowRunRecovery(ledger, runs, patience=NOW)
+    mender = FlowRunRecovery(ledger, runs, policy=NOW)
     enter(ledger, spec("fit"), phase="stopped")
     mender.look()
     assert ledger.state().apps["fit"].phase == "lost"
@@ -189,7 +189,7 @@ def test_a_run_that_was_ended_by_hand_or_has_no_deployment_stays_stopped(
 ) -> None:
     runs = Runs(view("run-1", "CRASHED", **{"message": "terminated", **fields}))
     enter(ledger, spec("fit"), phase="stopped")
-    FlowRunRecovery(ledger, runs, patience=NOW).look()
+    FlowRunRecovery(ledger, runs, policy=NOW).look()
     assert ledger.state().apps["fit"].phase == "stopped"
     assert not runs.begun
 
@@ -199,18 +199,18 @@ def test_a_run_that_somebody_has_begun_again_is_left_alone(ledger: Ledger) -> No
     enter(ledger, spec("fit"), phase="lost")
     before, after = ledger.clock.now() - 60.0, ledger.clock.now() + 1.0
     runs = Runs(view("run-1", since=after))
-    FlowRunRecovery(ledger, runs, patience=NOW).look()
+    FlowRunRecovery(ledger, runs, policy=NOW).look()
     assert runs.state("run-1") == "RUNNING"
     assert not runs.begun
     runs.known["run-1"] = view("run-1", since=before)
-    FlowRunRecovery(ledger, runs, patience=NOW).look()
+    FlowRunRecovery(ledger, runs, policy=NOW).look()
     assert runs.state("run-1") == "CRASHED"
 
 
 @pytest.mark.parametrize("phase", ["finished", "stopped", "failed"])
 def test_runs_whose_apps_are_over_end_by_themselves(ledger: Ledger, phase: str) -> None:
     runs = Runs(view("run-1"))
-    mender = FlowRunRecovery(ledger, runs, patience=NOW)
+    mender = FlowRunRecovery(ledger, runs, policy=NOW)
     enter(ledger, spec("fit"), phase=phase)
     mender.look()
     runs.known["run-1"] = replace(runs.known["run-1"], state="COMPLETED")
@@ -227,7 +227,7 @@ def test_a_run_is_left_alone_while_one_of_its_apps_lives(ledger: Ledger) -> None
     runs = Runs(view("run-1", parameters={"resume": None}))
     enter(ledger, spec("a", pipeline="p"), spec("b", pipeline="p"))
     ledger.write([AppMoved("a", "lost", "silent")])
-    mender = FlowRunRecovery(ledger, runs, patience=NOW)
+    mender = FlowRunRecovery(ledger, runs, policy=NOW)
     mender.look()
     assert runs.state("run-1") == "RUNNING"
     assert not runs.begun
@@ -241,7 +241,7 @@ def test_a_run_whose_apps_have_gone_on_elsewhere_has_crashed(ledger: Ledger) -> 
     runs = Runs(view("run-1"), view("run-2"))
     enter(ledger, spec("fit"), phase="lost")
     enter(ledger, spec("fit", "run-2"))
-    FlowRunRecovery(ledger, runs, patience=NOW).look()
+    FlowRunRecovery(ledger, runs, policy=NOW).look()
     assert (runs.state("run-1"), runs.state("run-2")) == ("CRASHED", "RUNNING")
     assert not runs.begun
 
@@ -254,7 +254,7 @@ def test_a_run_whose_apps_the_ledger_has_forgotten_is_left_alone(tmp_path: Path)
         clock.ahead = REMEMBERED + 60.0
         ledger.write([Decided("guard", "no") for _ in range(2 * SWEEP)])
         assert "fit" not in ledger.state().apps
-        mender = FlowRunRecovery(ledger, runs, patience=NOW)  # of a loop that began just now
+        mender = FlowRunRecovery(ledger, runs, policy=NOW)  # of a loop that began just now
         for _ in range(2):
             mender.look()
     assert runs.state("run-1") == "RUNNING"
@@ -264,7 +264,7 @@ def test_a_run_whose_apps_the_ledger_has_forgotten_is_left_alone(tmp_path: Path)
 def test_the_flow_that_a_run_was_part_of_has_crashed_with_it(ledger: Ledger) -> None:
     runs = Runs(view("run-1", deployment="", parent="outer"), view("outer"))
     enter(ledger, spec("fit"), phase="lost")
-    FlowRunRecovery(ledger, runs, patience=NOW).look()
+    FlowRunRecovery(ledger, runs, policy=NOW).look()
     assert (runs.state("run-1"), runs.state("outer")) == ("CRASHED", "CRASHED")
     assert not runs.begun  # nobody knows what else that flow does
 
@@ -287,7 +287,7 @@ def test_all_apps_of_a_pipeline_go_on_in_one_run(ledger: Ledger) -> None:
     given = {"file": "p.yaml", "parameters": {"a": "1"}, "folder": "/runs"}  # of a run: no defaults
     runs = Runs(view("run-1", parameters=given))
     enter(ledger, spec("p-1.a", pipeline="p-1"), spec("p-1.b", pipeline="p-1"), phase="lost")
-    mender = FlowRunRecovery(ledger, runs, patience=NOW)
+    mender = FlowRunRecovery(ledger, runs, policy=NOW)
     for _ in range(3):
         mender.look()
     ((_, parameters, _),) = runs.begun.values()
@@ -298,7 +298,7 @@ def test_all_apps_of_a_pipeline_go_on_in_one_run(ledger: Ledger) -> None:
 def test_starts_that_lead_nowhere_come_to_an_end(ledger: Ledger) -> None:
     runs = Runs(view("run-1"))
     enter(ledger, spec("fit"), phase="lost")
-    mender = FlowRunRecovery(ledger, runs, patience=replace(NOW, tries=3))
+    mender = FlowRunRecovery(ledger, runs, policy=replace(NOW, tries=3))
     for _ in range(6):
         mender.look()
         for name in [name for name in runs.known if name.startswith("new")]:
@@ -313,7 +313,7 @@ def test_an_app_that_nobody_can_begin_is_asked_about_less_and_less(tmp_path: Pat
     clock = Clock()
     with Ledger.open(str(tmp_path / "ledger.db"), cluster="lab", clock=clock) as ledger:
         runs = Runs(view("run-1", deployment=""))
-        mender = FlowRunRecovery(ledger, runs, patience=NOW)
+        mender = FlowRunRecovery(ledger, runs, policy=NOW)
         enter(ledger, spec("fit"), spec("by-hand", ""), phase="lost")
         mender.look()
         assert runs.state("run-1") == "CRASHED"
@@ -335,7 +335,7 @@ def test_an_app_that_nobody_can_begin_is_asked_about_less_and_less(tmp_path: Pat
 def test_while_prefect_is_away_nothing_is_written_and_nothing_forgotten(ledger: Ledger) -> None:
     runs = Runs(view("run-1"))
     enter(ledger, spec("fit"), phase="lost")
-    mender = FlowRunRecovery(ledger, runs, patience=LATER)
+    mender = FlowRunRecovery(ledger, runs, policy=LATER)
     runs.away = True
     before = ledger.state().number
     with pytest.raises(InfraError):
@@ -360,7 +360,7 @@ def test_a_run_that_prefect_has_forgotten_goes_on_by_the_deployment_that_the_app
     other = replace(training_spec(request), id="started-by-hand")
     enter(ledger, mine, other, phase="lost")
     runs = Runs()
-    FlowRunRecovery(ledger, runs, patience=NOW).look()
+    FlowRunRecovery(ledger, runs, policy=NOW).look()
     ((deployment, parameters, _),) = runs.begun.values()
     assert deployment == "train/spot"
     assert parameters == {

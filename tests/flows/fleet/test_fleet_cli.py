@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from ebbflow.flows.fleet import cli as fleet_cli
 from ebbflow.flows.fleet import notices as fleet_notices
 from tests.flows.fleet.cases import Fleet, changes, observed
-from tests.flows.flowcases import COMMAND, PATIENCE, eventually
+from tests.flows.flowcases import COMMAND, TIMEOUT, eventually
 
 if TYPE_CHECKING:
     from tests.aws.emulator import Cluster
@@ -155,7 +155,7 @@ def test_a_watch_goes_on_until_it_is_interrupted(quiet: "Cluster", tmp_path: Pat
         assert [look["cluster"] for look in looks] == ["lab", "lab"]
         assert looks[1]["at"] - looks[0]["at"] >= 1
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(PATIENCE) == 0
+        assert watching.wait(TIMEOUT) == 0
     finally:
         watching.kill()
         watching.wait()

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from ebbflow.flows import cli
 from ebbflow.infra.storage import checksums
-from tests.flows.flowcases import COMMAND, PATIENCE, eventually
+from tests.flows.flowcases import COMMAND, TIMEOUT, eventually
 
 SHOP = """
 name: shop
@@ -67,7 +67,7 @@ def test_the_outcome_is_json_on_standard_output_and_in_a_report_and_progress_on_
     page, data = tmp_path / "shop.html", tmp_path / "shop.json"
     command = [*COMMAND, "run", str(shop), "--json", "--report", str(page), "--report", str(data)]
     done = subprocess.run(
-        [*command, "--runner", "plain"], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [*command, "--runner", "plain"], capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
@@ -160,7 +160,7 @@ def test_ctrl_c_and_a_killed_process_lose_no_finished_step(shop: Path, tmp_path:
         (first,) = begun
         eventually(running)
         os.killpg(first.pid, signal.SIGKILL)
-        first.wait(PATIENCE)
+        first.wait(TIMEOUT)
         done = json.loads((folder / "run.json").read_text())["steps"]["spent"]
         assert done["state"] == "finished"
 
@@ -170,7 +170,7 @@ def test_ctrl_c_and_a_killed_process_lose_no_finished_step(shop: Path, tmp_path:
         begun.append(second := start("--resume", "one"))
         eventually(running)
         os.killpg(second.pid, signal.SIGINT)
-        text, _ = second.communicate(timeout=PATIENCE)
+        text, _ = second.communicate(timeout=TIMEOUT)
         assert second.returncode == 130, text
         assert "resume with: ebbflow run --resume one" in text
         assert "Traceback" not in text

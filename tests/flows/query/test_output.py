@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from flowcases import COMMAND, PATIENCE
+from flowcases import COMMAND, TIMEOUT
 from rich.console import Console
 
 from ebbflow.flows.query.output import check_format, show_result
@@ -130,7 +130,7 @@ def test_a_full_disk_is_an_error_of_ours(tables: str) -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
         )
     assert done.returncode == 1

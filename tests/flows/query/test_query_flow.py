@@ -16,7 +16,7 @@ from ebbflow.infra.query.local import LocalCapacity
 from ebbflow.planners.errors import ForbiddenSqlError, OptionError, UnknownColumnError
 from ebbflow.planners.model import Capacity, Node
 from ebbflow.planners.query.plan.state import ReplanDecision
-from tests.flows.flowcases import JOINED, PATIENCE, eventually
+from tests.flows.flowcases import JOINED, TIMEOUT, eventually
 
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]
 
@@ -224,7 +224,7 @@ class LosingEngine:
 
     def run(self, job: StageJob, on_progress: Callable[[StageProgress], None] | None = None) -> StageResult:
         self._source.lost.set()
-        assert self._told.wait(PATIENCE), "the driver never heard of the loss"
+        assert self._told.wait(TIMEOUT), "the driver never heard of the loss"
         return self._inner.run(job, on_progress)
 
     def resize(self, cores: float, memory: float) -> None:
@@ -318,6 +318,6 @@ def test_importing_the_flow_gives_no_warning(tmp_path: Path) -> None:
 
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", "import ebbflow.flows.query.flow"],
-        capture_output=True, text=True, timeout=PATIENCE, check=False,
+        capture_output=True, text=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,7 +11,7 @@ import pytest
 from ebbflow.flows.runs import artifacts
 from ebbflow.flows.runs.artifacts import Publisher
 
-PATIENCE = 60.0  # s
+TIMEOUT = 60.0  # s
 
 
 class Prefect:
@@ -25,7 +25,7 @@ class Prefect:
 
     def table(self, key: str, table: Any, description: str) -> None:
         self.asked.set()
-        assert self.answers.wait(PATIENCE)
+        assert self.answers.wait(TIMEOUT)
         if self.away is not None:
             raise self.away
         self.taken.append((key, table))
@@ -61,15 +61,15 @@ def test_an_api_that_hangs_holds_nobody_up_and_the_newest_of_each_key_is_told(pr
     publisher = Publisher()
     prefect.answers.clear()
     publisher.table("a", [{"n": 0}], "")
-    assert prefect.asked.wait(PATIENCE)
+    assert prefect.asked.wait(TIMEOUT)
     for n in range(1, 5):
         publisher.table("a", [{"n": n}], "")
         publisher.table("b", [{"n": n}], "")
     prefect.answers.set()
-    assert publisher.settle(PATIENCE)
+    assert publisher.settle(TIMEOUT)
     assert prefect.taken == [("a", [{"n": 0}]), ("a", [{"n": 4}]), ("b", [{"n": 4}])]
     publisher.table("a", [{"n": 5}], "")
-    assert publisher.settle(PATIENCE)
+    assert publisher.settle(TIMEOUT)
     assert prefect.taken[-1] == ("a", [{"n": 5}])
 
 
@@ -77,11 +77,11 @@ def test_what_has_not_begun_when_a_run_ends_is_dropped(prefect: Prefect) -> None
     publisher = Publisher()
     prefect.answers.clear()
     publisher.table("a", [], "")
-    assert prefect.asked.wait(PATIENCE)
+    assert prefect.asked.wait(TIMEOUT)
     publisher.table("b", [], "")
     assert not publisher.settle(0.01)
     prefect.answers.set()
-    assert publisher.settle(PATIENCE)
+    assert publisher.settle(TIMEOUT)
     assert prefect.taken == [("a", [])]
 
 
@@ -91,9 +91,9 @@ def test_one_that_cannot_be_published_does_not_keep_others_back(
     publisher = Publisher()
     prefect.away = ValueError("no such key")
     publisher.table("a", [], "")
-    assert publisher.settle(PATIENCE)
+    assert publisher.settle(TIMEOUT)
     assert "no such key" in caplog.text
     prefect.away = None
     publisher.table("b", [], "")
-    assert publisher.settle(PATIENCE)
+    assert publisher.settle(TIMEOUT)
     assert prefect.taken == [("b", [])]

@@ -27,14 +27,14 @@ def test_the_run_has_what_is_given_and_the_watcher_its_outcome() -> None:
 
 
 def test_an_error_that_the_outcome_tells_is_dropped() -> None:
-    assert ATTACHED.run("listener", lambda: flow(2, ValueError("told")), told=ValueError) == 2
+    assert ATTACHED.run("listener", lambda: flow(2, ValueError("told")), handled=ValueError) == 2
 
 
 def test_other_errors_and_those_before_an_outcome_are_raised() -> None:
     with pytest.raises(KeyError):
-        ATTACHED.run("listener", lambda: flow(2, KeyError("untold")), told=ValueError)
+        ATTACHED.run("listener", lambda: flow(2, KeyError("untold")), handled=ValueError)
     with pytest.raises(ValueError, match="early"):
-        ATTACHED.run("listener", lambda: flow(None, ValueError("early")), told=ValueError)
+        ATTACHED.run("listener", lambda: flow(None, ValueError("early")), handled=ValueError)
     assert ATTACHED.get() is None
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ebbflow.flows.runs.cancelling import Attended, attended
 
-PATIENCE = 60.0  # s
+TIMEOUT = 60.0  # s
 
 
 def test_what_the_work_returns_or_raises_comes_back() -> None:
@@ -35,11 +35,11 @@ def test_a_termination_lets_the_work_end_and_is_then_passed_on() -> None:
 
     def work() -> None:
         begun.set()
-        assert stop.wait(PATIENCE)
+        assert stop.wait(TIMEOUT)
         ended.set()
 
     def signalled() -> None:
-        assert begun.wait(PATIENCE)
+        assert begun.wait(TIMEOUT)
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.signal(signal.SIGTERM, raising)
@@ -56,7 +56,7 @@ def test_a_termination_while_the_work_begins_lets_it_end_too(monkeypatch: pytest
     stop, ended = threading.Event(), threading.Event()
 
     def work() -> None:
-        assert stop.wait(PATIENCE)
+        assert stop.wait(TIMEOUT)
         ended.set()
 
     attending = Attended(work, stop.set)
@@ -81,7 +81,7 @@ def test_work_that_does_not_end_is_left_after_its_time() -> None:
     asked: list[bool] = []
 
     def work() -> None:
-        never.wait(PATIENCE)
+        never.wait(TIMEOUT)
 
     def raising(*_: object) -> None:
         raise KeyboardInterrupt
@@ -90,7 +90,7 @@ def test_work_that_does_not_end_is_left_after_its_time() -> None:
     try:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
         with pytest.raises(KeyboardInterrupt):
-            attended(work, stop, patience=0.1)
+            attended(work, stop, timeout=0.1)
     finally:
         signal.signal(signal.SIGTERM, before)
         never.set()

@@ -10,7 +10,7 @@ from io import StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
-from flowcases import COMMAND, PATIENCE, eventually
+from flowcases import COMMAND, TIMEOUT, eventually
 from rich.console import Console
 
 from ebbflow.flows.runs.output_pipes import LastingStream
@@ -62,7 +62,7 @@ def test_whatever_writes_outlives_its_reader(tmp_path: Path, guarded: bool) -> N
     assert child.stdin is not None
     child.stdin.write(b"\n")
     child.stdin.close()
-    assert (child.wait(PATIENCE) == 0) is guarded
+    assert (child.wait(TIMEOUT) == 0) is guarded
     assert done.exists() is guarded
 
 
@@ -76,7 +76,7 @@ def _outlives_its_reader(words: Sequence[str], folder: Path, **variables: str) -
             lambda: (events.exists() and '"started"' in events.read_text()) or child.poll() is not None
         )
         _without_reader(child)
-        assert child.wait(PATIENCE) == 0
+        assert child.wait(TIMEOUT) == 0
     finally:
         child.kill()
     report = json.loads((folder / "unread" / "report.json").read_text())

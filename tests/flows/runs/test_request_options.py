@@ -92,7 +92,7 @@ def test_another_request_may_have_the_same_option() -> None:
     assert Run().rest == 60.0
     (one,) = declared(Run).values()
     assert one.rule == declared(Walk)["rest"].rule
-    assert not one.said.command
+    assert not one.option.command
 
 
 def test_fields_are_what_the_parameters_say_something_of() -> None:
@@ -139,7 +139,7 @@ def test_a_flow_has_the_names_and_the_defaults_of_its_request(name: str) -> None
     shared = {f.name: f for f in fields(request) if f.name in parameters}
     found = {name: parameters[name].default or None for name in shared}
     assert found == {name: _default(f) for name, f in shared.items()} | others
-    asked_for = {name for name, one in declared(request).items() if one.said.command}
+    asked_for = {name for name, one in declared(request).items() if one.option.command}
     assert asked_for <= shared.keys()
 
 

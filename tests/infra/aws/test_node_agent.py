@@ -96,7 +96,7 @@ class FakeNode:
     def idle(self):
         return self.is_idle
 
-    def tell_group(self):
+    def notify_group(self):
         self.told += 1
 
 
@@ -306,7 +306,7 @@ def test_the_agent_uses_the_credentials_of_the_moment_whatever_boto3_found_first
         for key in ("AKIASECOND", "AKIATHIRD"):
             monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
             assert node.report(NodeDeparture(DEADLINE, "spot interruption"))
-            node.tell_group()
+            node.notify_group()
         assert service.keys == ["AKIASECOND", "AKIASECOND", "AKIATHIRD", "AKIATHIRD"]
     finally:
         service.server.shutdown()

@@ -161,11 +161,11 @@ def test_the_outlook_forecasts_later_phases_and_narrows_the_band() -> None:
     stages = (Stage(100.0, 50.0, 2), Stage(70.0, 70.0))
     model = TunedApp(Tuning(stages, forecast=(Stage(1.0, 1.0), Stage(50.0, 50.0)), band=1.5), 24)
     model.place((("a0", 2),), NODES)
-    assert [s.work for s in model.outlook()] == [150.0, 50.0]
+    assert [s.work for s in model.remaining_stages()] == [150.0, 50.0]
     model.advance(25.0)
-    assert model.outlook()[0].work == pytest.approx(50 * 1.25)
+    assert model.remaining_stages()[0].work == pytest.approx(50 * 1.25)
     model.advance(25.0)
-    assert [s.work for s in model.outlook()] == [105.0]  # its true work is known once it has begun
+    assert [s.work for s in model.remaining_stages()] == [105.0]  # its true work is known once it has begun
     assert model.phase == 1
 
 

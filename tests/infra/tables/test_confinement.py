@@ -18,7 +18,7 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess, configuration, lock
 from ebbflow.infra.tables.statistics import collect, selectivity
 
-PATIENCE = 60.0  # seconds
+TIMEOUT = 60.0  # seconds
 
 
 @pytest.fixture(name="engine")
@@ -158,11 +158,11 @@ def test_a_job_that_runs_when_the_engine_moves_ends_well(engine: DuckDbEngine, t
 
     thread = threading.Thread(target=lambda: ended.append(engine.run(slow, told).rows))
     thread.start()
-    assert begun.wait(PATIENCE)
+    assert begun.wait(TIMEOUT)
     done = job("SELECT current_setting('memory_limit') AS v FROM two LIMIT 1", tmp_path / "out", two)
     assert engine.run(done).tasks == 2  # the share holds in the new database, too
     assert rows(done) == ["512.0 MiB"]
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT)
     assert ended == [1]
     assert rows(slow) == [3]
     assert engine._left == []

@@ -265,7 +265,7 @@ class World:
             spec = record.spec
             live = [x for x in state.held(spec.id) if x.recalled is None and x.node in state.nodes]
             assert len(live) <= max(spec.max_gpus, spec.gpus), f"{spec.id} holds {len(live)} GPUs"
-            quiet = cycle.memory.heard.get(spec.id)
+            quiet = cycle.memory.heartbeats.get(spec.id)
             silent = quiet is None or quiet.quiet >= self.settings.heartbeat_timeout_s
             granted = [
                 x for c in cycle.changes if isinstance(c, Granted) for x in c.leases if x.app == spec.id

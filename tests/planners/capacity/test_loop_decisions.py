@@ -180,7 +180,7 @@ def test_a_node_that_comes_back_is_closed_until_its_app_has_spoken_after_the_lea
     world.reports["a"] = replace(world.reports["a"], holds=())
     world.memory = replace(
         world.memory,
-        left={n: replace(one, said=world.reports["a"].at) for n, one in world.memory.left.items()},
+        left={n: replace(one, reported=world.reports["a"].at) for n, one in world.memory.left.items()},
     )
     world.step(0.3)
     assert not world.state.leases

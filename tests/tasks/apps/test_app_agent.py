@@ -48,7 +48,7 @@ def agent_of(ledger: Any, **options: Any) -> AppAgent:
 def entered(agent: AppAgent) -> bool:
     """Tell whether the app could enter on a GPU."""
     try:
-        agent.book.enter("u", "a", 1)
+        agent.lease_table.enter("u", "a", 1)
     except LeaseError:
         return False
     return True
@@ -61,7 +61,7 @@ def test_an_app_enters_hears_of_leases_and_lets_go(loop: ScriptedLoop, ledger: L
         first, second = loop.grant("t", ("a", 0), ("b", 1))
         until(lambda: agent.standing.placement == {"a": 1, "b": 1}, "leases")
         agent.moved("running", "on 2 GPUs")
-        agent.book.enter("u", "a", 1)
+        agent.lease_table.enter("u", "a", 1)
         until(lambda: loop.phase("t") == "running", "phase")
         loop.recall(first, seconds=20.0)
         until(lambda: agent.standing.leaving, "recall")
@@ -97,7 +97,7 @@ def test_what_still_runs_is_not_given_back(loop: ScriptedLoop, ledger: Ledger) -
     agent = agent_of(ledger).__enter__()
     kept, given = loop.grant("t", ("a", 0), ("b", 0))
     until(lambda: len(agent.standing.leases) == 2, "leases")
-    agent.book.enter("u", "a", 1)
+    agent.lease_table.enter("u", "a", 1)
     agent.__exit__(RuntimeError, RuntimeError("the script is gone"), None)
     assert loop.phase("t") == "failed"
     assert loop.state.apps["t"].reason == "the script is gone"
@@ -107,15 +107,15 @@ def test_what_still_runs_is_not_given_back(loop: ScriptedLoop, ledger: Ledger) -
 
 def test_what_an_app_says_is_in_the_ledger(loop: ScriptedLoop, ledger: Ledger) -> None:
     with agent_of(ledger) as agent:
-        agent.figures(progress=0.5, step=7, job={"loss": 1.0})
+        agent.update_metrics(progress=0.5, step=7, job={"loss": 1.0})
         agent.saved("file:///x/step-7", 7)
         agent.decided("replan", "another plan", inputs={"seconds": 3.0}, outcome={"chosen": "p2"})
         until(lambda: loop.state.apps["t"].checkpoint, "checkpoint")
         until(lambda: loop.report("t").progress == 0.5, "figures")
-        agent.figures(progress=float("nan"))
+        agent.update_metrics(progress=float("nan"))
         at = loop.report("t").at
         until(lambda: loop.report("t").at > at, "a report in spite of a figure that cannot be kept")
-        agent.figures(progress=0.75)
+        agent.update_metrics(progress=0.75)
     kinds = [type(e.change) for e in loop.ledger.events(app="t", kinds=[Saved, Decided, AppMoved])]
     assert kinds == [Saved, Decided, AppMoved]
 
@@ -123,7 +123,7 @@ def test_what_an_app_says_is_in_the_ledger(loop: ScriptedLoop, ledger: Ledger) -
 def test_a_ledger_that_is_away_is_survived_and_told_once(loop: ScriptedLoop, ledger: Ledger) -> None:
     told: list[str] = []
     outage = Outage(ledger)
-    with agent_of(outage, tell=told.append, rules=Rules(fence=0.2)) as agent:
+    with agent_of(outage, notify=told.append, rules=Rules(fence=0.2)) as agent:
         (number,) = loop.grant("t", ("a", 0))
         until(lambda: agent.standing.leases, "lease")
         outage.away = True
@@ -131,10 +131,10 @@ def test_a_ledger_that_is_away_is_survived_and_told_once(loop: ScriptedLoop, led
         agent.moved("running", "meanwhile")
         agent.saved("file:///one")
         agent.saved("file:///two")
-        until(lambda: agent.book.silence > 0.2, "silence")
+        until(lambda: agent.lease_table.silence > 0.2, "silence")
         assert agent.standing.placement == {"a": 1}, "what it has, it keeps"
         with pytest.raises(LeaseError, match="has not responded"):
-            agent.book.enter("u", "a", 1)
+            agent.lease_table.enter("u", "a", 1)
         outage.away = False
         until(lambda: loop.phase("t") == "running", "what was said meanwhile")
         until(lambda: agent.away is None, "end of the outage")
@@ -162,10 +162,10 @@ def test_the_ledger_may_be_away_when_an_app_enters(loop: ScriptedLoop, ledger: L
 
 def test_an_app_taken_for_lost_enters_again(loop: ScriptedLoop, ledger: Ledger) -> None:
     told: list[str] = []
-    with agent_of(ledger, tell=told.append) as agent:
+    with agent_of(ledger, notify=told.append) as agent:
         (number,) = loop.grant("t", ("a", 0))
         until(lambda: agent.standing.leases, "lease")
-        agent.book.enter("u", "a", 1)
+        agent.lease_table.enter("u", "a", 1)
         agent.moved("running")
         until(lambda: loop.phase("t") == "running", "phase")
         loop.end(number)
@@ -191,7 +191,7 @@ def test_without_a_loop_leases_are_kept_beyond_their_end(path: Path) -> None:
         end = ledger.state().leases[number].until
         until(lambda: time.time() > end and not agent.standing.led, "end of lease and lead")
         assert agent.standing.placement == {"a": 1}
-        assert agent.book.account() == ((number,), ())
+        assert agent.lease_table.account() == ((number,), ())
 
 
 def test_a_lease_that_a_live_loop_lets_end_is_let_go(loop: ScriptedLoop, ledger: Ledger) -> None:
@@ -224,7 +224,7 @@ def test_a_loop_whose_clock_is_wrong_can_be_lived_with(path: Path, seconds: floa
         assert agent._skew.look(None, 0.0) == pytest.approx(seconds, abs=30.0)
         first, second = loop.grant("t", ("a", 0), ("a", 1))
         until(lambda: len(agent.standing.leases) == 2, "leases")
-        agent.book.enter("u", "a", 2)
+        agent.lease_table.enter("u", "a", 2)
         loop.recall(first, seconds=20.0)
         by = until(lambda: agent.standing.deadline, "recall")
         assert by - ledger.clock.now() == pytest.approx(20.0, abs=30.0), "by one's own clock"
@@ -272,7 +272,7 @@ def test_a_defect_in_the_app_does_not_silence_it(loop: ScriptedLoop, ledger: Led
     def broken(standing: AllocationStatus) -> None:
         raise ZeroDivisionError
 
-    with agent_of(ledger, changed=broken, tell=broken) as agent:
+    with agent_of(ledger, changed=broken, notify=broken) as agent:
         loop.grant("t", ("a", 0))
         until(lambda: agent.standing.leases, "lease")
         at = loop.report("t").at

@@ -166,7 +166,7 @@ class Script:
     made: "list[ToyTrainer]" = field(default_factory=list)
 
     def trainer(self, pool: Any, **options: Any) -> "ToyTrainer":
-        trainer = ToyTrainer(self, pool, options["decide"], options["on_report"], options["patience"])
+        trainer = ToyTrainer(self, pool, options["decide"], options["on_report"], options["node_timeout"])
         self.made.append(trainer)
         return trainer
 

@@ -147,7 +147,7 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[LoopEvent] = []
 
-    def heard(self, event: LoopEvent) -> None:
+    def on_event(self, event: LoopEvent) -> None:
         self.events.append(event)
 
     def kinds(self) -> list[str]:

@@ -41,7 +41,7 @@ def test_an_app_gets_its_first_lease_and_the_ledger_says_why(world):
     assert decided
     assert decided[-1].reason
     assert decided[-1].seconds > 0
-    assert world.loop.figures.latencies
+    assert world.loop.metrics.latencies
 
 
 def test_nodes_are_written_before_anything_is_granted_on_them(world):
@@ -306,10 +306,10 @@ def test_a_decision_for_nodes_that_have_left_meanwhile_is_dropped_once(world, mo
 
     monkeypatch.setattr(loop_module, "decide", slow)
     world.loop.step()
-    assert world.loop.figures.dropped == 1
+    assert world.loop.metrics.dropped == 1
     assert world.gpus("a") == 0
     world.loop.step()  # never two in a row, or a busy cluster would get no decision at all
-    assert world.loop.figures.dropped == 1
+    assert world.loop.metrics.dropped == 1
     assert world.gpus("a") > 0
 
 

@@ -208,7 +208,7 @@ def test_events_arrive_in_order():
     recorder = Recorder()
     announcer = EventDispatcher(recorder)
     for number in range(100):
-        announcer.tell(event(number))
+        announcer.notify(event(number))
     announcer.close(30)
     assert [one.text for one in recorder.events] == [str(number) for number in range(100)]
 
@@ -219,11 +219,11 @@ def test_what_a_slow_listener_has_no_room_for_is_dropped_and_counted():
     class Slow:
         def heard(self, one):
             release.wait(60)
-            recorder.heard(one)
+            recorder.on_event(one)
 
     announcer = EventDispatcher(Slow(), room=10)
     for number in range(100):
-        announcer.tell(event(number))  # never blocks
+        announcer.notify(event(number))  # never blocks
     assert announcer.dropped >= 88
     release.set()
     announcer.close(30)
@@ -235,12 +235,12 @@ def test_a_listener_that_raises_hears_the_next_event():
 
     class Failing:
         def heard(self, one):
-            recorder.heard(one)
+            recorder.on_event(one)
             raise ZeroDivisionError
 
     announcer = EventDispatcher(Failing())
-    announcer.tell(event(1))
-    announcer.tell(event(2))
+    announcer.notify(event(1))
+    announcer.notify(event(2))
     announcer.close(30)
     assert (len(recorder.events), announcer.failed) == (2, 2)
 
@@ -384,18 +384,18 @@ def test_a_percentile_is_the_least_value_that_enough_do_not_exceed(values, share
 
 
 def test_figures_stay_small():
-    figures = LoopMetrics()
+    metrics = LoopMetrics()
     for number in range(100):
-        figures.saw([0.0] * 1000, float(number))
-    assert figures.changes == 100_000
-    assert len(figures.latencies) <= 4096
-    assert figures.to_dict()["latency_s"]["worst"] == 99.0
+        metrics.saw([0.0] * 1000, float(number))
+    assert metrics.changes == 100_000
+    assert len(metrics.latencies) <= 4096
+    assert metrics.to_dict()["latency_s"]["worst"] == 99.0
 
 
 def test_a_status_row_survives_the_ledger(tmp_path):
     from ebbflow.infra.ledger import Ledger
 
-    row = LoopStatusRecord(3, "me", "themis", 5.0, problems=("one",), figures={"cycles": 2})
+    row = LoopStatusRecord(3, "me", "themis", 5.0, problems=("one",), metrics={"cycles": 2})
     with Ledger.open(str(tmp_path / "l.db")) as ledger:
         ledger.report("_loop", row.report(9.0))
         assert LoopStatusRecord.of(ledger.reports()["_loop"]) == row

@@ -119,7 +119,7 @@ def test_a_ledger_that_is_away_is_waited_for(ledger, start, caplog):
     until(lambda: held(ledger, "b") == 2, "leases after the outage", app.step)
     running.close()
     assert running.error is None
-    assert running.loop.figures.outages == 1
+    assert running.loop.metrics.outages == 1
     assert any("is available again" in event.text for event in recorder.events if event.kind == "recovered")
     assert double_bookings(ledger) == []
 
@@ -223,14 +223,14 @@ def test_changes_during_a_slow_decision_are_merged_and_none_is_lost(ledger, star
     until(lambda: len(ledger.state().nodes) == 202, "all nodes")
     running.close()
     assert len(ledger.events(kinds=[CapacityChanged])) <= 4  # one by one they would be 202
-    assert running.loop.figures.rested > 0
+    assert running.loop.metrics.rested > 0
 
 
 def test_a_slow_listener_delays_nobody(ledger, start):
     release = threading.Event()
 
     class Slow:
-        def heard(self, event):
+        def on_event(self, event):
             release.wait(60)
 
     running = start(ledger, FakeSource(*nodes(1)), listener=Slow())

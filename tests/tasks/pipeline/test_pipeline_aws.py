@@ -208,7 +208,7 @@ def test_a_pipeline_moves_from_a_rented_node_that_is_taken_to_another_and_gives_
     def toy(pool: Any, region: str, **options: Any) -> ToyOnS3:
         assert region == lab.settings.region
         script = Script(steps=250, pause=0.02)
-        return ToyOnS3(script, pool, options["decide"], options["on_report"], options["patience"])
+        return ToyOnS3(script, pool, options["decide"], options["on_report"], options["node_timeout"])
 
     monkeypatch.setattr("ebbflow.tasks.training.aws.ShippingTrainer", toy)
     outcome = moved(lab, ssm, tmp_path, ASLEEP)

@@ -86,7 +86,7 @@ def make(tmp_path: Path) -> Callable[..., Coordinator]:
             background=Threads(),
             listener=listener or NullPipelineListener(),
             clock=SystemClock(),
-            patience=60.0,
+            timeout=60.0,
         )
 
     return make

@@ -124,10 +124,10 @@ def test_damage_of_other_kinds_is_set_aside_named_and_computed_again(
     assert rows == store.rows
     assert store.inner in computed(driver)
     assert any(store.inner[:16] in note and why in note for note in store.ride.listener.notes)
-    assert any("was set aside as damaged/" in note for note in driver.book.notes)
+    assert any("was set aside as damaged/" in note for note in driver.recorder.notes)
     assert store.set_aside(store.inner) == 1
     driver, rows = store.run()
-    assert (rows, computed(driver), driver.book.notes) == (store.rows, set(), [])
+    assert (rows, computed(driver), driver.recorder.notes) == (store.rows, set(), [])
 
 
 def test_files_exchanged_between_two_checkpoints_of_the_same_size_are_both_computed_again(
@@ -161,7 +161,7 @@ def test_what_breaks_after_it_was_verified_is_found_when_a_stage_fails_on_it(
     driver, rows = store.run()
     assert rows == store.rows
     assert computed(driver) == {store.inner, store.sink}
-    assert any("has lost what it reads" in note for note in driver.book.notes)
+    assert any("has lost what it reads" in note for note in driver.recorder.notes)
 
 
 def test_a_stage_whose_inputs_are_whole_fails_with_its_own_error(store: Store, engine: Scripted) -> None:

@@ -58,7 +58,7 @@ def right(ride: Ride, driver: Driver) -> bool:
 
 
 def statuses(driver: Driver, name: str) -> list[str]:
-    return [s.status for s in driver.book.stages if s.name == name]
+    return [s.status for s in driver.recorder.stages if s.name == name]
 
 
 # --- without anything happening ---------------------------------------------------------------------------
@@ -67,16 +67,16 @@ def statuses(driver: Driver, name: str) -> list[str]:
 def test_a_quiet_run_completes_every_stage_of_one_plan_once(ride: Ride, engine: Scripted) -> None:
     driver = ride.drive(engine)
     plan = driver.session.plans[ride.listener.decisions[0].chosen]
-    assert [s.status for s in driver.book.stages] == ["completed"] * len(plan.stages)
-    assert {s.fingerprint for s in driver.book.stages} == set(plan.by_fp)
+    assert [s.status for s in driver.recorder.stages] == ["completed"] * len(plan.stages)
+    assert {s.fingerprint for s in driver.recorder.stages} == set(plan.by_fp)
     assert set(engine.runs.values()) == {1}
     assert right(ride, driver)
 
 
 def test_the_record_has_times_in_order_and_what_calibration_needs(ride: Ride, engine: Scripted) -> None:
     driver = ride.drive(engine, first=replace(capacity(1), at=1.0))  # seen long before the query began
-    stages = {s.fingerprint: s for s in driver.book.stages}
-    plan = driver.session.plans[driver.book.stages[0].plan]
+    stages = {s.fingerprint: s for s in driver.recorder.stages}
+    plan = driver.session.plans[driver.recorder.stages[0].plan]
     for stage in plan.stages:
         report = stages[stage.output_fp]
         assert 0 <= report.started <= report.ended
@@ -85,7 +85,7 @@ def test_the_record_has_times_in_order_and_what_calibration_needs(ride: Ride, en
         assert report.rows > 0 < report.bytes
         assert report.estimated_seconds is not None
         assert report.estimated_seconds > 0
-    assert [c.at for c in driver.book.capacity] == [0.0]
+    assert [c.at for c in driver.recorder.capacity] == [0.0]
     assert len(driver.session.measured) == len(plan.stages)
     assert all(m.task_seconds > 0 and m.cores == 2 for m in driver.session.measured)
 
@@ -96,8 +96,8 @@ def test_a_second_run_over_the_same_store_starts_nothing(ride: Ride, engine: Scr
     again = Ride(ride.request)
     driver = again.drive(engine)
     assert not engine.runs
-    assert [s.status for s in driver.book.stages] == ["reused"]
-    assert driver.book.stages[0].saved_seconds > 0
+    assert [s.status for s in driver.recorder.stages] == ["reused"]
+    assert driver.recorder.stages[0].saved_seconds > 0
     assert right(again, driver)
 
 
@@ -107,7 +107,7 @@ def test_reuse_turned_off_computes_everything_again(ride: Ride, engine: Scripted
     again = Ride(replace(ride.request, reuse=False))
     driver = again.drive(engine)
     assert set(engine.runs.values()) == {1}
-    assert {s.status for s in driver.book.stages} == {"completed"}
+    assert {s.status for s in driver.recorder.stages} == {"completed"}
     assert right(again, driver)
 
 
@@ -134,7 +134,7 @@ def test_a_switch_cancels_what_is_not_needed_and_reuses_what_is_done(ride: Ride,
     assert statuses(driver, ORDERS) == ["cancelled"]
     assert statuses(driver, SHARED) == ["completed"]
     assert all(count == 1 for count in engine.runs.values())
-    assert [c.cores for c in driver.book.capacity] == [2, 8]
+    assert [c.cores for c in driver.recorder.capacity] == [2, 8]
     assert engine.sizes == [(2, 8.0), (8, 32.0)]
     assert ride.listener.changes == ["as told"]
     assert right(ride, driver)
@@ -167,7 +167,7 @@ def test_a_late_result_of_a_cancelled_stage_is_kept_and_not_computed_again(
     _hold_until_ended(ride, engine, "customer ⋈ orders ⋈ nation", ORDERS)
     driver = ride.drive(engine, Obedient(ride.plans, [deep.id, bushy.id]), bushy)
     assert statuses(driver, ORDERS) == ["completed"]
-    assert driver.book.stages[-1].plan == bushy.id
+    assert driver.recorder.stages[-1].plan == bushy.id
     assert engine.runs[_fp(bushy, ORDERS)[:12]] == 1
     assert right(ride, driver)
 
@@ -210,7 +210,7 @@ def test_what_still_runs_when_the_result_is_there_is_cancelled_and_recorded(
     replanner.switch_cost = 1e9  # every stage counts as nearly done: it is left to end beside the new plan
     _when_ended(ride, SHARED, lambda: ride.tell(capacity(2)))
     driver = ride.drive(engine, replanner, bushy)
-    assert [(s.name, s.status) for s in driver.book.stages][-2:] == [
+    assert [(s.name, s.status) for s in driver.recorder.stages][-2:] == [
         ("Result", "completed"),
         (ORDERS, "cancelled"),
     ]
@@ -225,7 +225,10 @@ def test_a_plan_begins_at_the_checkpoint_nearest_to_its_end(ride: Ride, engine: 
     engine.runs.clear()
     again = Ride(ride.request)
     driver = again.drive(engine, chosen=bushy)
-    assert [(s.name, s.status) for s in driver.book.stages] == [(JOINED, "reused"), ("Result", "completed")]
+    assert [(s.name, s.status) for s in driver.recorder.stages] == [
+        (JOINED, "reused"),
+        ("Result", "completed"),
+    ]
     assert len(engine.runs) == 1
     assert right(again, driver)
 
@@ -249,7 +252,7 @@ def test_a_failure_is_raised_at_once_and_finished_stages_are_kept(ride: Ride, en
         ride.drive(engine)
     assert engine.runs[_job(engine, JOINED)] == 1
     assert statuses(ride.driver, JOINED) == ["failed"]
-    assert [s.note for s in ride.driver.book.stages if s.status == "failed"] == ["broken"]
+    assert [s.note for s in ride.driver.recorder.stages if s.status == "failed"] == ["broken"]
 
     engine.before = lambda *_: None
     again = Ride(ride.request)
@@ -263,8 +266,8 @@ def test_a_failure_while_capacity_changed_is_tried_again(ride: Ride, engine: Scr
     _change_before_failing(ride, engine, failures=1)
     driver = ride.drive(engine, Obedient(ride.plans, []), bushy)
     assert statuses(driver, ORDERS) == ["failed", "completed"]
-    assert driver.book.notes == [f"{ORDERS} failed while capacity changed; trying again (lost a node)"]
-    assert ride.listener.notes == driver.book.notes
+    assert driver.recorder.notes == [f"{ORDERS} failed while capacity changed; trying again (lost a node)"]
+    assert ride.listener.notes == driver.recorder.notes
     assert right(ride, driver)
 
 
@@ -314,7 +317,7 @@ def test_a_checkpoint_that_is_lost_before_it_is_read_is_computed_again(ride: Rid
     assert Counter(statuses(driver, ORDERS)) == {"completed": 2}
     assert Counter(statuses(driver, SHARED)) == {"completed": 2}
     assert statuses(driver, JOINED) == ["failed", "completed"]
-    assert driver.book.notes == [f"{JOINED} has lost what it reads, which is computed again"]
+    assert driver.recorder.notes == [f"{JOINED} has lost what it reads, which is computed again"]
     assert right(ride, driver)
 
 
@@ -346,7 +349,7 @@ def test_a_broadcast_that_does_not_fit_is_run_again_without_it(ride: Ride, engin
     texts = [job.sql for job in engine.jobs if job.name == SHARED]
     assert texts == [stage.statement.spark, stage.statement.fallback]
     assert statuses(driver, SHARED) == ["failed", "completed"]
-    assert driver.book.notes == [
+    assert driver.recorder.notes == [
         f"{SHARED} has a broadcast that did not fit; running it again with shuffled joins"
     ]
     assert right(ride, driver)
@@ -415,7 +418,7 @@ def test_without_capacity_nothing_starts_until_some_comes(ride: Ride, engine: Sc
     heard.start()
     driver = ride.drive(engine, first=capacity(1, nodes=0))
     assert [d.kind for d in ride.listener.decisions][:2] == ["wait", "start"]
-    assert min(s.started for s in driver.book.stages) >= driver.book.capacity[1].at
+    assert min(s.started for s in driver.recorder.stages) >= driver.recorder.capacity[1].at
     assert right(ride, driver)
 
 

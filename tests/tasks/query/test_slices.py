@@ -76,7 +76,7 @@ def test_every_cell_is_computed_once_and_the_answer_is_right(
     assert [c for first, last in done for c in range(first, last)] == list(range(16))
     assert stage.slicing is not None
     assert len(done) == stage.slicing.slices > 1
-    report = next(s for s in driver.book.stages if s.fingerprint == stage.output_fp)
+    report = next(s for s in driver.recorder.stages if s.fingerprint == stage.output_fp)
     assert (report.status, report.note) == ("completed", f"{stage.slicing.slices} slices")
 
 
@@ -105,7 +105,7 @@ def test_what_a_failed_run_has_left_is_used_by_the_next(request_: QueryRequest, 
     assert stage.slicing is not None
     assert 0 < len(covered) < 16
     assert len(covered) == 16 - 16 // stage.slicing.slices * len(finished)
-    report = next(s for s in driver.book.stages if s.fingerprint == stage.output_fp)
+    report = next(s for s in driver.recorder.stages if s.fingerprint == stage.output_fp)
     assert report.note == f"{stage.slicing.slices} slices, {len(finished)} from before"
     # figures of a stage that was not computed as a whole would mislead calibration
     assert len(driver.session.measured) == 1
@@ -174,7 +174,7 @@ def test_a_slice_that_always_fails_is_given_up_although_others_are_there(
     engine.before = breaks
     with pytest.raises(StageFailedError, match="lost a node"):
         ride.drive(engine, Obedient(ride.plans, []), plan)
-    reports = [s.status for s in ride.driver.book.stages if s.fingerprint == stage.output_fp]
+    reports = [s.status for s in ride.driver.recorder.stages if s.fingerprint == stage.output_fp]
     assert reports == ["failed"] * 3
 
 
@@ -195,7 +195,7 @@ def test_slices_serve_the_plan_that_is_switched_to(request_: QueryRequest, engin
     driver = ride.drive(engine, replanner=Refusing(ride.plans, [other.id]), chosen=one)
     assert right(ride, driver)
     assert [d.chosen for d in driver.session.execution.decisions if d.kind == "switch"] == [other.id]
-    stages = [s for s in driver.book.stages if s.fingerprint == stage.output_fp]
+    stages = [s for s in driver.recorder.stages if s.fingerprint == stage.output_fp]
     assert [s.status for s in stages] == ["cancelled", "completed"]
     computed = [c for job in engine.jobs if (found := cells(job)) for c in range(*found)]
     assert set(computed) == set(range(16))

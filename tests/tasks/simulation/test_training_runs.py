@@ -16,7 +16,7 @@ from ebbflow.planners.scheduling.catalogue import ENTRIES
 from ebbflow.planners.scheduling.gangs.ordered import srtf
 from ebbflow.tasks.simulation import runs as runs_module
 from ebbflow.tasks.simulation.inputs import Inputs
-from ebbflow.tasks.simulation.records import FIGURES, details, public
+from ebbflow.tasks.simulation.records import METRICS, details, public
 from ebbflow.tasks.simulation.request import SimulationRequest
 from ebbflow.tasks.simulation.runs import planned, run_all
 from ebbflow.tasks.simulation.sources import sources
@@ -68,10 +68,10 @@ def test_every_policy_for_durations_finishes_every_job(jobs: str) -> None:
 def test_a_result_has_the_promised_keys_and_finite_figures(jobs: str) -> None:
     (record,) = compare(jobs, "srtf")
     result = public(record)
-    assert set(result) == {"workload", "policy", "seed", "jobs", "rejected", *FIGURES}
+    assert set(result) == {"workload", "policy", "seed", "jobs", "rejected", *METRICS}
     assert set(result["jobs"][0]) == {"name", "arrival", "start", "finish", "restarts", "rho"}
     assert (result["workload"], result["policy"], result["seed"]) == ("jobs", "srtf", 0)
-    assert all(isinstance(result[name], float) for name in FIGURES)
+    assert all(isinstance(result[name], float) for name in METRICS)
     json.dumps([result, details(record)], allow_nan=False)
 
 

@@ -19,7 +19,7 @@ from tests.infra.local_fleet.quick_provider import QuickFleet
 POOL, MOST = "etl", 12
 START = 1_700_000_000.0
 DRY, DEAR = 10_000.0, 9.0  # the simulated market is dry for so long, s, from each multiple of twice that on
-PATIENCE = 20.0  # seconds of the wall for the emulated one
+TIMEOUT = 20.0  # seconds of the wall for the emulated one
 
 
 class SimulatedWorld:
@@ -73,7 +73,7 @@ class LocalWorld:
             self.fleet.kill(node.id)
 
     def settle(self, count):
-        self.quick.until(lambda state: sum(node.visible for node in state.nodes) == count, PATIENCE)
+        self.quick.until(lambda state: sum(node.visible for node in state.nodes) == count, TIMEOUT)
         return self.fleet.observe()
 
     def now(self):
@@ -111,7 +111,7 @@ class AwsWorld:
         self.account.take([node.id for node in self.fleet.observe().pools[0].nodes[:count]])
 
     def settle(self, count):
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while len((seen := self.fleet.observe()).pools[0].nodes) != count:
             assert time.monotonic() < deadline, f"{count} nodes did not arrive: {seen}"
             time.sleep(0.05)

@@ -67,9 +67,9 @@ def test_a_price_is_no_change_of_nodes():
 
 def test_a_notice_counts_from_the_first_look_at_its_node_and_goes_with_it():
     state = replace(FleetState("lab"), notices=(Notice("i-1", 300.0),))
-    assert state.told() == ()
+    assert state.pending_notices() == ()
     seen = look(state, "i-1")
-    assert seen.told() == (Notice("i-1", 300.0),)
+    assert seen.pending_notices() == (Notice("i-1", 300.0),)
     gone = look(seen, now=301.0)
     assert gone.notices == ()
     assert gone.revision == seen.revision + 1

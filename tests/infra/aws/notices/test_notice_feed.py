@@ -118,7 +118,7 @@ def test_a_warning_is_kept_on_disk_and_then_deleted(lab, feed, file):
     assert (notice.node_id, notice.kind) == ("i-1", "interruption")
     assert before + WARNING - 1 <= notice.deadline <= time.time() + WARNING
     assert [type(event) for event in heard] == [Interruption]
-    assert file.read() == feed.book()
+    assert file.read() == feed.notice_log()
     assert left(lab) == 0
 
 
@@ -155,7 +155,7 @@ def test_all_rules_bring_what_they_are_for(lab, feed):
     }
     assert feed.ended() == {"i-2"}
     assert [(f.group, f.reason) for f in failures] == [(group, "UnfulfillableCapacity - none")]
-    assert feed.book().failures[group].reason == "UnfulfillableCapacity - none"
+    assert feed.notice_log().failures[group].reason == "UnfulfillableCapacity - none"
     assert left(lab) == 0
     assert feed.status().unreadable == 0
 
@@ -409,4 +409,4 @@ def test_a_wait_beyond_what_sqs_takes_is_refused(lab, file):
 
 
 def test_a_book_is_empty_before_it_is_opened(lab, file):
-    assert make(lab, file).book() == NoticeLog()
+    assert make(lab, file).notice_log() == NoticeLog()

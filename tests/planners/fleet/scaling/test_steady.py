@@ -140,7 +140,7 @@ def test_equal_wishes_give_equal_decisions() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: StabilizationWindow(patience=-1.0),
+        lambda: StabilizationWindow(window=-1.0),
         lambda: StabilizationWindow(hold=float("inf")),
         lambda: StabilizationWindow(tolerance=1.0),
         lambda: StabilizationWindow().settle(StabilizedTarget(1), -1, 0.0),

@@ -16,7 +16,7 @@ from ebbflow.planners.query.running.execution import Cancel, Finish, Reuse, Star
 from ebbflow.planners.query.running.session import (
     Action,
     Decided,
-    Say,
+    Notify,
     Session,
     StageFailure,
     planning_share,
@@ -255,7 +255,7 @@ def test_only_what_another_run_may_mend_is_run_again(failure: StageFailure, said
     query, sink = failing(stage("AB"), stage("ABC", ("AB",)))
     assert query.remedy(sink, failure) == said
     actions = query.on_failed(sink, failure, 2.0)
-    assert actions == ([Say(f"ABC {said}"), Start(sink)] if said else None)
+    assert actions == ([Notify(f"ABC {said}"), Start(sink)] if said else None)
 
 
 def test_what_is_lost_is_computed_again_first() -> None:
@@ -278,7 +278,7 @@ def test_a_broadcast_that_does_not_fit_is_left_out_once() -> None:
     failure = StageFailure("broadcast", "too large")
     assert not query.fallback(sink)
     said = "AB has a broadcast that did not fit; running it again with shuffled joins"
-    assert query.on_failed(sink, failure, 1.0) == [Say(said), Start(sink)]
+    assert query.on_failed(sink, failure, 1.0) == [Notify(said), Start(sink)]
     assert query.fallback(sink)
     assert query.on_failed(sink, failure, 2.0) is None
 

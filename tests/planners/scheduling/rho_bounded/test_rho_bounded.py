@@ -11,7 +11,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.scheduling import App, View, gpus_of
 from ebbflow.planners.scheduling.rho_bounded.elastic import size_weights
-from ebbflow.planners.scheduling.rho_bounded.outlook import groups_of, outlooks
+from ebbflow.planners.scheduling.rho_bounded.forecast import forecasts, groups_of
 from ebbflow.planners.scheduling.rho_bounded.plan import Bounds, Plan, replan
 from ebbflow.planners.scheduling.rho_bounded.policy import RhoBounded
 from ebbflow.planners.scheduling.rho_bounded.rollout import Gangs, Rule, order, rollout
@@ -57,38 +57,38 @@ def gangs(left, gpus, fair=None, arrival=None, pool=None, pools=(2,), delay=0.0)
 
 def test_time_alone_is_what_was_done_and_what_is_left_and_fair_is_that_times_contention():
     apps = [gang(0, 300.0), gang(1, 100.0, gpus=3)]
-    first, history = outlooks(View(0.0, apps, cluster(2)), None)
+    first, history = forecasts(View(0.0, apps, cluster(2)), None)
     assert [(o.left, o.alone) for o in first] == [(300.0, 300.0), (100.0, 100.0)]
     assert [o.fair for o in first] == [450.0, 150.0]  # 1 + 2 GPUs asked for (3 cannot be had) over 2
     apps[0].remaining, apps[0].run_time, apps[0].restart_time = 250.0, 70.0, 20.0
-    second, _ = outlooks(View(100.0, [apps[0]], cluster(2)), history)
+    second, _ = forecasts(View(100.0, [apps[0]], cluster(2)), history)
     assert (second[0].left, second[0].alone) == (250.0, 300.0)
     assert second[0].fair == 450.0  # the mean over its life is 1.5, though it is alone now
 
 
 def test_a_batch_size_that_changed_changes_the_outlook_only_once_it_is_reported():
     app = gang(0, 1000.0)
-    (before,), history = outlooks(View(0.0, [app], cluster(1)), None)
+    (before,), history = forecasts(View(0.0, [app], cluster(1)), None)
     app.remaining, app.throughputs, app.run_time = 450.0, {"v100": 1.5}, 100.0
-    (after,), _ = outlooks(View(100.0, [app], cluster(1)), history)
+    (after,), _ = forecasts(View(100.0, [app], cluster(1)), history)
     assert (before.alone, after.left, after.alone) == (1000.0, 300.0, 400.0)
 
 
 def test_time_on_a_slow_type_counts_by_its_speed():
     app = gang(0, 1000.0, throughputs={"v100": 2.0, "k80": 0.5}, held=(("n00", 1),))
     capacity = Capacity(0, (node(0, kind="k80"), node(1)))
-    (first,), history = outlooks(View(0.0, [app], capacity), None)
+    (first,), history = forecasts(View(0.0, [app], capacity), None)
     assert (first.left, first.rate("k80"), first.rate("p100")) == (500.0, 0.25, 0.0)
     app.run_time, app.remaining = 400.0, 800.0
-    (later,), _ = outlooks(View(400.0, [app], capacity), history)
+    (later,), _ = forecasts(View(400.0, [app], capacity), history)
     assert (later.left, later.alone) == (400.0, 500.0)
 
 
 def test_an_app_that_cannot_say_is_held_to_need_as_long_again():
     app = gang(0, inf)
-    (first,), history = outlooks(View(0.0, [app], cluster(1)), None)
+    (first,), history = forecasts(View(0.0, [app], cluster(1)), None)
     app.run_time = 5000.0
-    (later,), _ = outlooks(View(5000.0, [app], cluster(1)), history)
+    (later,), _ = forecasts(View(5000.0, [app], cluster(1)), history)
     assert (first.left, later.left, later.alone) == (600.0, 5000.0, 10000.0)
 
 

@@ -257,10 +257,10 @@ def test_stages_are_what_a_query_reports_and_odd_ones_are_left_out():
 
 def test_what_the_loop_says_of_its_pace_is_told_first():
     book = two_apps()
-    figures = {"changes": 9, "latency_s": {"p50": 0.01, "p95": 0.1, "p99": 0.2, "worst": 0.3}}
-    row = report_of(book, {"_loop": AppReport(START + 3610, job={"figures": figures})}).latency[0]
+    metrics = {"changes": 9, "latency_s": {"p50": 0.01, "p95": 0.1, "p99": 0.2, "worst": 0.3}}
+    row = report_of(book, {"_loop": AppReport(START + 3610, job={"metrics": metrics})}).latency[0]
     assert (row.count, row.median, row.p99, row.most) == (9, 0.01, 0.2, 0.3)
-    assert report_of(book, {"_loop": AppReport(START, job={"figures": {"latency_s": {"p50": None}}})}).app(
+    assert report_of(book, {"_loop": AppReport(START, job={"metrics": {"latency_s": {"p50": None}}})}).app(
         "x"
     )
 
@@ -407,7 +407,7 @@ def test_a_query_s_stages_come_from_what_ran_and_when():
     book = Book()
     book.write(0, AppEntered(AppSpec("q", "query")))
     book.write(20, AppMoved("q", "running"))
-    stages = report_of(book, {"q": AppReport(START + 20, job=times.figures())}).stages
+    stages = report_of(book, {"q": AppReport(START + 20, job=times.metrics())}).stages
     assert [(s.name[:3], s.status, s.since - START, s.until - START, s.rows) for s in stages] == [
         ("one", "completed", 1, 9, 7),
         ("old", "reused", 10, 10, 0),
@@ -415,5 +415,5 @@ def test_a_query_s_stages_come_from_what_ran_and_when():
     ]
     for number in range(500):
         times.ended(first, StageReport("one", "f1", "completed", "p1", rows=number), START + 9)
-    assert len(times.figures()["stages"]) == 201
-    assert len(times.figures()["stages"][-1]["name"]) == 200
+    assert len(times.metrics()["stages"]) == 201
+    assert len(times.metrics()["stages"][-1]["name"]) == 200

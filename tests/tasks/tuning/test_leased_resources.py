@@ -138,7 +138,7 @@ def test_nothing_starts_before_the_ledger_knows_whose_it_is() -> None:
         clock.time += seconds
 
     clock.sleep = sleep  # type: ignore[method-assign]
-    pool = FencedPool(machines.pool(), book, book.leave, clock, told=known.__contains__)
+    pool = FencedPool(machines.pool(), book, book.leave, clock, is_reported=known.__contains__)
     begun = clock.time
     with pytest.raises(
         LeaseError, match="nothing is started on a: the ledger has received no heartbeat of its processes"

@@ -1,7 +1,7 @@
 """What ``RhoBounded`` believes of every app: time left, time alone, and the completion time of a fair share.
 
 Only what a live app reports is used: iterations (or goodput) left, speed at the present batch size, run time. A batch
-size that will change isn't foreseen: when it does, the app reports other numbers and the outlook follows.
+size that will change isn't foreseen: when it does, the app reports other numbers and the forecast follows.
 
 GPUs that are worth the same: of one type, and for as long as their nodes stay.
 """
@@ -55,8 +55,8 @@ class AppForecast:
         return self.rates.get(gpu, 0.0) if self.rates else 1.0
 
 
-def outlooks(view: View, history: History | None) -> tuple[list[AppForecast], History]:
-    """Return the outlook of every app of ``view``, in its order, and the history for the next decision.
+def forecasts(view: View, history: History | None) -> tuple[list[AppForecast], History]:
+    """Return the forecast of every app of ``view``, in its order, and the history for the next decision.
 
     The fair completion time is the time alone times contention: the GPUs that all apps ask for over those there are,
     now or on average over the app's life so far, whichever is more, at least 1. (Themis, NSDI 2020, equation 1, with
@@ -134,19 +134,19 @@ class Group:
         """Return the seconds for which its GPUs can still be used."""
         return self.until - moves.leave - now
 
-    def worth(self, outlook: AppForecast, now: float, moves: Moves) -> float:
+    def worth(self, forecast: AppForecast, now: float, moves: Moves) -> float:
         """Return how fast an app gets on with a gang of these GPUs, over its fastest; 0 or less: rather not at all.
 
         GPUs that leave are worth it if the app is over in time, or trains on them for longer than it takes to start,
         now and again elsewhere. What that takes is lost.
         """
-        rate = outlook.rate(self.type)
+        rate = forecast.rate(self.type)
         time = self.time(now, moves)
         if time == inf or rate <= 0:
             return rate
-        here = bool(outlook.app.held) and self.room.covers(outlook.app.held)
+        here = bool(forecast.app.held) and self.room.covers(forecast.app.held)
         start = 0.0 if here else moves.delay
-        if time <= 0 or start + outlook.left / rate <= time:
+        if time <= 0 or start + forecast.left / rate <= time:
             return rate if time > 0 else 0.0
         return rate * (time - start - moves.delay) / time
 
