@@ -11,7 +11,7 @@ from ebbflow.tasks.drawing.charts import bars_svg, cdf_svg, lines_svg
 from ebbflow.tasks.drawing.wording import number_text, plural
 from ebbflow.tasks.report.query import page
 from ebbflow.tasks.simulation.pictures import allocation_svg, by_policy, price, utilisation, waiting
-from ebbflow.tasks.simulation.records import METRICS, FORMAT, Record, details, public
+from ebbflow.tasks.simulation.records import FORMAT, METRICS, Record, details, public
 
 PHONE = 380  # width of pictures on a narrow screen
 _HOURS = "hours since the first arrival"
