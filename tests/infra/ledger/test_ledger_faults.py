@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
 def test_a_file_that_stays_locked_is_told_of_and_used_again_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "PATIENCE", 0.2)
+    monkeypatch.setattr(database, "LOCK_TIMEOUT", 0.2)
     ledger = Ledger.open(str(tmp_path / "ledger.db"))
     other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -117,7 +117,7 @@ def test_a_file_that_stays_locked_is_told_of_and_used_again_after(
 def test_a_thread_that_writes_for_too_long_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "PATIENCE", 0.2)
+    monkeypatch.setattr(database, "LOCK_TIMEOUT", 0.2)
     ledger = Ledger.open(str(tmp_path / "ledger.db"))
     inside, leave = threading.Event(), threading.Event()
 

@@ -170,7 +170,7 @@ def _answers(ledger: Ledger) -> bool:
 
 
 def test_a_row_that_stays_locked_is_told_of(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "PATIENCE", 0.2)
+    monkeypatch.setattr(database, "LOCK_TIMEOUT", 0.2)
     with Ledger.open(postgres.url, cluster="locked") as ledger:
         ledger.write([app("a")])
         inside, leave = threading.Event(), threading.Event()

@@ -217,11 +217,11 @@ def test_what_a_slow_listener_has_no_room_for_is_dropped_and_counted():
     release, recorder = threading.Event(), Recorder()
 
     class Slow:
-        def heard(self, one):
+        def on_event(self, one):
             release.wait(60)
             recorder.on_event(one)
 
-    announcer = EventDispatcher(Slow(), room=10)
+    announcer = EventDispatcher(Slow(), max_queued=10)
     for number in range(100):
         announcer.notify(event(number))  # never blocks
     assert announcer.dropped >= 88
@@ -234,7 +234,7 @@ def test_a_listener_that_raises_hears_the_next_event():
     recorder = Recorder()
 
     class Failing:
-        def heard(self, one):
+        def on_event(self, one):
             recorder.on_event(one)
             raise ZeroDivisionError
 

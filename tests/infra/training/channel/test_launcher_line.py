@@ -79,7 +79,7 @@ class Ends:
         self.wire: Wire = self.exchange.wire("n")
         pair = KeyPair.make()
         self.wire.admit(pair.public)
-        self.client = MessageClient(self.network.address, self.exchange.public, pair, patience=patience)
+        self.client = MessageClient(self.network.address, self.exchange.public, pair, timeout=patience)
         self.client.await_connection()
         self.line = NodeLine(self.client, silence)
         self.orders: list[Order] = []
@@ -135,7 +135,7 @@ def test_a_question_is_answered_once_over_a_network_that_breaks() -> None:
     network = Network(speakers.exchange.address)
     launcher = speakers.open(1)
     server, pair = keys.handed_down(speakers.environment(1))
-    client = MessageClient(network.address, server, pair, patience=LONG)
+    client = MessageClient(network.address, server, pair, timeout=LONG)
     client.await_connection()
     process = Channel(client, 1, timeout=LONG)
     reports = [Report("step", 0, float(number), number) for number in range(30)]
@@ -184,7 +184,7 @@ def test_a_launcher_that_says_nothing_for_too_long_is_given_up() -> None:
 def test_a_node_whose_key_the_launcher_has_yet_to_learn_tries_again() -> None:
     exchange = Exchange("127.0.0.1", 0)
     wire, pair = exchange.wire("n"), KeyPair.make()
-    client = MessageClient(exchange.address, exchange.public, pair, patience=LONG)
+    client = MessageClient(exchange.address, exchange.public, pair, timeout=LONG)
     end = time.monotonic() + LONG
     while exchange.refusals.total < 2:
         assert time.monotonic() < end
@@ -193,7 +193,7 @@ def test_a_node_whose_key_the_launcher_has_yet_to_learn_tries_again() -> None:
     wire.admit(pair.public)
     client.await_connection()
     client.close()
-    other = MessageClient(exchange.address, exchange.public, KeyPair.make(), patience=0.7)
+    other = MessageClient(exchange.address, exchange.public, KeyPair.make(), timeout=0.7)
     with pytest.raises(LauncherLostError, match="refuses this node's key"):
         other.await_connection()
     other.close()
@@ -202,7 +202,7 @@ def test_a_node_whose_key_the_launcher_has_yet_to_learn_tries_again() -> None:
 
 def test_a_launcher_with_another_key_is_not_spoken_to() -> None:
     exchange = Exchange("127.0.0.1", 0)
-    client = MessageClient(exchange.address, KeyPair.make().public, KeyPair.make(), patience=0.7)
+    client = MessageClient(exchange.address, KeyPair.make().public, KeyPair.make(), timeout=0.7)
     with pytest.raises(LauncherLostError, match="cannot be reached"):
         client.await_connection()
     client.close()
