@@ -221,7 +221,7 @@ def test_a_fork_waits_for_transactions_and_inherits_no_connection(tmp_path: Path
 
 @pytest.mark.processes
 def test_a_process_that_forked_in_the_middle_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "_PATIENCE", 0.1)
+    monkeypatch.setattr(forks, "_TIMEOUT", 0.1)
     with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
 
         def work() -> None:
