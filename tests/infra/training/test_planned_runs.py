@@ -7,9 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rank_server import RankServer, rank_server
 from test_elastic_run_processes import Launch
 
+from ebbflow.infra.communication.control import PlanningSettings
+from ebbflow.infra.training.process.communication import plan_communication
+from ebbflow.infra.training.process.world import World
+from ebbflow.planners.communication.measured import MeasuredLinks
+from ebbflow.planners.communication.recorded import RecordedTraining
+from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.trainings import RunSettings
 
 pytestmark = pytest.mark.processes
@@ -51,6 +58,10 @@ def test_a_planned_run_is_the_plain_one_with_a_process_killed_under_a_plan(
     assert set(committed.content["choices"]) >= {"bucket/0", "bucket/1"}
     assert {lane for lane, *_ in committed.content["bars"]["plan"]} >= {"compute", "channel 0"}
     assert 20 < running.step <= 150
+    kept = tmp_path / "run" / "communication"
+    training = RecordedTraining.from_json((kept / "training.json").read_text())
+    assert (training.ranks, MeasuredLinks.from_json((kept / "links.json").read_text()).ranks) == (3, 3)
+    assert {op.name for op in training.dag.comm} == set(committed.content["choices"])
     assert [report.step for report in launch.said("stopped") if report.content["saved"]] == [150]
     assert launch.run(2, **CASE) == [0, 0]
     assert states(launch)[0] == "committed", "a generation gets a plan of its own"
@@ -69,6 +80,48 @@ def test_what_cannot_be_planned_says_why_and_trains(launch: Launch) -> None:
     (said,) = launch.said("communication")
     assert said.content == {"state": "ddp", "reason": "a single process communicates with no other"}
     assert math.isfinite(launch.log().end["gained"])
+
+
+@pytest.mark.parametrize(
+    ("world", "sharded", "reason"),
+    [
+        (World(size=1), False, "a single process communicates with no other"),
+        (
+            World(size=2),
+            True,
+            "the model's parameters are sharded: their collectives are not DDP's gradient buckets",
+        ),
+        (
+            World(size=2, device=torch.device("cuda")),
+            False,
+            "gradients are on cuda devices; plans carry CPU tensors",
+        ),
+    ],
+)
+def test_what_stands_in_the_way_is_said(world: World, sharded: bool, reason: str) -> None:
+    model, said = torch.nn.Linear(2, 2), list[dict[str, Any]]()
+    if sharded:
+        model.weight.device_mesh = object()  # as parameters of fully_shard have it
+    assert plan_communication(world, model, PlanningSettings(), 1.0, said.append) is None
+    assert [one["state"] for one in said] == ["ddp"]
+    assert said[0]["reason"].startswith(reason)
+    assert plan_communication(world, model, None, 1.0, said.append) is None
+    assert len(said) == 1, "nobody has asked"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"channels": 0}, "channels from 1 to 8, max_rounds >= 1 and seed >= 0; got 0"),
+        ({"search_seconds": float("inf")}, "search_seconds must be > 0 and finite, s; got inf"),
+        ({"vote_timeout": -1.0}, "vote_timeout must be > 0"),
+        ({"min_gain": 1.0}, "min_gain must be < 1 and max_slowdown >= 0; got 1.0"),
+        ({"max_slowdown": float("nan")}, "got 0.01 and nan"),
+    ],
+)
+def test_planning_settings_that_are_none_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        PlanningSettings(**given)
 
 
 def test_a_preflight_is_not_planned(launch: Launch) -> None:
