@@ -8,7 +8,7 @@ InfraError
 │   │   ├── BroadcastTooLargeError   a broadcast did not fit; run the stage without it
 │   │   └── DamagedInputError    what it reads is not what was written; compute that again first
 │   └── StageCancelledError      cancelled by us, not a failure
-├── TableError                   missing folder, no Parquet in it, corrupt file
+├── TableError                   missing directory, no Parquet in it, corrupt file
 ├── StorageError                 the checkpoint store cannot be read or written
 │   ├── StorageFullError         no space left; finished checkpoints are kept
 │   ├── OtherModelError          a checkpoint of another model; the parameters that differ are named
@@ -88,7 +88,7 @@ class StageCancelledError(EngineError):
 
 
 class TableError(InfraError):
-    """A folder or file that cannot serve as a table."""
+    """A directory or file that cannot serve as a table."""
 
 
 class StorageError(InfraError):

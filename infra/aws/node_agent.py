@@ -344,7 +344,7 @@ def _systemctl(*arguments: str) -> str:
 
 
 def _entry_folder(pid: int) -> str:
-    """Return the scratch folder of a training's node process. Raises ``OSError``, ``ValueError``, ``KeyError``."""
+    """Return the scratch directory of a training's node process. Raises ``OSError``, ``ValueError``, ``KeyError``."""
     for field in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
         name, _, value = field.partition(b"=")
         if name.decode() == _ENTRY:

@@ -1,9 +1,9 @@
 """How a local fleet begins: its name is taken, its state is written, its supervisor is started.
 
-Folders of local fleets that are down: the newest are kept, older ones are removed.
+Directories of local fleets that are down: the newest are kept, older ones are removed.
 
-A fleet's folder outlives the fleet: its logs are there, and its state keeps ids and revisions from being used twice.
-Each run of a pipeline on this machine has a fleet of its own, though, and nobody takes those folders away.
+A fleet's directory outlives the fleet: its logs are there, and its state keeps ids and revisions from being used
+twice. Each run of a pipeline on this machine has a fleet of its own, though, and nobody takes those directories away.
 """
 
 import contextlib
@@ -142,18 +142,18 @@ KEPT = 20
 """Fleets that are down whose folders are kept, those that went down last."""
 
 
-_TRASH = ".removed-"  # begins the name of a folder that is being removed
+_TRASH = ".removed-"  # begins the name of a directory that is being removed
 
 
 log = logging.getLogger(__name__)
 
 
 def prune(parent: Path, clock: Clock, keep: int = KEPT) -> list[str]:
-    """Remove the folders of fleets in ``parent`` that are down but for the ``keep`` newest; return their names.
+    """Remove the directories of fleets in ``parent`` that are down but for the ``keep`` newest; return their names.
 
-    A fleet that is up, that somebody starts just now, or of which a process lives is never touched, nor is a folder
-    without a state file that can be read. Safe for several processes at once; what cannot be removed is left to the
-    next.
+    A fleet that is up, that somebody starts just now, or of which a process lives is never touched, nor is a
+    directory without a state file that can be read. Safe for several processes at once; what cannot be removed is
+    left to the next.
     """
     removed = []
     for folder in _oldest(parent)[: -keep or None]:
@@ -168,7 +168,7 @@ def prune(parent: Path, clock: Clock, keep: int = KEPT) -> list[str]:
 
 
 def _oldest(parent: Path) -> list[Path]:
-    """Return the folders of fleets that look as if they were down, the one that went down first at first."""
+    """Return the directories of fleets that look as if they were down, the one that went down first at first."""
     found = []
     for path in parent.glob(f"*/{STATE}"):
         with contextlib.suppress(InfraError, OSError):
@@ -184,14 +184,14 @@ def _there(state: LocalFleetState) -> bool:
 
 
 def _take_away(folder: Path, clock: Clock) -> bool:
-    """Remove one folder, unless its fleet has begun to live again."""
+    """Remove one directory, unless its fleet has begun to live again."""
     trash = folder.with_name(f"{_TRASH}{secrets.token_hex(6)}")
     # whoever starts the fleet holds the first lock all the while, whoever changes its state the second
     with files.locked(str(folder / STARTING), clock, 0.0), files.locked(str(folder / LOCK), clock, 1.0):
         state = LocalFleetStateFile(folder).read()
         if state is None or _there(state) or _runs(state):
             return False
-        os.rename(folder, trash)  # at once: whoever comes now finds no folder, and makes a new one
+        os.rename(folder, trash)  # at once: whoever comes now finds no directory, and makes a new one
     shutil.rmtree(trash, ignore_errors=True)
     return True
 

@@ -20,7 +20,7 @@ _DRIVER_ROOM = 0.1  # fraction of the machine's cores left to the driver and the
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """A folder in which this process may make groups with a CPU quota."""
+    """A directory in which this process may make groups with a CPU quota."""
 
     version: Literal[1, 2]
     folder: Path

@@ -6,8 +6,8 @@ is left to guard.
 
 Run as ``python -m ebbflow.infra.machine.guardian MARK OWNER GRACE GROUPS FOLDER``, this module itself guards
 processes that carry a mark (see ``infra.machine.processes``): once the owner is gone they get GRACE seconds to end by
-themselves; then the rest is killed, and the empty control groups that match the pattern GROUPS and the folder FOLDER
-are removed (each may be empty).
+themselves; then the rest is killed, and the empty control groups that match the pattern GROUPS and the directory
+FOLDER are removed (each may be empty).
 """
 
 import contextlib

@@ -46,7 +46,7 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` in a session of its own with ``mark``; output goes to ``log``.
 
-    It works in ``cwd``, by default the log's folder, and in a network namespace where one is named. It carries its
+    It works in ``cwd``, by default the log's directory, and in a network namespace where one is named. It carries its
     mark when this returns. Raises ``ClusterError`` when the program cannot be started.
     """
     private.make_folder(log.parent)

@@ -36,7 +36,7 @@ class StageJob:
     name: str  # for people
     sql: str  # in the engine's dialect
     relations: tuple[Relation, ...]  # every table and checkpoint that the statement names
-    output: StorageLocation  # existing empty folder; the engine writes part files into it
+    output: StorageLocation  # existing empty directory; the engine writes part files into it
     partitions: int = 0  # shuffle partitions; 0: the engine's default
     split_bytes: int = 0  # of a file that one task reads at most; 0: the engine's default
     native: bool = False  # tasks of DuckDB's may take the place of the engine's own operators
@@ -71,7 +71,7 @@ class StageResult:
 
 
 class SqlEngine(Protocol):
-    """Runs statements that read Parquet relations and write Parquet folders. Safe for several threads."""
+    """Runs statements that read Parquet relations and write Parquet directories. Safe for several threads."""
 
     name: Literal["spark", "duckdb"]
 

@@ -21,7 +21,7 @@ class Checkpoint:
     """A durable, complete stage output."""
 
     fingerprint: str
-    uri: str  # folder with its Parquet files
+    uri: str  # directory with its Parquet files
     relation: Relation  # named "ckpt_<fingerprint>"
     rows: int
     bytes: int
@@ -32,7 +32,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A folder that one run of a stage may write into; nobody reads it until it is committed."""
+    """A directory that one run of a stage may write into; nobody reads it until it is committed."""
 
     fingerprint: str
     id: str
@@ -45,7 +45,7 @@ class CheckpointStore(Protocol):
     place: StorageLocation
 
     def begin(self, fingerprint: str) -> Attempt:
-        """Make a new folder to write into. Raises ``StorageError``."""
+        """Make a new directory to write into. Raises ``StorageError``."""
         ...
 
     def commit(

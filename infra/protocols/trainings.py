@@ -35,7 +35,7 @@ class TrainingJob:
     id: str  # letters, digits, dashes, dots and underscores
     script: str  # path or s3:// address of a Python file that every node can read
     arguments: tuple[str, ...] = ()
-    folder: str = ""  # the run's own folder, a path or s3:// address that all nodes share
+    folder: str = ""  # the run's own directory, a path or s3:// address that all nodes share
     settings: RunSettings | None = None  # what the launcher asks of the run; None: the defaults
     environment: Mapping[str, str] = field(default_factory=dict)  # on top of the nodes' own
 

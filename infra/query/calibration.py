@@ -273,7 +273,7 @@ def _run(
 
 @contextmanager
 def _scratch(folder: StorageLocation | None) -> Iterator[StorageLocation]:
-    """Give a new folder below ``folder`` and remove it afterwards."""
+    """Give a new directory below ``folder`` and remove it afterwards."""
     import tempfile
 
     if folder is None:

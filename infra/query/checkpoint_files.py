@@ -153,8 +153,9 @@ class StoreFiles:
         self._verified.update({entry.path: entry for entry in todo})
 
     def set_aside(self, fingerprint: str, attempt: str) -> str | None:
-        """Move the manifest that names ``attempt``, or that cannot be read, into the folder ``damaged``; return its
-        new path within the store. ``None``: another has taken its place, or the store cannot be written.
+        """Move the manifest that names ``attempt``, or that cannot be read, into the directory ``damaged``.
+
+        Return its new path within the store. ``None``: another has taken its place, or the store cannot be written.
 
         Its files stay where they are, since other processes may be reading them, until ``collect`` takes them.
         """
@@ -209,7 +210,7 @@ class StoreFiles:
         self.place.remove(name.removesuffix("json") + "used")
 
     def delete(self, folder: str) -> None:
-        """Delete a folder, by its name in the store, and all in it; a missing one is no error."""
+        """Delete a directory, by its name in the store, and all in it; a missing one is no error."""
         with translated(f"delete {self.place.uri_of(folder)}"):
             self.place.remove_folder(folder)
 
@@ -220,7 +221,7 @@ class StoreFiles:
         return [i.base_name.removesuffix(".json") for i in found if i.is_file and _is_manifest(i.base_name)]
 
     def strangers(self) -> list[str]:
-        """Return the URIs of visible files and folders that no store has."""
+        """Return the URIs of visible files and directories that no store has."""
         with translated(f"list the checkpoint store {self.place.uri}"):
             top = [i for i in self.place.entries() if i.base_name not in _KNOWN]
             inner = [

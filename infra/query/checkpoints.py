@@ -1,4 +1,4 @@
-"""Checkpoints in a folder, local or on S3.
+"""Checkpoints in a directory, local or on S3.
 
 Layout::
 
@@ -73,7 +73,7 @@ class ParquetCheckpointStore:
     # --- writing ------------------------------------------------------------------------------------------
 
     def begin(self, fingerprint: str) -> Attempt:
-        """Make a new, empty folder to write into. Raises ``StorageError`` or ``StorageFullError``."""
+        """Make a new, empty directory to write into. Raises ``StorageError`` or ``StorageFullError``."""
         _check_fingerprint(fingerprint)
         name = f"{int(self._clock.now() * 1000):013d}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         place = self.place.under(f"data/{fingerprint}/{name}")
@@ -238,7 +238,7 @@ class ParquetCheckpointStore:
             )
 
     def _check(self, attempt: Attempt) -> str:
-        """Return the name of the attempt's folder in the store. Raises ``StorageError`` for one of another."""
+        """Return the name of the attempt's directory in the store. Raises ``StorageError`` for one of another."""
         _check_fingerprint(attempt.fingerprint)
         name = f"data/{attempt.fingerprint}/{attempt.id}"
         if not ATTEMPT.fullmatch(attempt.id) or attempt.place != self.place.under(name):
@@ -315,7 +315,7 @@ class ParquetCheckpointStore:
                 freed += sum(i.size for i in inside)
                 self._files.delete(self._name_of(info.path))
         if self.place.local:
-            with suppress(OSError):  # only an empty folder goes
+            with suppress(OSError):  # only an empty directory goes
                 os.rmdir(folder)
         return freed
 

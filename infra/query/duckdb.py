@@ -44,7 +44,7 @@ class _Running:
 class DuckDbEngine:
     """Runs statements in one in-memory database; every job has a connection and temporary views of its own.
 
-    Statements read the files of the relations and the folders that ``confine`` or their jobs name, and no
+    Statements read the files of the relations and the directories that ``confine`` or their jobs name, and no
     others; their text has no say in it. A job that names more places moves the engine to another database.
 
     Threads and memory belong to the database as a whole, so ``StageJob.partitions`` and ``split_bytes`` have

@@ -88,7 +88,7 @@ def read_batches(checkpoint: Checkpoint, rows: int | None = None) -> tuple[Any, 
 
 
 def result_at(place: StorageLocation, columns: Sequence[tuple[str, str]], rows: int) -> Checkpoint:
-    """Return the result that is at ``place``: one Parquet file, or a checkpoint's folder of them.
+    """Return the result that is at ``place``: one Parquet file, or a checkpoint's directory of them.
 
     Args:
         place: as a query's report has it.
@@ -115,7 +115,7 @@ def write_result(checkpoint: Checkpoint, place: StorageLocation) -> None:
     """Write all rows as one Parquet file at ``place``.
 
     Rows stream through, so memory does not grow with the result. The file appears whole or not at all; one
-    that is there already is replaced. In a private folder it is private, elsewhere it follows the umask. Raises
+    that is there already is replaced. In a private directory it is private, elsewhere it follows the umask. Raises
     ``StorageError`` or ``StorageFullError``.
     """
     import pyarrow.parquet as pq

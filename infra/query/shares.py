@@ -1,4 +1,4 @@
-"""The registry of active queries on a cluster: a small file for each, in a folder that all of them can reach.
+"""The registry of active queries on a cluster: a small file for each, in a directory that all of them can reach.
 
 A file per query, rather than one database, works on shared file systems and on S3 alike, needs no lock, and
 a reader can never be stopped by a holder that hangs. A holder rewrites its file with a growing number every
@@ -64,7 +64,7 @@ class FileShareRegistry:
 
     def join(self, weight: float, *, limit: float = math.inf, application: str = "") -> "FileShareHandle":
         """Enter a query and keep its claim alive. Raises ``OptionError`` for a weight that is not positive and
-        finite, ``StorageError`` when the folder cannot be written."""
+        finite, ``StorageError`` when the directory cannot be written."""
         if not 0 < weight < math.inf:
             raise OptionError(f"weight must be > 0 and finite; got {weight}")
         claim = Claim(uuid.uuid4().hex, float(weight), limit, application)

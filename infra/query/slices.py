@@ -1,6 +1,6 @@
 """Slices of stages: parts of a stage's output that are checkpoints of their own.
 
-Every slice is an ordinary checkpoint under its own fingerprint; an index beside the store, a folder for each
+Every slice is an ordinary checkpoint under its own fingerprint; an index beside the store, a directory for each
 stage, says which slices of it exist. The index is a hint: what it names is looked up in the store, what it
 forgets is computed again. A stage whose slices cover all cells has its checkpoint in them, without a copy.
 """

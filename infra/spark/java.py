@@ -98,7 +98,7 @@ def _ask(path: Path, *options: str) -> tuple[int, str]:
 
 
 def spark_home() -> Path:
-    """Return the folder of the installed ``pyspark`` package, which is a whole Spark distribution.
+    """Return the directory of the installed ``pyspark`` package, which is a whole Spark distribution.
 
     Raises ``EngineUnavailableError`` when the package, or its jars, are missing.
     """

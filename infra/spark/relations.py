@@ -43,7 +43,7 @@ def register(session: Any, relation: Relation) -> None:
     if relation.external:
         return
     if relation.files:
-        # exact files with a known schema: no folder is listed, no footer read, no name taken for a pattern
+        # exact files with a known schema: no directory is listed, no footer read, no name taken for a pattern
         frame = (
             session.read.schema(schema(relation.columns))
             .option("__globPaths__", "false")

@@ -153,10 +153,10 @@ def _launch(chosen: Mapping[str, str], java_home: Path) -> tuple[Any, DriverProc
     folder = tempfile.mkdtemp(prefix="ebbflow-spark-")  # for its user alone
     log = Path(folder) / "driver.log"
     if "spark.local.dir" not in chosen and not chosen["spark.master"].startswith(("yarn", "k8s:")):
-        # the driver's shuffles and spills; Spark itself makes their folders readable
+        # the driver's shuffles and spills; Spark itself makes their directories readable
         conf.set("spark.local.dir", folder)
     if "spark.sql.warehouse.dir" not in chosen and "spark.sql.catalogImplementation" not in chosen:
-        # Spark would make a folder "spark-warehouse" wherever the user happens to be
+        # Spark would make a directory "spark-warehouse" wherever the user happens to be
         conf.set("spark.sql.warehouse.dir", f"{folder}/warehouse")
     hidden = {key: value for key, value in chosen.items() if is_sensitive(key)}
     if hidden:

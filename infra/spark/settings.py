@@ -232,7 +232,7 @@ def _defaults() -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 has no statistics
         "spark.sql.sources.partitionOverwriteMode": "static",
-        # Tasks move their file straight into the folder. What a half-done job leaves is harmless, since a
+        # Tasks move their file straight into the directory. What a half-done job leaves is harmless, since a
         # checkpoint exists only once its manifest does.
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",

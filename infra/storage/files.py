@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def hidden(name: str) -> bool:
-    """Tell whether readers of a folder must skip ``name`` (``_SUCCESS``, ``.crc``, temporary files)."""
+    """Tell whether readers of a directory must skip ``name`` (``_SUCCESS``, ``.crc``, temporary files)."""
     return name.startswith(("_", ".")) or name.endswith(".crc")
 
 
@@ -172,10 +172,10 @@ def _temporary(path: str, data: bytes, public: bool = False) -> Iterator[str]:
 
 
 def sync_folder(folder: str) -> None:
-    """Make the names in a local folder durable, where the file system can."""
+    """Make the names in a local directory durable, where the file system can."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # some file systems cannot sync a folder
+        with suppress(OSError):  # some file systems cannot sync a directory
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -184,8 +184,8 @@ def sync_folder(folder: str) -> None:
 def write_text(path: Path | str, text: str, *, kept: bool = False) -> Path:
     """Write ``text`` to ``path`` so that readers see the old file or the whole new one, never a part.
 
-    Missing folders are made. It follows the umask, as what a user names does; with ``kept`` it is part of a run or
-    store, for its user alone. Raises ``ReportError`` when the folder cannot be written.
+    Missing directories are made. It follows the umask, as what a user names does; with ``kept`` it is part of a run
+    or store, for its user alone. Raises ``ReportError`` when the directory cannot be written.
     """
     target = Path(path)
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}"

@@ -10,7 +10,7 @@ from ebbflow.infra.storage.places import StorageLocation
 
 
 class JsonStore:
-    """JSON values by key in a folder, local or on S3. Safe for several threads and processes.
+    """JSON values by key in a directory, local or on S3. Safe for several threads and processes.
 
     The last writer of a key wins. Entries that are missing, torn, unreadable, of another key or with a byte that
     has changed since they were written read as missing: whatever is here can be computed again.
@@ -31,11 +31,11 @@ class JsonStore:
             files.write_atomic(self.place.fs(), self.place.scheme, self.file(key), data)
 
     def under(self, name: str) -> "JsonStore":
-        """Return the store of JSON values in the folder ``name`` below this one."""
+        """Return the store of JSON values in the directory ``name`` below this one."""
         return JsonStore(self.place.under(name))
 
     def folders(self) -> frozenset[str]:
-        """Return the names of the folders below this one; none where that cannot be told."""
+        """Return the names of the directories below this one; none where that cannot be told."""
         try:
             with translated(f"read {self.place.uri}"):
                 found = self.place.entries()
@@ -44,7 +44,7 @@ class JsonStore:
         return frozenset(i.base_name for i in found if not i.is_file)
 
     def values(self) -> list[Any]:
-        """Return the values of all keys, in no particular order, without those of folders below. What ``get``
+        """Return the values of all keys, in no particular order, without those of directories below. What ``get``
         would call missing is left out."""
         try:
             with translated(f"read {self.place.uri}"):

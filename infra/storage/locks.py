@@ -1,8 +1,8 @@
 """One process at a time runs a run id.
 
-In a local folder the operating system's lock holds: it is exact, and free the moment its holder dies. On S3, and in
-folders whose file system has no locks, a *lease* does: a small file that its owner renews, and that counts as free
-when it was not renewed for ``ttl`` seconds. What a lease can promise:
+In a local directory the operating system's lock holds: it is exact, and free the moment its holder dies. On S3, and
+in directories whose file system has no locks, a *lease* does: a small file that its owner renews, and that counts as
+free when it was not renewed for ``ttl`` seconds. What a lease can promise:
 
 - With conditional writes (S3 through boto3, where that is installed) two processes never both get a free lease.
 - Without them each writes, waits and reads back what is there. Two that begin within the same second both see the
@@ -45,10 +45,10 @@ _held: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
 
 
 class RunLock:
-    """Holds a run's folder against other processes, on this machine and others.
+    """Holds a run's directory against other processes, on this machine and others.
 
     Args:
-        place: the run's folder.
+        place: the run's directory.
         run_id: for messages.
         ttl: seconds after which a lease that is not renewed is free.
         heartbeat: renew a lease in the background; without it call ``beat``.
@@ -185,7 +185,7 @@ class RunLock:
         try:
             descriptor = private.opener(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
-            return None  # its folder has gone
+            return None  # its directory has gone
         try:
             if not self._flock(descriptor, fcntl.LOCK_EX, _LOOKS):
                 os.close(descriptor)

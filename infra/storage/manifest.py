@@ -59,7 +59,7 @@ class Manifest:
 
     @property
     def data(self) -> str:
-        """Return the folder of the files, relative to the store."""
+        """Return the directory of the files, relative to the store."""
         return f"data/{self.fingerprint}/{self.attempt}"
 
     @property

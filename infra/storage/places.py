@@ -1,4 +1,4 @@
-"""A folder or file, local or on S3: where it is, and durable files, small atomic ones, and renames in it."""
+"""A directory or file, local or on S3: where it is, and durable files, small atomic ones, and renames in it."""
 
 import hashlib
 import os
@@ -76,7 +76,7 @@ class StorageLocation:
         return hash(self.uri)
 
     def under(self, name: str) -> "StorageLocation":
-        """Return the place of ``name`` in this folder; of the folder itself for an empty one."""
+        """Return the place of ``name`` in this directory; of the directory itself for an empty one."""
         if not name:
             return self
         found = copy(self)
@@ -126,7 +126,7 @@ class StorageLocation:
             files.sync_folder(os.path.dirname(self.path(name)))
 
     def sync(self, name: str = "") -> None:
-        """Make the names in a folder durable."""
+        """Make the names in a directory durable."""
         if self.local:
             files.sync_folder(self.path(name))
 
@@ -150,7 +150,7 @@ class StorageLocation:
         return bool(self.fs().get_file_info(self.path(name)).is_file)
 
     def entries(self, name: str = "") -> list[Any]:
-        """Return the ``pyarrow.fs.FileInfo`` of all in a folder, sorted; none for one that is missing."""
+        """Return the ``pyarrow.fs.FileInfo`` of all in a directory, sorted; none for one that is missing."""
         return files.listing(self.fs(), self.path(name))
 
     def remove(self, name: str) -> None:
@@ -159,7 +159,7 @@ class StorageLocation:
             self.fs().delete_file(self.path(name))
 
     def remove_folder(self, name: str) -> None:
-        """Delete a folder and all in it; a missing one is no error."""
+        """Delete a directory and all in it; a missing one is no error."""
         with suppress(FileNotFoundError):
             if self.local:
                 shutil.rmtree(self.path(name))
@@ -167,7 +167,7 @@ class StorageLocation:
                 self.fs().delete_dir(self.path(name))
 
     def move_folder(self, name: str, to: str, first: str) -> None:
-        """Rename a folder of files. On S3, where each file is copied, ``first`` goes before all others."""
+        """Rename a directory of files. On S3, where each file is copied, ``first`` goes before all others."""
         if self.local:
             os.rename(self.path(name), self.path(to))
             return

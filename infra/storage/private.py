@@ -1,7 +1,7 @@
 """Who may read what Ebbflow keeps (stores, runs, ledgers, caches, logs): its user alone. The one place that decides.
 
 ``$EBBFLOW_SHARE=group`` lets the group in as well, for a store that several accounts use, such as Spark workers under
-another user: its folders then keep their group (set-group-ID), and group members may write. What a user names for
+another user: its directories then keep their group (set-group-ID), and group members may write. What a user names for
 himself (a report, a result, a page) is none of this: it follows the umask.
 """
 
@@ -17,7 +17,7 @@ from ebbflow.planners.errors import OptionError
 SHARE = "EBBFLOW_SHARE"
 """Environment variable: empty for the user alone, ``group`` for the group as well."""
 
-_OWN = (0o700, 0o600)  # of folders and files
+_OWN = (0o700, 0o600)  # of directories and files
 _GROUP = (0o2770, 0o660)
 
 AnyPath = str | os.PathLike[str]
@@ -37,9 +37,9 @@ def hadoop_umask() -> str:
 
 
 def make_folder(path: AnyPath, *, exist_ok: bool = True) -> None:
-    """Make a local folder and its missing parents, private; one that is there stays as it is.
+    """Make a local directory and its missing parents, private; one that is there stays as it is.
 
-    Raises ``OSError`` as ``os.makedirs`` does, ``FileExistsError`` for a folder unless ``exist_ok``.
+    Raises ``OSError`` as ``os.makedirs`` does, ``FileExistsError`` for a directory unless ``exist_ok``.
     """
     target = os.fspath(path) or "."
     mode = (_GROUP if shared() else _OWN)[0]
@@ -53,7 +53,7 @@ def make_folder(path: AnyPath, *, exist_ok: bool = True) -> None:
         try:
             os.mkdir(folder, mode)
         except FileExistsError:
-            # another process was faster; where a file is in the way, the last folder or the next one says so
+            # another process was faster; where a file is in the way, the last directory or the next one says so
             if folder == missing[0] and not (exist_ok and os.path.isdir(folder)):
                 raise
         else:
@@ -107,7 +107,7 @@ def write_secret(path: AnyPath, text: str) -> None:
 
 
 def is_private(folder: AnyPath) -> bool:
-    """Tell whether others than user and group may do nothing in a folder."""
+    """Tell whether others than user and group may do nothing in a directory."""
     return not os.stat(folder).st_mode & 0o007
 
 
@@ -130,7 +130,7 @@ def output_stream(filesystem: Any, scheme: str, path: str) -> Any:
 
 
 def folder_maker(filesystem: Any, scheme: str) -> Callable[[str], None]:
-    """Return what makes a folder of ``pyarrow.fs``: private where it is local."""
+    """Return what makes a directory of ``pyarrow.fs``: private where it is local."""
     if scheme == "file":
         return make_folder
     return lambda path: filesystem.create_dir(path, recursive=True)

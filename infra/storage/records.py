@@ -14,7 +14,7 @@ class OtherVersionError(Exception):
 
 
 def save(place: StorageLocation, content: Mapping[str, Any], version: int) -> None:
-    """Write ``content`` to the file ``place``, for its user alone; its folder is made. Raises ``StorageError``."""
+    """Write ``content`` to the file ``place``, for its user alone; its directory is made. Raises ``StorageError``."""
     data = checksums.sealed({"format": version, **content}, indent=1)
     with translated(f"write {place}"):
         store = place.fs()

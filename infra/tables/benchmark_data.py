@@ -36,7 +36,7 @@ def default_folder(home: Path, suite: str, scale: float, parts: int = 1) -> Path
 def tpch(scale: float, folder: Path, say: Say, parts: int = 1) -> Path:
     """Make the eight TPC-H tables at ``scale`` in ``folder``, unless it is there, and return it.
 
-    With ``parts`` above 1 each table is a folder of that many files. ``say`` hears what goes on. Raises
+    With ``parts`` above 1 each table is a directory of that many files. ``say`` hears what goes on. Raises
     ``DataError``: a value out of range, ``tpchgen-cli`` missing or failing, no space, too slow.
     """
     _check(scale, parts)
@@ -61,7 +61,7 @@ def tpch(scale: float, folder: Path, say: Say, parts: int = 1) -> Path:
 def tpcds(scale: float, folder: Path, tools: Path, say: Say) -> Path:
     """Make the 24 TPC-DS tables at ``scale`` in ``folder``, and its 99 queries in ``folder/queries``.
 
-    ``tools`` is a folder for the generator's virtual environment, kept for the next time. Raises ``DataError``:
+    ``tools`` is a directory for the generator's virtual environment, kept for the next time. Raises ``DataError``:
     a value out of range, no package registry, no space, too slow.
     """
     _check(scale, 1)
@@ -89,7 +89,7 @@ def _seconds(scale: float) -> float:
 
 @contextmanager
 def _made(suite: str, scale: float, target: Path) -> Iterator[Path]:
-    """Give a hidden folder beside ``target`` that becomes ``target`` when all went well, and vanishes if not."""
+    """Give a hidden directory beside ``target`` that becomes ``target`` when all went well, and vanishes if not."""
     part = target.parent / f".{target.name}-{uuid.uuid4().hex}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ _CHANGEABLE = (
 
 @dataclass(frozen=True, slots=True)
 class AllowedAccess:
-    """What the statements of a database may touch, besides its spill folder."""
+    """What the statements of a database may touch, besides its spill directory."""
 
     files: frozenset[str] = frozenset()  # to read
     folders: frozenset[str] = frozenset()  # to read and write
@@ -31,11 +31,13 @@ class AllowedAccess:
     def of(
         cls, relations: Iterable[Relation], places: Iterable[StorageLocation], everything: bool = False
     ) -> "AllowedAccess":
-        """Return the reach of ``relations`` and the folders ``places``, as far as they are of this machine.
+        """Return the reach of ``relations`` and the directories ``places``, as far as they are of this machine.
 
         What lies elsewhere is read and written by Arrow, and no statement reaches it.
         """
-        real: dict[str, str] = {}  # of folders, which many files share: DuckDB compares what links point at
+        real: dict[
+            str, str
+        ] = {}  # of directories, which many files share: DuckDB compares what links point at
 
         def resolved(path: str) -> str:
             folder, _, name = path.rpartition("/")

@@ -1,4 +1,4 @@
-"""Parquet files and folders as tables."""
+"""Parquet files and directories as tables."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.datatypes import spark_type
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
-# what makes a folder more than its Parquet files: reading them all would bring deleted rows back
+# what makes a directory more than its Parquet files: reading them all would bring deleted rows back
 _Columns = tuple[tuple[str, str], ...]
 _TABLE_FORMATS = {"_delta_log": "Delta Lake", ".hoodie": "Hudi", "metadata": "Iceberg"}
 
@@ -27,14 +27,14 @@ class _Source(NamedTuple):
 
 
 def discover(place: StorageLocation) -> tuple[Relation, ...]:
-    """Return the tables in the folder ``place``, sorted by name.
+    """Return the tables in the directory ``place``, sorted by name.
 
     Each ``NAME.parquet`` file is a table, and so is each sub-folder ``NAME`` or ``NAME.parquet`` that holds
     Parquet files. ``place`` may also be one Parquet file. Hidden and other files are skipped. Names need not
     be identifiers (SQL quotes them) but must differ in more than case.
 
-    Raises ``TableError`` for a missing folder, one without Parquet, a corrupt or empty file, files of one
-    table that disagree on a column, a type that Spark lacks, partition folders (``k=v``) and table formats
+    Raises ``TableError`` for a missing directory, one without Parquet, a corrupt or empty file, files of one
+    table that disagree on a column, a type that Spark lacks, partition directories (``k=v``) and table formats
     with a log.
     """
     from pyarrow.fs import FileType
@@ -84,7 +84,7 @@ def footer(scheme: str, file: FileEntry) -> Any:
 
 
 def _source(place: StorageLocation, info: Any) -> _Source | None:
-    """Return the table that one entry of the folder ``place`` is, or ``None`` when it is none."""
+    """Return the table that one entry of the directory ``place`` is, or ``None`` when it is none."""
     if files.hidden(info.base_name):
         return None
     if info.is_file:
@@ -109,7 +109,7 @@ def _source(place: StorageLocation, info: Any) -> _Source | None:
 
 
 def _check_format(table: StorageLocation, folder: Any) -> None:
-    """Refuse a folder inside the folder of a table that changes what the table's rows are."""
+    """Refuse a directory inside the directory of a table that changes what the table's rows are."""
     name = folder.base_name
     if name in ("_delta_log", ".hoodie") or (
         name == "metadata" and any(i.base_name.endswith(".metadata.json") for i in table.entries(name))

@@ -3,7 +3,7 @@
 Layout::
 
     <place>/ebbflow-spill-<user id>-<run>-<hash of its directory and mark>/step-.../    as ``CheckpointFolder`` has it
-    <run's folder>/mark                                                              random, of this run alone
+    <run's directory>/mark                                                              random, of this run alone
 
 A place is a directory of the node's own disk, unless the user names one that all nodes reach: what lies on a node's
 disk is found by a process of that node alone. The mark keeps a run from taking over what another left that had its

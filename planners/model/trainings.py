@@ -31,7 +31,7 @@ class RunSettings:
     final_save_timeout: float = (
         120.0  # seconds that the save of a run's end is tried again in before it is spilled
     )
-    spill_dir: str = ""  # folder for what the run's own cannot take; "": of the node's own disk
+    spill_dir: str = ""  # directory for what the run's own cannot take; "": of the node's own disk
     saved_step: int = -1  # newest step that the run's journal has as saved; -1: none
     communication: CommunicationChoice = "ddp"  # unless the script says otherwise
     restart: bool = False  # whether a run all of whose checkpoints are damaged begins again

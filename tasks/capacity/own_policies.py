@@ -120,7 +120,7 @@ def _imported(point: EntryPoint) -> object:
 
 @contextmanager
 def _present_folder() -> Iterator[None]:
-    """Let modules be found in the present folder, behind all that is installed: none there hides one of those."""
+    """Let modules be found in the present directory, behind all that is installed: none there hides one of those."""
     here = os.getcwd()
     sys.path.append(here)
     try:

@@ -94,7 +94,7 @@ class CapacityRequest:
 
     ledger: str | None = field(
         default=None, repr=False
-    )  # default: $EBBFLOW_LEDGER, or ledger.db in our own folder
+    )  # default: $EBBFLOW_LEDGER, or ledger.db in our own directory
     cluster: str = "local"
     source: str = "local"  # local[:NAME], aws[:FILE], spark://HOST:PORT or cluster[:NAME]
     policy: str = ""  # a name, or "MODULE:NAME"; default: the file's, else rho-bounded

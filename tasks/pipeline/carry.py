@@ -2,7 +2,7 @@
 
 What a step's processes find in their environment. Nothing here is ever written down.
 
-Where a query finds its tables when they are in several folders, or are results of other queries.
+Where a query finds its tables when they are in several directories, or are results of other queries.
 """
 
 import os
@@ -48,9 +48,9 @@ from ebbflow.tasks.tuning.app_spec import tuning_spec
 
 
 def tables_of(step: StepSpec, pipeline: Pipeline, folder: Path, fill: Fill) -> str | None:
-    """Return the one folder that holds all tables of a query step; ``None`` for a catalogue's.
+    """Return the one directory that holds all tables of a query step; ``None`` for a catalogue's.
 
-    Several folders of this machine are put together by links in the run's folder. Raises ``OptionError``,
+    Several directories of this machine are put together by links in the run's directory. Raises ``OptionError``,
     ``TableError``, ``StorageError``.
     """
     named = [resolved(fill(text), pipeline) for text in step.options.get("tables", ())]
@@ -64,7 +64,7 @@ def tables_of(step: StepSpec, pipeline: Pipeline, folder: Path, fill: Fill) -> s
     try:
         private.make_folder(linked)
         for place in places:
-            discover(place)  # says what is wrong with a folder that has no tables
+            discover(place)  # says what is wrong with a directory that has no tables
             one = Path(place.root)
             entries = [one] if one.is_file() else sorted(one.iterdir())
             for entry in entries:

@@ -72,7 +72,7 @@ class RunRecord:
 
     id: str
     source: str  # the file as it was named
-    base: str  # folder that relative paths in it are relative to
+    base: str  # directory that relative paths in it are relative to
     began: float  # s since the Unix epoch
     parameters: Mapping[str, str] = field(default_factory=dict)
     steps: Mapping[str, StepRecord] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class RunRecord:
 
 
 class RunFolder:
-    """The folder of one run. One process at a time holds it. Raises ``OptionError``."""
+    """The directory of one run. One process at a time holds it. Raises ``OptionError``."""
 
     def __init__(self, parent: Path | str, id: str) -> None:
         if not _ID.fullmatch(id):
@@ -185,7 +185,7 @@ class RunFolder:
 
 
 def known_runs(parent: Path) -> list[str]:
-    """Return the ids of the runs in a folder, the newest first."""
+    """Return the ids of the runs in a directory, the newest first."""
     try:
         found = [(one.stat().st_mtime, one.parent.name) for one in parent.glob(f"*/{_FILE}")]
     except OSError:

@@ -33,7 +33,7 @@ from ebbflow.tasks.pipeline.site import Site, opened_site
 from ebbflow.tasks.pipeline.view import ClusterView
 from ebbflow.tasks.report.files import write_reports
 
-PAGE, CLUSTER, OUTCOME = "report.html", "cluster.json", "outcome.json"  # in the run's folder
+PAGE, CLUSTER, OUTCOME = "report.html", "cluster.json", "outcome.json"  # in the run's directory
 _SETTLE = 15.0  # s for threads of steps that have ended, and for their leases
 _POLL = 0.2  # s
 

@@ -29,7 +29,7 @@ from ebbflow.tasks.pipeline.file.references import fill_in
 from ebbflow.tasks.pipeline.file.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline
 from ebbflow.tasks.training.leased.aws import MakePools, opened_pools
 
-LEDGER = "ledger.db"  # in the run's folder, of a cluster that comes and goes with the run
+LEDGER = "ledger.db"  # in the run's directory, of a cluster that comes and goes with the run
 _UP = 120.0  # s for the first nodes of this machine, beside their boot time
 _END = 30.0  # s for the loop to end
 _PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for

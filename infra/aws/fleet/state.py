@@ -99,7 +99,7 @@ class FleetStore(Protocol):
 
 
 class FolderStore:
-    """A ``FleetStore`` in a local folder, one file a cluster. Safe for several threads and processes of a machine.
+    """A ``FleetStore`` in a local directory, one file a cluster. Safe for several threads and processes of a machine.
 
     A file that cannot be read is an error, not an empty state: a revision counted from 0 lets old decisions pass.
     """

@@ -25,8 +25,8 @@ from ebbflow.infra.machine import processes
 from ebbflow.infra.storage import private
 
 _MACHINE = "ebbflow.infra.local_fleet.provider.machine"
-READY = "ready"  # file in a machine's folder, once it is up
-RUNS = "runs"  # folder with one folder for each pool of an app, named by the pool's uid
+READY = "ready"  # file in a machine's directory, once it is up
+RUNS = "runs"  # directory with one directory for each pool of an app, named by the pool's uid
 BY = "owner"  # file in that: "pid ticks" of the launcher's process
 _POLL = 0.02  # s between looks at a machine that starts
 _START = 60.0  # s that a machine may take
@@ -210,7 +210,7 @@ class SparkNodeProvider:
 
 
 def work(folder: Path, node: str) -> Path:
-    """Return a node's own scratch folder."""
+    """Return a node's own scratch directory."""
     return folder / "work" / node
 
 

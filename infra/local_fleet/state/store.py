@@ -19,7 +19,7 @@ from ebbflow.planners.errors import OptionError
 FORMAT = 2
 STATE, LOCK, STARTING = "fleet.json", ".lock", ".starting"
 _STATES = Form(strict=True)
-_AGAIN = 5  # attempts at a lock whose folder is being removed
+_AGAIN = 5  # attempts at a lock whose directory is being removed
 _TICK = 100_000_000  # ns, longer than any file system takes the same time for
 
 
@@ -96,7 +96,7 @@ class LocalFleetStateFile:
         return self._held(LOCK)
 
     def starting(self) -> contextlib.AbstractContextManager[None]:
-        """Keep others from starting the fleet, and from removing its folder."""
+        """Keep others from starting the fleet, and from removing its directory."""
         return self._held(STARTING)
 
     @contextlib.contextmanager
@@ -107,7 +107,7 @@ class LocalFleetStateFile:
                     private.make_folder(self.folder)
                     stack.enter_context(files.locked(str(self.folder / name), self._clock))
                     break
-                except FileNotFoundError as error:  # the folder was removed a moment ago
+                except FileNotFoundError as error:  # the directory was removed a moment ago
                     if attempt == _AGAIN - 1:
                         raise StorageError(f"{self.folder} cannot be locked: {error.strerror}") from error
                 except OSError as error:

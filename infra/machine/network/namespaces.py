@@ -37,7 +37,7 @@ def create(name: str) -> None:
 
 
 def _share() -> None:
-    """Make the folder a mount, once, that all look into from wherever they are, as ``ip netns add`` does."""
+    """Make the directory a mount, once, that all look into from wherever they are, as ``ip netns add`` does."""
     try:
         _mount("none", FOLDER, _MS_SHARED | _MS_REC)
     except OSError:  # it is no mount yet

@@ -1,7 +1,7 @@
 """Which networks of nodes there are on this machine: what a crash leaves is found here, and by nobody's memory.
 
-One small file for each, in a folder that all users of this machine who may make networks share. It is written before
-anything is made, and removed after the last of it.
+One small file for each, in a directory that all users of this machine who may make networks share. It is written
+before anything is made, and removed after the last of it.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ class Entry:
     """One network: whose it is, and which addresses it has."""
 
     uid: str  # of the run
-    owner: str  # the run's folder
+    owner: str  # the run's directory
     subnets: tuple[str, ...]
 
     @property

@@ -1,7 +1,7 @@
 """What AdaptDL's simulator knows of an application: measured speed and gradient statistics (Pollux, OSDI 2021).
 
-The files of one application's folder are ``placements.csv``, ``scalability.csv`` and one ``validation-<B>.csv`` for
-each total batch size B that was measured.
+The files of one application's directory are ``placements.csv``, ``scalability.csv`` and one ``validation-<B>.csv``
+for each total batch size B that was measured.
 """
 
 from bisect import bisect_left
@@ -229,7 +229,7 @@ def _digits(field: str) -> tuple[int, ...]:
 
 
 def read_profile(folder: Path) -> Profile:
-    """Read one application's folder.
+    """Read one application's directory.
 
     Raises:
         WorkloadError: a missing or malformed file, with line number and reason.
@@ -273,7 +273,7 @@ def read_profile(folder: Path) -> Profile:
 
 
 class Profiles(Mapping[str, Profile]):
-    """The applications under one folder, each read when it is first asked for. Raises ``WorkloadError``."""
+    """The applications under one directory, each read when it is first asked for. Raises ``WorkloadError``."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)

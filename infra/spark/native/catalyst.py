@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class NotNativeError(Exception):
-    """A stage cannot run natively; the text says why. Nobody outside this folder sees it."""
+    """A stage cannot run natively; the text says why. Nobody outside this directory sees it."""
 
 
 class Attribute(NamedTuple):

@@ -253,7 +253,7 @@ def _unfinished(folder: str) -> bool:
 
 
 def _remove_hidden(folder: str) -> None:
-    """Remove what tasks have left in a stage's folder besides its part files.
+    """Remove what tasks have left in a stage's directory besides its part files.
 
     The mark of a cancellation stays: a task may begin only now, and must see it.
     """

@@ -54,7 +54,7 @@ class Part:
 
     statement: str
     relations: tuple[Relation, ...]  # named as the statement names them
-    file: str  # in the stage's folder
+    file: str  # in the stage's directory
     sliced: str = ""  # the relation that is cut: beside its files, it has ``rows``
     rows: tuple[Rows, ...] = ()
 

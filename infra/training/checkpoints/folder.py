@@ -2,9 +2,9 @@
 
 Layout::
 
-    <folder>/step-<steps>-<milliseconds>-<random>/model.pt ...    one file for each key of the state
-    <folder>/step-.../manifest.json                               sizes and checksums, written last
-    <folder>/corrupt-step-...                                     set aside, with why in reason.txt; not deleted
+    <directory>/step-<steps>-<milliseconds>-<random>/model.pt ...    one file for each key of the state
+    <directory>/step-.../manifest.json                               sizes and checksums, written last
+    <directory>/corrupt-step-...                                     set aside, with why in reason.txt; not deleted
                                                                   before a whole one has got as far
 
 Without a manifest a checkpoint does not exist. The files are those of ``torch.save``, so that ``torch.load`` alone

@@ -2,9 +2,9 @@
 
 Layout::
 
-    <folder>/<start>/owner-<number>/    the blocks of one owner, see ``block_store``
-    <folder>/<start>/blocks.json        the tensors, their blocks and owners; written when all of the start is durable
-    <folder>/corrupt-<start>/           set aside: something of it is not what was written
+    <directory>/<start>/owner-<number>/    the blocks of one owner, see ``block_store``
+    <directory>/<start>/blocks.json        the tensors, their blocks and owners; written when all of the start is
+    durable <directory>/corrupt-<start>/           set aside: something of it is not what was written
 
 Every ``initialize`` makes a new start, so that records of a run that began again never meet those of its past.
 """

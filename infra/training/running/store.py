@@ -2,8 +2,8 @@
 
 Layout::
 
-    <folder>/segment-<number>.seg     records, never changed
-    <folder>/manifest.json            replaced atomically after its segments are durable
+    <directory>/segment-<number>.seg     records, never changed
+    <directory>/manifest.json            replaced atomically after its segments are durable
 
 Readers need only the manifest. A segment without a live record is deleted; when less than half of the bytes are live
 the rest is copied into one segment.

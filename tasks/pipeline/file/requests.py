@@ -34,13 +34,13 @@ class RunDirectories:
     master: str = ""  # of Spark; empty: there is none
 
     def result(self, step: StepSpec) -> tuple[str, str]:
-        """Return the folder and the file of a query's result."""
+        """Return the directory and the file of a query's result."""
         folder = f"{self.folder.rstrip('/')}/results/{step.name}"
         return folder, f"{folder}/{step.options.get('output') or step.name}.parquet"
 
     @property
     def runs(self) -> str:
-        """Return the folder of all trainings and tuning runs."""
+        """Return the directory of all trainings and tuning runs."""
         return f"{self.folder.rstrip('/')}/runs"
 
 
@@ -153,7 +153,7 @@ def team_weight(step: StepSpec, pipeline: Pipeline) -> float:
 
 
 def resolved(path: str, pipeline: Pipeline) -> str:
-    """Return a path of the file, relative ones taken from the file's folder; addresses stay."""
+    """Return a path of the file, relative ones taken from the file's directory; addresses stay."""
     return within(pipeline.folder, path)
 
 
