@@ -1,0 +1,226 @@
+"""Aggregators and agents over real connections: rounds, trainings that cannot reach each other, broken messages."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+zmq = pytest.importorskip("zmq")
+
+from ebbflow.infra.aggregation.agent import AggregationAgent, AggregatorAddress  # noqa: E402
+from ebbflow.infra.aggregation.aggregator import Aggregator  # noqa: E402
+from ebbflow.infra.aggregation.frames import Kind, TensorFrame, decode, encode  # noqa: E402
+from ebbflow.infra.aggregation.front import ServiceKeys  # noqa: E402
+from ebbflow.infra.aggregation.rules import Adam, OptimizerState, Sgd, as_bfloat16, mean_gradient  # noqa: E402
+from ebbflow.infra.errors import AggregationError  # noqa: E402
+
+pytestmark = pytest.mark.timeout(120)
+
+PATIENCE = 60.0  # s; machines that run tests are busy
+
+
+@pytest.fixture
+def service() -> Iterator["Service"]:
+    with Service() as made:
+        yield made
+
+
+class Service:
+    """Two aggregators, and agents of trainings that they admit."""
+
+    def __init__(self) -> None:
+        self.aggregators = {name: Aggregator(name, threads=2) for name in ("A", "B")}
+        self.agents: list[AggregationAgent] = []
+
+    def __enter__(self) -> "Service":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in (*self.agents, *self.aggregators.values()):
+            one.close()
+
+    @property
+    def addresses(self) -> dict[str, AggregatorAddress]:
+        return {name: AggregatorAddress(one.address, one.public) for name, one in self.aggregators.items()}
+
+    def admit(self, job: str, workers: int) -> list[ServiceKeys]:
+        pairs = [ServiceKeys.make() for _ in range(workers)]
+        for one in self.aggregators.values():
+            one.admit(job, {f"w{i}": pair.public for i, pair in enumerate(pairs)})
+        return pairs
+
+    def agent(self, keys: ServiceKeys, timeout_s: float = PATIENCE) -> AggregationAgent:
+        table = {"weight": "A", "bias": "B"}
+        made = AggregationAgent(keys, self.addresses, table, timeout_s=timeout_s, retry_s=1.0)
+        self.agents.append(made)
+        return made
+
+
+def _together(*acts: Callable[[], None]) -> None:
+    failures: list[BaseException] = []
+
+    def guarded(act: Callable[[], None]) -> None:
+        try:
+            act()
+        except BaseException as exc:
+            failures.append(exc)
+
+    threads = [threading.Thread(target=guarded, args=(act,)) for act in acts]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(PATIENCE)
+    assert not any(one.is_alive() for one in threads)
+    if failures:
+        raise failures[0]
+
+
+def _gradient(worker: int, number: int, size: int) -> np.ndarray:
+    return np.random.default_rng(1000 * worker + number).standard_normal(size).astype(np.float32)
+
+
+SIZES = {"weight": 4000, "bias": 7}
+
+
+@pytest.mark.parametrize("rule", [Sgd(lr=0.1, momentum=0.9), Adam(decoupled=True, weight_decay=0.1)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_workers_train_as_one_process_does(service: Service, rule: Sgd | Adam, dtype: str) -> None:
+    """Equal to the bit: gradients are summed in the order of workers."""
+    begin = {name: np.ones(size, np.float32) for name, size in SIZES.items()}
+    rounds, workers = 12, 3
+    ended: dict[int, dict[str, np.ndarray]] = {}
+
+    def sent(worker: int, number: int, size: int) -> np.ndarray:
+        gradient = _gradient(worker, number, size)
+        return as_bfloat16(gradient) if dtype == "bfloat16" else gradient
+
+    def work(worker: int, agent: AggregationAgent) -> None:
+        agent.init(begin, rule)
+        found = agent.pull(dict.fromkeys(SIZES, 0))
+        for number in range(rounds):
+            gradients = {name: sent(worker, number, size).data for name, size in SIZES.items()}
+            found = agent.push(gradients, number, dtype=dtype)
+        ended[worker] = {name: one.copy() for name, one in found.items()}
+
+    agents = [service.agent(keys) for keys in service.admit("job", workers)]
+    _together(*(lambda i=i, agent=agent: work(i, agent) for i, agent in enumerate(agents)))
+
+    for name, size in SIZES.items():
+        expected, state = begin[name].copy(), OptimizerState()
+        for number in range(rounds):
+            gradients = [_gradient(worker, number, size) for worker in range(workers)]
+            if dtype == "bfloat16":
+                gradients = [(as_bfloat16(g).astype(np.uint32) << 16).view(np.float32) for g in gradients]
+            rule.update(expected, mean_gradient(gradients), state)
+        assert [ended[worker][name].tobytes() == expected.tobytes() for worker in range(workers)] == [
+            True
+        ] * workers
+
+
+def test_two_trainings_do_not_reach_each_others_tensors(service: Service) -> None:
+    first, second = (service.agent(service.admit(job, 1)[0]) for job in ("first", "second"))
+    first.init({"weight": np.full(3, 5, np.float32)}, Sgd(lr=1.0))
+    with pytest.raises(AggregationError, match="this training has no tensor 'weight' on aggregator A"):
+        second.pull({"weight": 0})
+    with pytest.raises(AggregationError, match="this training has no tensor 'weight'"):
+        second.push({"weight": np.ones(3, np.float32).data}, 0)
+    second.init({"weight": np.full(2, 7, np.float32)}, Sgd(lr=1.0))
+    assert second.push({"weight": np.ones(2, np.float32).data}, 0)["weight"].tolist() == [6, 6]
+    assert first.pull({"weight": 0})["weight"].tolist() == [5, 5, 5]
+
+
+def test_a_key_that_is_not_admitted_gets_nothing(service: Service) -> None:
+    owner = service.agent(service.admit("job", 1)[0])
+    owner.init({"weight": np.ones(3, np.float32)}, Sgd())
+    stranger = service.agent(ServiceKeys.make(), timeout_s=1.5)
+    with pytest.raises(AggregationError, match="aggregator A must answer for tensor 'weight' within"):
+        stranger.pull({"weight": 0})
+    assert owner.pull({"weight": 0})["weight"].tolist() == [1, 1, 1]
+    with pytest.raises(AggregationError, match="a key must be 64 hexadecimal digits"):
+        service.aggregators["A"].admit("job", {"w9": "no key"})
+
+
+def test_an_aggregator_in_anothers_place_gets_nothing(service: Service) -> None:
+    keys = service.admit("job", 1)[0]
+    wrong = {
+        name: AggregatorAddress(one.address, ServiceKeys.make().public)
+        for name, one in service.addresses.items()
+    }
+    agent = AggregationAgent(keys, wrong, {"weight": "A"}, timeout_s=1.5)
+    service.agents.append(agent)
+    with pytest.raises(AggregationError, match="must answer"):
+        agent.init({"weight": np.ones(3, np.float32)}, Sgd())
+
+
+def _raw(service: Service, keys: ServiceKeys) -> "zmq.Socket[bytes]":
+    where = service.addresses["A"]
+    one = zmq.Context.instance().socket(zmq.DEALER)
+    one.curve_serverkey = bytes.fromhex(where.public)
+    one.curve_publickey, one.curve_secretkey = bytes.fromhex(keys.public), bytes.fromhex(keys.secret)
+    one.linger = 0
+    one.reconnect_ivl = -1  # so that what is ended stays ended
+    one.rcvtimeo = 3000
+    one.connect(f"tcp://{where.address}")
+    return one
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        [b"garbage"],
+        [b"garbage", b"more"],
+        [bytes(encode([TensorFrame(Kind.PUSH, "weight", 0, b"\0" * 12)])[0]), b"\1" * 12],
+        [bytes(one) for one in encode([TensorFrame(Kind.PARAMETERS, "weight")])],
+    ],
+)
+def test_a_malformed_message_ends_its_connection_only(service: Service, broken: list[bytes]) -> None:
+    keys = service.admit("job", 2)
+    other = service.agent(service.admit("other", 1)[0])
+    other.init({"weight": np.ones(3, np.float32)}, Sgd(lr=1.0))
+    raw = _raw(service, keys[0])
+    try:
+        pull = [bytes(one) for one in encode([TensorFrame(Kind.PULL, "weight", 0)])]
+        raw.send_multipart(pull)
+        assert (
+            decode(raw.recv_multipart())[0].kind is Kind.ERROR
+        )  # it is heard: the training has no such tensor
+        monitor = raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        raw.send_multipart(broken)
+        assert monitor.poll(10_000), "the connection is closed"
+        raw.disable_monitor()
+        monitor.close(linger=0)
+    finally:
+        raw.close()
+    assert service.aggregators["A"].refused == 1
+    assert other.push({"weight": np.ones(3, np.float32).data}, 0)["weight"].tolist() == [0, 0, 0]
+    # its worker may connect once more
+    again = service.agent(keys[0])
+    again.init({"weight": np.ones(3, np.float32)}, Sgd())
+
+
+def test_a_round_does_not_wait_for_a_worker_that_left(service: Service) -> None:
+    agents = [service.agent(keys) for keys in service.admit("job", 2)]
+    for one in agents:
+        one.init({"weight": np.zeros(3, np.float32)}, Sgd(lr=1.0))
+    found: dict[str, np.ndarray] = {}
+    pushing = threading.Thread(
+        target=lambda: found.update(agents[0].push({"weight": np.ones(3, np.float32).data}, 0))
+    )
+    pushing.start()
+    pushing.join(0.5)
+    assert pushing.is_alive()
+    service.aggregators["A"].dismiss("job", "w1")
+    pushing.join(PATIENCE)
+    assert found["weight"].tolist() == [-1, -1, -1]
+
+
+def test_what_does_not_fit_a_tensor_is_refused(service: Service) -> None:
+    agent = service.agent(service.admit("job", 1)[0])
+    agent.init({"weight": np.zeros(3, np.float32)}, Sgd())
+    with pytest.raises(AggregationError, match="must have 3 elements, not 2"):
+        agent.push({"weight": np.ones(2, np.float32).data}, 0)
+    with pytest.raises(AggregationError, match="is there with another rule or length"):
+        agent.init({"weight": np.zeros(3, np.float32)}, Adam())
+    with pytest.raises(AggregationError, match="tensor 'other' has no aggregator"):
+        agent.pull({"other": 0})
