@@ -1,0 +1,180 @@
+"""An aggregator as a process: ``python -m ebbflow.infra.aggregation.process NAME [HOST [PORT [THREADS]]]``.
+
+Its parent controls it over standard input and output, one JSON object a line, so that no other process can: it first
+writes where it listens and its public key, then an answer to each command. It ends with its input, that is, at the
+latest with its parent.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from ebbflow.infra.aggregation.agent import AggregatorAddress
+from ebbflow.infra.aggregation.aggregator import Aggregator
+from ebbflow.infra.errors import AggregationError
+
+_MAX_LINE = 1 << 20  # bytes of a command
+
+
+def run_command(aggregator: Aggregator, line: str) -> dict[str, Any]:
+    """Carry out a command and return its answer: ``{"done": ...}`` or ``{"error": ...}``.
+
+    Args:
+        aggregator: that it is for.
+        line: a JSON object with ``do``: ``admit`` (``job``, ``workers``: public key of each), ``dismiss`` (``job``,
+            ``worker``), ``remove`` (``job``), or ``status``.
+    """
+    try:
+        command = json.loads(line)
+        match command:
+            case {"do": "admit", "job": str(job), "workers": dict(workers)} if all(
+                isinstance(one, str) for one in workers.values()
+            ):
+                aggregator.admit(job, workers)
+            case {"do": "dismiss", "job": str(job), "worker": str(worker)}:
+                aggregator.dismiss(job, worker)
+            case {"do": "remove", "job": str(job)}:
+                aggregator.remove(job)
+            case {"do": "status"}:
+                return {"done": "status", "refused": aggregator.refused}
+            case _:
+                return {"error": "a command must be admit, dismiss, remove or status with its fields"}
+    except (ValueError, RecursionError):
+        return {"error": "a command must be a JSON object on one line"}
+    except AggregationError as exc:
+        return {"error": str(exc)}
+    return {"done": command["do"]}
+
+
+def serve(aggregator: Aggregator, commands: TextIO, answers: TextIO) -> None:
+    """Announce an aggregator and carry out commands until there are no more; it is closed then.
+
+    Args:
+        aggregator: that listens.
+        commands: one on each line.
+        answers: where the announcement and each command's answer are written.
+    """
+    try:
+        _write(answers, {"address": aggregator.address, "public": aggregator.public})
+        while line := commands.readline(_MAX_LINE):
+            _write(answers, run_command(aggregator, line))
+    except BrokenPipeError:
+        pass  # the parent has ended
+    finally:
+        aggregator.close()
+
+
+def _write(answers: TextIO, values: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(dict(values)) + "\n")
+    answers.flush()
+
+
+class AggregatorProcess:
+    """Starts an aggregator's process and controls it. Used by one thread.
+
+    Args:
+        name: of the aggregator.
+        host: address of the interface to listen on.
+        port: number; 0: any free one.
+        threads: that update tensors.
+        timeout_s: seconds in which it must start, and answer each command.
+
+    Raises ``AggregationError`` where it does not start.
+    """
+
+    def __init__(
+        self, name: str, host: str = "127.0.0.1", port: int = 0, *, threads: int = 1, timeout_s: float = 60.0
+    ) -> None:
+        self._name, self._timeout = name, timeout_s
+        self._rest = b""
+        arguments = [
+            sys.executable,
+            "-m",
+            "ebbflow.infra.aggregation.process",
+            name,
+            host,
+            str(port),
+            str(threads),
+        ]
+        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            begun = self._answer()
+            self.where = AggregatorAddress(str(begun["address"]), str(begun["public"]))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Return its process ID."""
+        return self._process.pid
+
+    def command(self, **values: Any) -> dict[str, Any]:
+        """Send a command and return its answer.
+
+        Raises ``AggregationError`` where it is refused or the process does not answer in time.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(values).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as exc:
+            raise AggregationError(f"aggregator {self._name} has ended") from exc
+        answer = self._answer()
+        if "error" in answer:
+            raise AggregationError(str(answer["error"]))
+        return answer
+
+    def close(self) -> None:
+        """End the process. May be called twice."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(self._timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        end = time.monotonic() + self._timeout
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                if not ready.select(max(end - time.monotonic(), 0)):
+                    raise AggregationError(
+                        f"aggregator {self._name} must answer within {self._timeout:g} s, and did not"
+                    )
+                got = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not got:
+                    raise AggregationError(f"aggregator {self._name} has ended")
+                self._rest += got
+        line, _, self._rest = self._rest.partition(b"\n")
+        found = json.loads(line)
+        assert isinstance(found, dict)
+        return found
+
+
+def main() -> None:
+    """Run an aggregator until standard input ends."""
+    if not 2 <= len(sys.argv) <= 5:
+        raise SystemExit("usage: python -m ebbflow.infra.aggregation.process NAME [HOST [PORT [THREADS]]]")
+    name, host, port, threads = [*sys.argv[1:], *("", "127.0.0.1", "0", "1")[len(sys.argv) - 1 :]]
+    try:
+        aggregator = Aggregator(name, host, int(port), threads=int(threads))
+    except (AggregationError, ValueError) as exc:
+        raise SystemExit(f"aggregator {name}: {exc}") from exc
+    serve(aggregator, sys.stdin, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

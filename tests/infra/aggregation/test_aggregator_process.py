@@ -1,0 +1,82 @@
+"""Aggregators as processes: two trainings share one, a killed one is noticed, and none outlives its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+pytest.importorskip("zmq")
+
+from ebbflow.infra.aggregation.agent import AggregationAgent
+from ebbflow.infra.aggregation.front import ServiceKeys
+from ebbflow.infra.aggregation.process import AggregatorProcess
+from ebbflow.infra.aggregation.rules import Sgd
+from ebbflow.infra.errors import AggregationError
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+
+
+@pytest.fixture
+def process() -> Iterator[AggregatorProcess]:
+    made = AggregatorProcess("A", threads=2)
+    yield made
+    made.close()
+
+
+def _agent(process: AggregatorProcess, job: str, timeout_s: float = 60.0) -> AggregationAgent:
+    keys = ServiceKeys.make()
+    process.command(do="admit", job=job, workers={"w0": keys.public})
+    return AggregationAgent(keys, {"A": process.where}, {"t": "A"}, timeout_s=timeout_s, retry_s=0.5)
+
+
+def test_two_trainings_share_a_process(process: AggregatorProcess) -> None:
+    agents = {job: _agent(process, job) for job in ("first", "second")}
+    for i, agent in enumerate(agents.values()):
+        agent.init({"t": np.full(4, i, np.float32)}, Sgd(lr=1.0))
+    for number in range(3):
+        found = [agent.push({"t": np.ones(4, np.float32).data}, number)["t"] for agent in agents.values()]
+        assert [one.tolist() for one in found] == [[-number - 1] * 4, [-number] * 4]
+    process.command(do="remove", job="first")
+    assert process.command(do="status") == {"done": "status", "refused": 0}
+    agents["second"].push({"t": np.ones(4, np.float32).data}, 3)
+    for agent in agents.values():
+        agent.close()
+
+
+def test_commands_that_break_their_form(process: AggregatorProcess) -> None:
+    for wrong in (
+        {"do": "steal"},
+        {"do": "admit", "job": 1},
+        {"do": "admit", "job": "a", "workers": {"w": 1}},
+    ):
+        with pytest.raises(AggregationError, match="must be admit, dismiss, remove or status"):
+            process.command(**wrong)
+    with pytest.raises(AggregationError, match="64 hexadecimal digits"):
+        process.command(do="admit", job="a", workers={"w": "short"})
+
+
+def test_an_aggregator_that_is_killed_is_noticed(process: AggregatorProcess) -> None:
+    agent = _agent(process, "job", timeout_s=2.0)
+    agent.init({"t": np.ones(4, np.float32)}, Sgd())
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(AggregationError, match="aggregator A must answer for tensor 't' within 2 s"):
+        agent.push({"t": np.ones(4, np.float32).data}, 0)
+    with pytest.raises(AggregationError, match="aggregator A has ended"):
+        process.command(do="status")
+    agent.close()
+
+
+def test_it_ends_with_its_input() -> None:
+    arguments = [sys.executable, "-m", "ebbflow.infra.aggregation.process", "A"]
+    ended = subprocess.run(arguments, input=b"no command\n", capture_output=True, timeout=100, check=False)
+    first, second = ended.stdout.decode().splitlines()
+    assert '"address": "127.0.0.1:' in first
+    assert second == '{"error": "a command must be a JSON object on one line"}'
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    wrong = subprocess.run([*arguments, "no.such.host."], capture_output=True, timeout=100, check=False)
+    assert wrong.returncode == 1
+    assert b"aggregator A: an aggregator cannot listen on no.such.host." in wrong.stderr
