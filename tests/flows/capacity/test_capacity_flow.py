@@ -198,12 +198,15 @@ class TestUnderAServer:
         name = f"once-{uuid4().hex[:6]}"
         run_query.to_deployment(name=name, parameters={"engine": "duckdb"}).apply()
         runs = PrefectRuns()
-        made = [runs.begin(f"run-query/{name}", {"sql": "x"}, "key-1", ["t"], {}) for _ in range(2)]
+        made = [
+            runs.begin(f"run-query/{name}", {"sql": "x"}, "key-1", ["t"], {}, "tidy-otter") for _ in range(2)
+        ]
         assert made[0].id == made[1].id
+        assert made[0].name == "tidy-otter"
         assert made[0].parameters["engine"] == "duckdb"
         assert made[0].parameters["sql"] == "x"
-        other = runs.begin(made[0].deployment, {"sql": "x"}, "key-2", ["t"], {})
+        other = runs.begin(made[0].deployment, {"sql": "x"}, "key-2", ["t"], {}, "")
         assert other.id != made[0].id
         assert runs.waiting("t")
         with pytest.raises(InfraError, match="no deployment 'train/none'"):
-            runs.begin("train/none", {}, "key-3", [], {})
+            runs.begin("train/none", {}, "key-3", [], {}, "")
