@@ -27,6 +27,9 @@ from ebbflow.planners.aggregation.messages import Left, Message, Parameters, Pul
 from ebbflow.planners.aggregation.migration import TensorHost
 from ebbflow.planners.errors import OptionError
 
+_MAX_TENSORS = 1 << 16  # of a training on an aggregator
+_MAX_WAITING = 16  # requests of one worker for one tensor while it is updated; an agent sends two
+
 log = logging.getLogger(__name__)
 
 
@@ -125,6 +128,10 @@ class Aggregator:
                     peer, frame, f"this training has no tensor {frame.tensor!r} on aggregator {self.name}"
                 )
             elif tensor.busy:
+                if sum(one == peer for one, _ in tensor.waiting) >= _MAX_WAITING:
+                    raise AggregationError(
+                        f"a worker must send at most {_MAX_WAITING} requests for a tensor at once"
+                    )
                 tensor.waiting.append((peer, frame))
             else:
                 self._take(tensor, peer, frame)
@@ -138,11 +145,17 @@ class Aggregator:
             return
         present = self._tensors.get(key)
         if present is None:
-            held = sum(one.parameters.nbytes for one in self._tensors.values() if one.job_id == peer.job_id)
-            if held + len(frame.payload) > self._max_bytes:
+            held = [one.parameters.nbytes for one in self._tensors.values() if one.job_id == peer.job_id]
+            if (
+                not frame.payload
+                or sum(held) + len(frame.payload) > self._max_bytes
+                or len(held) >= _MAX_TENSORS
+            ):
                 self._refuse(
-                    peer, frame, f"a training must have at most {self._max_bytes} bytes on an aggregator"
-                )
+                    peer, frame,
+                    f"a training must have at most {_MAX_TENSORS} tensors on an aggregator, none of them empty, with"
+                    f" at most {self._max_bytes} bytes together",
+                )  # fmt: skip
                 return
             values = as_float32(frame.payload, frame.dtype).astype(np.float32, copy=True)
             workers = frozenset(self._workers.get(peer.job_id, ()))

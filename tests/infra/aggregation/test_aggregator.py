@@ -222,5 +222,50 @@ def test_what_does_not_fit_a_tensor_is_refused(service: Service) -> None:
         agent.push({"weight": np.ones(2, np.float32).data}, 0)
     with pytest.raises(AggregationError, match="is there with another rule or length"):
         agent.init({"weight": np.zeros(3, np.float32)}, Adam())
+    with pytest.raises(AggregationError, match="at most 65536 tensors on an aggregator, none of them empty"):
+        agent.init({"bias": np.zeros(0, np.float32)}, Sgd())
     with pytest.raises(AggregationError, match="tensor 'other' has no aggregator"):
         agent.pull({"other": 0})
+
+
+def test_a_training_has_a_limit_of_bytes() -> None:
+    with Service() as service:
+        service.aggregators["C"] = Aggregator("C", max_bytes=100)
+        keys = service.admit("job", 1)[0]
+        agent = AggregationAgent(keys, service.addresses, {"x": "C", "y": "C"}, timeout_s=PATIENCE)
+        service.agents.append(agent)
+        agent.init({"x": np.zeros(20, np.float32)}, Sgd())
+        with pytest.raises(AggregationError, match="at most 100 bytes together"):
+            agent.init({"y": np.zeros(6, np.float32)}, Sgd())
+        agent.init({"y": np.zeros(5, np.float32)}, Sgd())
+
+
+def test_a_worker_that_floods_a_busy_tensor_loses_its_connection(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The update is held up; requests beyond the limit are not kept."""
+    hold = threading.Event()
+    update = Sgd.update
+
+    def slow(*arguments: object) -> None:
+        hold.wait(PATIENCE)
+        update(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Sgd, "update", slow)
+    keys = service.admit("job", 1)[0]
+    raw = _raw(service, keys)
+    try:
+        init = TensorFrame(Kind.INIT, "weight", payload=b"\0" * 12, options={"name": "sgd"})
+        raw.send_multipart([bytes(one) for one in encode([init])])
+        assert decode(raw.recv_multipart())[0].kind is Kind.READY
+        monitor = raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        push = [bytes(one) for one in encode([TensorFrame(Kind.PUSH, "weight", 0, b"\0" * 12)])]
+        for _ in range(40):
+            raw.send_multipart(push)
+        assert monitor.poll(20_000), "the connection is closed"
+        raw.disable_monitor()
+        monitor.close(linger=0)
+    finally:
+        hold.set()
+        raw.close()
+    assert service.aggregators["A"].refused == 1
