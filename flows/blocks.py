@@ -109,13 +109,13 @@ class EbbflowAws(Block):
 
         For a process that runs one flow run. Raises ``SettingsError`` or ``OptionError``.
         """
-        with tempfile.TemporaryDirectory(prefix="ebbflow-aws-") as folder:
+        with tempfile.TemporaryDirectory(prefix="ebbflow-aws-") as place:
             path = Path(self.settings_file).expanduser()
             if self.settings or self.role:
                 outputs = dict(self.settings or _outputs(path))
                 if self.role:
                     outputs["capacity_role_arn"] = {"value": self.role}
-                path = Path(folder) / "ebbflow.json"
+                path = Path(place) / "ebbflow.json"
                 path.touch(mode=0o600)
                 path.write_text(json.dumps(outputs), encoding="utf-8")
             region = Settings.from_terraform(path).region

@@ -24,7 +24,7 @@ _FOR_GOOD = (OptionError, PlanningError, TableError)  # another try would end as
 class _AttendedOperator(BaseOperator):
     """Runs its work in a thread, so that a signal or a time limit can end it in order."""
 
-    stop_patience: float
+    stop_timeout: float
     ledger_conn_id: str | None
     ledger: str | None
     cluster: str
@@ -73,7 +73,7 @@ class EbbflowQueryOperator(_AttendedOperator):
         cluster: the cluster's name in the ledger.
         team: on whose account it runs there.
         fetch: rows that the XCom holds, 1,000 at most.
-        stop_patience: seconds that a task which has run into its time limit waits for its stages to end.
+        stop_timeout: seconds that a task which has run into its time limit waits for its stages to end.
     """
 
     template_fields: Sequence[str] = (
@@ -107,7 +107,7 @@ class EbbflowQueryOperator(_AttendedOperator):
         team: str = "",
         options: Mapping[str, Any] | None = None,
         fetch: int = 0,
-        stop_patience: float = 30.0,
+        stop_timeout: float = 30.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -116,7 +116,7 @@ class EbbflowQueryOperator(_AttendedOperator):
         self.ledger_conn_id, self.ledger, self.cluster = ledger_conn_id, ledger, cluster
         self.options = dict(options or {})
         self.fetch = fetch
-        self.stop_patience = stop_patience
+        self.stop_timeout = stop_timeout
 
     def execute(self, context: "Context") -> dict[str, Any]:
         """Run the query and return plain values. Raises ``AirflowFailException`` for what no retry can mend."""
@@ -150,7 +150,7 @@ class EbbflowQueryOperator(_AttendedOperator):
                 work = partial(work, app=app, team=self.team, **self._place())
             else:
                 only_with("ledger_conn_id or ledger", cluster=self.cluster, team=self.team)
-            self._attended = Attended(work, orchestrator.stop, self.stop_patience)
+            self._attended = Attended(work, orchestrator.stop, self.stop_timeout)
             outcome = self._attended.wait()
         except _FOR_GOOD as error:
             raise AirflowFailException(str(error)) from error
@@ -187,7 +187,7 @@ class EbbflowTrainingOperator(_AttendedOperator):
         runs_dir: directory of all runs, local or ``s3://``.
         run_id: run ID; generated from DAG, task and DAG run by default.
         options: further fields of ``ebbflow.tasks.training.request.TrainingRequest``.
-        stop_patience: seconds that a task which has run into its time limit waits for the training to save.
+        stop_timeout: seconds that a task which has run into its time limit waits for the training to save.
     """
 
     template_fields: Sequence[str] = (
@@ -220,7 +220,7 @@ class EbbflowTrainingOperator(_AttendedOperator):
         runs_dir: str | None = None,
         run_id: str = "",
         options: Mapping[str, Any] | None = None,
-        stop_patience: float = 45.0,
+        stop_timeout: float = 45.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -229,7 +229,7 @@ class EbbflowTrainingOperator(_AttendedOperator):
         self.ledger_conn_id, self.ledger, self.cluster = ledger_conn_id, ledger, cluster
         self.runs_dir, self.run_id = runs_dir, run_id
         self.options = dict(options or {})
-        self.stop_patience = stop_patience
+        self.stop_timeout = stop_timeout
 
     def execute(self, context: "Context") -> dict[str, Any]:
         """Run the training and return plain values. Raises ``AirflowFailException`` for what no retry can mend."""
@@ -265,7 +265,7 @@ class EbbflowTrainingOperator(_AttendedOperator):
                 only_with(
                     "fleet", ledger=self.ledger_conn_id or self.ledger, cluster=self.cluster, team=self.team
                 )
-            self._attended = Attended(work, stopper.stop, self.stop_patience)
+            self._attended = Attended(work, stopper.stop, self.stop_timeout)
             report = self._attended.wait()
         except _FOR_GOOD as error:
             raise AirflowFailException(str(error)) from error

@@ -110,22 +110,22 @@ def _print_directory(suite: str, scale: float, directory: Path, as_json: bool) -
     )
 
 
-def tpch_tables(scale: float, folder: Path, console: Console, parts: int = 1) -> Path:
+def tpch_tables(scale: float, directory: Path, console: Console, parts: int = 1) -> Path:
     """Return the directory of TPC-H tables at ``scale``, made unless it is there; messages go to ``console``.
 
     With ``parts`` above 1 each table is a directory of that many files. Raises ``DataError``.
     """
-    _tell_cached("TPC-H", scale, folder, console)
-    return benchmark_data.tpch(scale, folder, lambda line: _say(line, console), parts)
+    _tell_cached("TPC-H", scale, directory, console)
+    return benchmark_data.tpch(scale, directory, lambda line: _say(line, console), parts)
 
 
-def tpcds_tables(scale: float, folder: Path, console: Console) -> Path:
+def tpcds_tables(scale: float, directory: Path, console: Console) -> Path:
     """Return the directory of TPC-DS tables and queries at ``scale``, made unless it is there.
 
     Messages go to ``console``. Raises ``DataError``.
     """
-    _tell_cached("TPC-DS", scale, folder, console)
-    return benchmark_data.tpcds(scale, folder, _home() / "tools", lambda line: _say(line, console))
+    _tell_cached("TPC-DS", scale, directory, console)
+    return benchmark_data.tpcds(scale, directory, _home() / "tools", lambda line: _say(line, console))
 
 
 def _home() -> Path:
@@ -134,9 +134,9 @@ def _home() -> Path:
     return home()
 
 
-def _tell_cached(suite: str, scale: float, folder: Path, console: Console) -> None:
-    if folder.is_dir():
-        _say(f"{suite} scale factor {scale:g}, cached in {folder}", console)
+def _tell_cached(suite: str, scale: float, directory: Path, console: Console) -> None:
+    if directory.is_dir():
+        _say(f"{suite} scale factor {scale:g}, cached in {directory}", console)
 
 
 def _say(line: str, console: Console) -> None:

@@ -18,7 +18,7 @@ class FeedbackIntervals:
 
     interval: float = 0.25
     quiet: float = 0.1  # publish once nothing has changed for this long...
-    patience: float = 1.0  # ...or this long after the first change (QOOP: bursts within 1 s are one event)
+    longest: float = 1.0  # ...or this long after the first change (QOOP: bursts within 1 s are one event)
 
 
 class Feedback:
@@ -93,7 +93,7 @@ class Feedback:
 
     def _settle(self, seen: Capacity, stop: threading.Event) -> Capacity:
         """Wait until a burst of changes is over, within bounds, and return the newest capacity."""
-        deadline = self._clock.now() + self._pace.patience
+        deadline = self._clock.now() + self._pace.longest
         while self._clock.now() < deadline and not self._clock.wait(stop, self._pace.quiet):
             newer = self._look() or seen
             if newer.same_nodes(seen):

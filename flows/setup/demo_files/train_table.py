@@ -12,9 +12,9 @@ from torch import nn
 from ebbflow import ElasticRun
 
 
-def read(folder: str, target: str, rows: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
+def read(directory: str, target: str, rows: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
     """Return standardised inputs, what is to be predicted, and whether that is yes or no."""
-    table = pyarrow.dataset.dataset(folder, format="parquet").head(rows)
+    table = pyarrow.dataset.dataset(directory, format="parquet").head(rows)
     columns = {
         name: torch.tensor(table[name].to_pylist(), dtype=torch.float32) for name in table.column_names
     }

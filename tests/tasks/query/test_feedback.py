@@ -14,7 +14,7 @@ from ebbflow.infra.errors import EngineLostError, EngineUnavailableError
 from ebbflow.planners.model import Capacity, Node
 from ebbflow.tasks.query.feedback import Feedback, FeedbackIntervals
 
-PACE = FeedbackIntervals(interval=0.5, quiet=0.25, patience=1.0)
+PACE = FeedbackIntervals(interval=0.5, quiet=0.25, longest=1.0)
 
 
 def capacity(*ids: str) -> Capacity:
