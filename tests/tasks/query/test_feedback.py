@@ -93,12 +93,12 @@ def test_a_burst_is_one_event_and_its_newest_state_wins() -> None:
     assert [(nodes, change) for _, nodes, change in published] == [(["c"], "arrived: c; left: a")]
 
 
-def test_a_burst_that_does_not_end_is_published_after_the_patience_all_the_same() -> None:
+def test_a_burst_that_does_not_end_is_published_after_the_longest_wait_all_the_same() -> None:
     forever = [(0, capacity("a")), *((3 + i / 10, capacity("a", f"b{i}")) for i in range(100))]
     published = watch(forever)
-    assert published[0][0] <= 3 + PACE.interval + PACE.patience + PACE.quiet
+    assert published[0][0] <= 3 + PACE.interval + PACE.longest + PACE.quiet
     gaps = [b[0] - a[0] for a, b in pairwise(published)]
-    assert max(gaps) <= PACE.interval + PACE.patience + PACE.quiet + 1e-9
+    assert max(gaps) <= PACE.interval + PACE.longest + PACE.quiet + 1e-9
 
 
 def test_a_change_that_reverts_within_the_burst_is_not_published() -> None:
