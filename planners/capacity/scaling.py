@@ -377,15 +377,11 @@ def becomes(pool: PoolState, target: Target) -> str:
 
 def _planned(fleet: Fleet, target: Target) -> Fleet:
     """Return the fleet as it is planned with ``target``."""
-    return replace(
-        fleet,
-        pools=tuple(
-            replace(pool, planned=target.nodes, on_demand=target.on_demand)
-            if pool.name == target.pool
-            else pool
-            for pool in fleet.pools
-        ),
-    )
+    pools = [
+        replace(pool, planned=target.nodes, on_demand=target.on_demand) if pool.name == target.pool else pool
+        for pool in fleet.pools
+    ]
+    return replace(fleet, pools=tuple(pools))
 
 
 def _nodes(count: int) -> str:

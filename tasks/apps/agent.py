@@ -3,7 +3,6 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -27,8 +26,7 @@ from ebbflow.planners.model.ledger import (
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.apps.allocation import AllocationStatus
 from ebbflow.tasks.apps.cancelling import cancel_id, interrupt_process
-from ebbflow.tasks.apps.lease_table import LeaseTable, Rules
-from ebbflow.tasks.apps.loop_report import LOOP, LoopStatusRecord
+from ebbflow.tasks.apps.lease_table import LeaseTable, Rules, rules_of
 from ebbflow.tasks.apps.outbox import Outbox
 from ebbflow.tasks.apps.skew import Skew, shifted
 
@@ -45,15 +43,6 @@ class AgentIntervals:
     report: float = 1.0  # between reports where nothing changes
     entry: float = 300.0  # that the ledger may be away at the entry, and an earlier self may hold the lock
     parting: float = 10.0  # for the last words
-
-
-def rules_of(ledger: Ledger) -> Rules:
-    """Return when leases count as over for the loop that led the cluster last; the defaults where it does not say."""
-    with suppress(LedgerError):
-        if (said := ledger.reports([LOOP]).get(LOOP)) is not None:
-            grace = LoopStatusRecord.of(said).grace
-            return Rules() if grace is None else Rules(grace=grace)
-    return Rules()
 
 
 class AppAgent:

@@ -7,12 +7,15 @@ was released is never entered again: both under one lock, so there is no moment 
 
 import threading
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import LeaseError
+from ebbflow.infra.errors import LeaseError, LedgerError
+from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Lease
+from ebbflow.tasks.apps.loop_report import LOOP, LoopStatusRecord
 
 Number = int
 
@@ -31,6 +34,15 @@ class Rules:
         for name in ("grace", "leave", "fence"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise OptionError(f"{name} must be >= 0 s and finite; got {getattr(self, name)}")
+
+
+def rules_of(ledger: Ledger) -> Rules:
+    """Return when leases count as over for the loop that led the cluster last; the defaults where it does not say."""
+    with suppress(LedgerError):
+        if (said := ledger.reports([LOOP]).get(LOOP)) is not None:
+            grace = LoopStatusRecord.of(said).grace
+            return Rules() if grace is None else Rules(grace=grace)
+    return Rules()
 
 
 class LeaseTable:

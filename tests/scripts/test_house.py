@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = ("flows", "tasks", "infra", "planners")  # each may use those behind it
 CROWD = 15  # modules of a folder at most
+LONG = 400  # lines of a module at most
 FACE = "flows.face"  # laid as the package itself: what users import, and nothing of ours does
 
 SUBJECTS = {
@@ -179,3 +180,12 @@ def test_every_file_of_tests_has_a_name_of_its_own() -> None:
     """Two of one name cannot be collected by one process."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_no_module_is_long() -> None:
+    lines = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("*.py")
+    }
+    assert {path: count for path, count in lines.items() if count > LONG} == {}

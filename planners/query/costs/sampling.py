@@ -7,8 +7,8 @@ from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue, ColumnStatistics
 from ebbflow.planners.query.costs.sizes import conjuncts_key, own_conjuncts
-from ebbflow.planners.query.estimates.cardinality import conjunction_text
 from ebbflow.planners.query.estimates.ranges import WHOLE, key_ranges, measurable, within, within_text
+from ebbflow.planners.query.estimates.relations import conjunction_text
 from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.sql.dialect import duckdb_sql
 from ebbflow.planners.query.sql.joingraph import Column, JoinGraph, Predicate

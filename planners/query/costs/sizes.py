@@ -7,8 +7,8 @@ from functools import cached_property
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue, ColumnStatistics
-from ebbflow.planners.query.estimates.cardinality import Cardinalities, RelationInput
-from ebbflow.planners.query.estimates.relations import member_values
+from ebbflow.planners.query.estimates.cardinality import Cardinalities
+from ebbflow.planners.query.estimates.relations import RelationInput, member_values
 from ebbflow.planners.query.estimates.selectivity import conjunction, distinct_of, having_fraction
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId
 from ebbflow.planners.query.plan.state import StageOutput

@@ -18,16 +18,9 @@ from ebbflow.planners.query.estimates.ranges import (
     measurable,
     within_text,
 )
-from ebbflow.planners.query.estimates.relations import (
-    LocalEstimates,
-    RelationInput,
-    conjunction_text,
-    distinct_after,
-)
+from ebbflow.planners.query.estimates.relations import LocalEstimates, RelationInput, conjunction_text
 from ebbflow.planners.query.estimates.selectivity import selectivity
 from ebbflow.planners.query.sql.joingraph import Column, JoinGraph, Predicate
-
-__all__ = ["Cardinalities", "RelationInput", "conjunction_text", "distinct_after"]
 
 NOISE = 1.2  # distinct counts are approximate: a reference may seem to have this many times its key's values
 ROW_BYTES = 8.0  # per row in memory, besides its fields

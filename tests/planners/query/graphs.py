@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlglot import exp, parse_one
 
 from ebbflow.planners.model import ColumnStatistics
-from ebbflow.planners.query.estimates.cardinality import Cardinalities, RelationInput
+from ebbflow.planners.query.estimates.cardinality import Cardinalities
+from ebbflow.planners.query.estimates.relations import RelationInput
 from ebbflow.planners.query.estimates.selectivity import Lookup
 from ebbflow.planners.query.sql.joingraph import Column, EqualityClass, JoinGraph, Predicate, RelationRef
 

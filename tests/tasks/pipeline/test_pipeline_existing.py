@@ -13,7 +13,7 @@ from ebbflow.infra.local_fleet import LocalFleet, LocalPool
 from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.errors import PipelineFileError
 from ebbflow.planners.model.ledger import Granted
-from ebbflow.tasks.apps.agent import rules_of
+from ebbflow.tasks.apps.lease_table import rules_of
 from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.node_sources import opened_nodes
 from ebbflow.tasks.capacity.request import CapacityRequest

@@ -5,13 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.model import ColumnStatistics
-from ebbflow.planners.query.estimates.cardinality import (
-    Cardinalities,
-    RelationInput,
-    conjunction_text,
-    distinct_after,
-)
+from ebbflow.planners.query.estimates.cardinality import Cardinalities
 from ebbflow.planners.query.estimates.ranges import KeyRange, within_text
+from ebbflow.planners.query.estimates.relations import RelationInput, conjunction_text, distinct_after
 from tests.planners.query.graphs import by_edges, graph_of, one_class, predicate, random_graph, random_inputs
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.costs.cost import GIB, SPARK, JoinCostModel, Size
-from ebbflow.planners.query.estimates.cardinality import Cardinalities, RelationInput
+from ebbflow.planners.query.estimates.cardinality import Cardinalities
+from ebbflow.planners.query.estimates.relations import RelationInput
 from ebbflow.planners.query.orders.enumerate import (
     Candidate,
     count_trees,
