@@ -150,7 +150,7 @@ def test_a_move_with_a_deadline_waits_for_new_nodes_only_half_of_the_time() -> N
 
 
 def test_options_are_checked() -> None:
-    for bad in ({"minimum": 0}, {"patience": 0.0}, {"rescue": -1.0}, {"start": "thread"}):
+    for bad in ({"minimum": 0}, {"node_timeout": 0.0}, {"rescue": -1.0}, {"start": "thread"}):
         with pytest.raises(OptionError):
             Options(**bad)
     with pytest.raises(OptionError, match="cpus"):
