@@ -1,4 +1,7 @@
-"""Three real queries at once on one real cluster: each has its share, is told of it, and takes what others leave."""
+"""Three real queries at once on one real cluster: each has its share, is told of it, and takes what others leave.
+
+A measurement over minutes; what decides shares is tested in ``test_sharing.py`` and ``test_share_rules.py``.
+"""
 
 import json
 import subprocess
@@ -16,7 +19,7 @@ import pytest
 
 from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 CORES = 4
 WAIT = 400.0  # seconds; what does not happen within them does not happen
