@@ -95,6 +95,7 @@ class AggregatorProcess:
         self._rest = b""
         arguments = [
             sys.executable,
+            "-P",
             "-m",
             "ebbflow.infra.aggregation.process",
             name,

@@ -158,7 +158,7 @@ class Planned:
     guard: float = 180.0
     terms: Terms = field(default_factory=Terms)
     steady: StabilizationWindow = field(
-        default_factory=lambda: StabilizationWindow(patience=1800.0, hold=900.0)
+        default_factory=lambda: StabilizationWindow(window=1800.0, hold=900.0)
     )
     dry: dict[Place, float] = field(default_factory=dict)  # place -> s since the Unix epoch, until when
     sizes: dict[str, StabilizedTarget] = field(default_factory=dict)  # by type

@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import zmq
 
-zmq = pytest.importorskip("zmq")
-
-from ebbflow.infra.aggregation.agent import AggregationAgent, AggregatorAddress  # noqa: E402
-from ebbflow.infra.aggregation.aggregator import Aggregator  # noqa: E402
-from ebbflow.infra.aggregation.frames import Kind, TensorFrame, decode, encode  # noqa: E402
-from ebbflow.infra.aggregation.front import ServiceKeys  # noqa: E402
-from ebbflow.infra.aggregation.rules import Adam, OptimizerState, Sgd, as_bfloat16, mean_gradient  # noqa: E402
-from ebbflow.infra.errors import AggregationError  # noqa: E402
+from ebbflow.infra.aggregation.agent import AggregationAgent, AggregatorAddress
+from ebbflow.infra.aggregation.aggregator import Aggregator
+from ebbflow.infra.aggregation.frames import Kind, TensorFrame, decode, encode
+from ebbflow.infra.aggregation.front import ServiceKeys
+from ebbflow.infra.aggregation.rules import Adam, OptimizerState, Sgd, as_bfloat16, mean_gradient
+from ebbflow.infra.errors import AggregationError
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-pytest.importorskip("zmq")
-
 from ebbflow.infra.aggregation.agent import AggregationAgent
 from ebbflow.infra.aggregation.front import ServiceKeys
 from ebbflow.infra.aggregation.process import AggregatorProcess

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ebbflow.infra.aggregation.rules import (  # noqa: E402
+from ebbflow.infra.aggregation.rules import (
     Adam,
     OptimizerState,
     Sgd,
@@ -19,8 +18,8 @@ from ebbflow.infra.aggregation.rules import (  # noqa: E402
     rule_from,
     rule_values,
 )
-from ebbflow.infra.errors import AggregationError  # noqa: E402
-from ebbflow.planners.errors import OptionError  # noqa: E402
+from ebbflow.infra.errors import AggregationError
+from ebbflow.planners.errors import OptionError
 
 STEPS = 200
 SIZE = 40_003  # more than a block, and an odd end
