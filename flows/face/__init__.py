@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ebbflow.infra.elastic.registry import register
     from ebbflow.infra.elastic.settings import Settings as ElasticSettings
     from ebbflow.infra.errors import (
+        AggregationError,
         AwsError,
         AwsUnavailableError,
         BroadcastTooLargeError,
@@ -125,6 +126,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AggregationError",
     "App",
     "Application",
     "AwsError",
@@ -307,7 +309,7 @@ _NAMES = {
         "InfraError EngineError EngineUnavailableError EngineLostError StageFailedError "
         "BroadcastTooLargeError DamagedInputError StageCancelledError TableError StorageError "
         "StorageFullError OtherModelError CheckpointsLostError RunLockedError ClusterError LeaseError "
-        "ElasticError MicroTaskError WorkloadError TrainingError DatasetError MessageError "
+        "ElasticError MicroTaskError AggregationError WorkloadError TrainingError DatasetError MessageError "
         "LauncherLostError SettingsError AwsError AwsUnavailableError CredentialsError "
         "InsufficientCapacityError SpotPriceTooHighError NotOursError NoticeError LedgerError "
         "LedgerUnavailableError LedgerBusyError StaleLoopError DoubleBookingError PipelineRunError "

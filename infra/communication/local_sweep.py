@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.storage import private
 from ebbflow.planners.communication.dag import Kind
 from ebbflow.planners.communication.measured import MeasuredLinks
 from ebbflow.planners.communication.planning import choices_of
@@ -108,7 +109,7 @@ def main() -> None:
     }
     found = measure(Channels(task["channels"]), Sweep(sizes, choices, task["seconds"], task["repeats"]))
     if task["rank"] == 0:
-        Path(task["output"]).write_text(found.to_json())
+        private.write_text(task["output"], found.to_json())
     dist.barrier()
     dist.destroy_process_group()
 
