@@ -16,7 +16,7 @@ InfraError
 │   └── RunLockedError           another process runs under this id, or has taken it over
 ├── ClusterError                 the local cluster cannot do what was asked
 │   └── LeaseError               a GPU that an app may not use, or not any more
-├── ElasticError                 an elastic job cannot go on: workers, messages or snapshots failed it
+├── ElasticError                 an elastic job cannot continue: workers, messages or snapshots failed it
 │   └── MicroTaskError           the application raised; its traceback is in the message
 ├── AggregationError             a gradient, tensor or message that an aggregator cannot take
 ├── WorkloadError                a workload, profile or trace that breaks its format; file, line and reason
@@ -37,7 +37,7 @@ InfraError
 │   ├── LedgerBusyError          another loop leads
 │   ├── StaleLoopError           another loop has taken over, or this one has resigned; nothing was written
 │   └── DoubleBookingError       a GPU that a lease has already; nothing was written
-├── PipelineRunError             a pipeline's run that cannot be begun or gone on with
+├── PipelineRunError             a pipeline's run that cannot be begun or resumed
 ├── PriceError                   a price that is not known
 ├── SimulationError              a simulated policy broke a rule: capacity, a gang, or no progress
 └── DataError                    benchmark data cannot be made
@@ -120,7 +120,7 @@ class LeaseError(ClusterError):
 
 
 class ElasticError(InfraError):
-    """An elastic job cannot go on: no workers, too many losses, a snapshot that cannot be read."""
+    """An elastic job cannot continue: no workers, too many losses, a snapshot that cannot be read."""
 
 
 class MicroTaskError(ElasticError):
@@ -221,7 +221,7 @@ class DoubleBookingError(LedgerError):
 
 
 class PipelineRunError(InfraError):
-    """A pipeline's run that cannot be begun or gone on with; the message says what to do."""
+    """A pipeline's run that cannot be begun or resumed; the message says what to do."""
 
 
 class PriceError(InfraError):

@@ -49,7 +49,7 @@ def start_temporary_server() -> None:
     """Start Prefect's temporary server where none is configured, deaf to Ctrl-C.
 
     A terminal sends Ctrl-C to every process in front. A server that obeyed it could not record that the run was
-    interrupted, and Prefect's client would go on asking for it for minutes. Prefect ends it at our exit.
+    interrupted, and Prefect's client would continue asking for it for minutes. Prefect ends it at our exit.
     """
     from prefect.server.api.server import SubprocessASGIServer
     from prefect.settings import get_current_settings
@@ -63,7 +63,7 @@ def start_temporary_server() -> None:
         with suppress(RuntimeError):  # the flow run tries again, and says what is wrong
             SubprocessASGIServer().start(settings.server.ephemeral.startup_timeout_seconds)
 
-    # in a thread of its own, because a mask is a thread's: our main thread goes on hearing Ctrl-C
+    # in a thread of its own, because a mask is a thread's: our main thread continues to hear Ctrl-C
     starter = threading.Thread(target=start, name="ebbflow-prefect-server", daemon=True)
     starter.start()
     starter.join()

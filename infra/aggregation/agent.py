@@ -16,9 +16,9 @@ from zmq.sugar.poll import Poller
 from zmq.sugar.socket import Socket
 
 from ebbflow.infra.aggregation.frames import MAX_PAYLOAD, Buffer, Kind, TensorFrame, decode, encode
-from ebbflow.infra.aggregation.front import ServiceKeys
 from ebbflow.infra.aggregation.rules import Adam, Floats, Sgd, as_float32, rule_values
 from ebbflow.infra.errors import AggregationError
+from ebbflow.infra.machine.encrypted_router import CurveKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class AggregationAgent:
 
     def __init__(
         self,
-        keys: ServiceKeys,
+        keys: CurveKeys,
         aggregators: Mapping[str, AggregatorAddress],
         table: Mapping[str, str],
         *,
@@ -115,7 +115,7 @@ class AggregationAgent:
         if not self._context.closed:
             self._context.destroy(linger=0)
 
-    def _connected(self, keys: ServiceKeys, where: AggregatorAddress) -> "Socket[bytes]":
+    def _connected(self, keys: CurveKeys, where: AggregatorAddress) -> "Socket[bytes]":
         one = self._context.socket(constants.DEALER)
         one.curve_serverkey = bytes.fromhex(where.public)
         one.curve_publickey = bytes.fromhex(keys.public)

@@ -215,7 +215,7 @@ class Aggregator:
     def _answer(self, peer: Peer, frames: Iterable[TensorFrame]) -> None:
         connection = self._connections.get(peer)
         if connection is not None:  # an agent that has reconnected asks again
-            self._front.send(connection, encode(frames))
+            self._front.send(connection, *encode(frames), copy=False)
 
     def _leave(self, peer: Peer) -> None:
         self._workers.get(peer.job_id, set()).discard(peer.worker)

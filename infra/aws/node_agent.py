@@ -78,7 +78,7 @@ class Node(Protocol):
         ...
 
     def notify_group(self) -> None:
-        """Let the Auto Scaling group go on."""
+        """Let the Auto Scaling group continue."""
         ...
 
 
@@ -294,7 +294,7 @@ class SystemdNode:
         return not self._units(_TORCH)
 
     def notify_group(self) -> None:
-        """See ``Node``. A failure is logged: the group goes on by itself when its deadline has passed."""
+        """See ``Node``. A failure is logged: the group continues by itself when its deadline has passed."""
         if not self._group:
             return
         import boto3

@@ -120,8 +120,8 @@ class ControlPlane:
         stall_timeout: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        with suppress(NotImplementedError, RuntimeError, AttributeError):
-            store = store.clone()
+        with suppress(RuntimeError):  # a store of the user's own class may have no clone
+            store = store.clone()  # else a wait of this thread would keep others from the store
         self._store = dist.PrefixStore(PREFIX, store)
         self._rank, self._ranks = rank, channels.ranks
         self._switch, self._profiler, self._channels = switch, profiler, channels

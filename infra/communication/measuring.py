@@ -1,7 +1,7 @@
 """Measures what channels do: a sweep over sizes and options, the same on all ranks, within a bounded time.
 
 The time of a collective is that of its slowest rank. Ranks agree after each repetition on that time, and on whether
-to go on, in one all-reduce of two numbers; its own duration is not counted.
+to continue, in one all-reduce of two numbers; its own duration is not counted.
 """
 
 import threading

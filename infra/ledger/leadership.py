@@ -133,7 +133,7 @@ def leader_lease_of(connection: Connection, cluster: str) -> LeaderLease | None:
 def begin_leadership(
     journal: "Journal", holder: str, seconds: float, *, take_over: bool = False
 ) -> Leadership:
-    """Take the lead; see ``Ledger.lead``. Raises ``OptionError``."""
+    """Become the leader; see ``Ledger.lead``. Raises ``OptionError``."""
     if not holder or len(holder) > _LONGEST or not holder.isprintable():
         raise OptionError(f"a loop's name has 1 to {_LONGEST} printable characters; got {holder!r:.220}")
     if not 0 < seconds < float("inf"):

@@ -86,7 +86,7 @@ class FaultInjector(Handle):
         self._change(lambda state: state.planned(pool, outage=self._clock.now() + seconds))
 
     def _hold(self, id_: str, still: bool) -> None:
-        """Stop a node's processes or let them go on, and wait, bounded, until that shows."""
+        """Stop a node's processes or let them continue, and wait, bounded, until that shows."""
         state = self.state
         node = state.there(id_)
         provider = self._provider(node)

@@ -130,14 +130,14 @@ class Trainer(Protocol):
         ...
 
     def resume(self, folder: str, placement: Mapping[str, int], settings: RunSettings) -> None:
-        """Go on with the run in ``folder``, whose launcher is gone, from its newest checkpoint with these settings.
+        """Resume the run in ``folder``, whose launcher is gone, from its newest checkpoint with these settings.
 
-        Raises ``TrainingError`` where there is none to go on with, and ``RunLockedError`` when its launcher lives.
+        Raises ``TrainingError`` where there is none to continue with, and ``RunLockedError`` when its launcher lives.
         """
         ...
 
     def resize(self, placement: Mapping[str, int], deadline: float | None = None) -> None:
-        """Grow, shrink or move: new nodes are made ready, the run saves, and goes on on ``placement``.
+        """Grow, shrink or move: new nodes are made ready, the run saves, and continues on ``placement``.
 
         Before ``deadline`` (seconds since the Unix epoch) nothing of the run is left on other nodes, whether the new
         ones are ready or not. A later call replaces one that is not carried out yet. Raises ``TrainingError`` once

@@ -152,7 +152,7 @@ class DuckDbEngine:
                     self._set("memory_limit", f"{_mib(memory)}MiB")
 
     def _move(self, reach: AllowedAccess) -> None:
-        """Go on with a database of this reach: another one, for a lock cannot be undone."""
+        """Continue with a database of this reach: another one, for a lock cannot be undone."""
         if self._connection is not None:
             self._left.append(self._connection)
             self._connection = None

@@ -175,7 +175,7 @@ class FileShareHandle:
         self._beat = 0
 
     def begin(self, clock: Clock, every: float) -> None:
-        """Write the claim, then go on giving signs of life in the background."""
+        """Write the claim, then continue giving signs of life in the background."""
         self._tell()
         thread = threading.Thread(
             target=self._live, args=(clock, every), name=f"claim-{self.claim.id[:8]}", daemon=True

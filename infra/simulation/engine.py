@@ -131,7 +131,7 @@ class _Run:
         self._apply(CapacityChange(self.now, cluster.nodes))
 
     def to_the_end(self) -> None:
-        """Go on until every job is finished or rejected."""
+        """Continue until every job is finished or rejected."""
         while self.active or self.waiting:
             at = self._next_tick() if self.tick is not None else self._next_event()
             due = self._go_to(at) or self.tick is not None

@@ -100,7 +100,7 @@ class Entry:
     def look(self, at: float) -> bool:
         """See when it will finish, since it was expected to by now or its speed may have changed.
 
-        Tell whether it went on to another phase, where it can use other numbers of GPUs.
+        Tell whether it continued to another phase, where it can use other numbers of GPUs.
         """
         model = self.model
         over = model.done
@@ -129,7 +129,7 @@ class Entry:
         delays: tuple[float, float],
         save_every: float,
     ) -> None:
-        """Go on with ``placement`` after the delay of a first start or of a restart; empty: wait."""
+        """Continue with ``placement`` after the delay of a first start or of a restart; empty: wait."""
         app = self.app
         self._scored += self._score * (app.service - self._scored_to)
         self._scored_to = app.service

@@ -25,7 +25,7 @@ class JobModel(Protocol):
         ...
 
     def place(self, placement: Placement, nodes: Mapping[str, Node]) -> None:
-        """Go on with ``placement``; empty means that it holds nothing."""
+        """Continue with ``placement``; empty means that it holds nothing."""
         ...
 
     def advance(self, seconds: float, interference: float = 0.0) -> float:
@@ -48,9 +48,9 @@ class JobModel(Protocol):
         ...
 
     def lose(self, kept: Placement) -> Placement:
-        """Some GPUs vanished: go back to the checkpoint and return what it goes on with, of ``kept``.
+        """Some GPUs vanished: go back to the checkpoint and return what it continues with, of ``kept``.
 
-        A gang goes on with nothing.
+        A gang continues with nothing.
         """
         ...
 

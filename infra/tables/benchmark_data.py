@@ -36,8 +36,8 @@ def default_folder(home: Path, suite: str, scale: float, parts: int = 1) -> Path
 def tpch(scale: float, folder: Path, say: Say, parts: int = 1) -> Path:
     """Make the eight TPC-H tables at ``scale`` in ``folder``, unless it is there, and return it.
 
-    With ``parts`` above 1 each table is a directory of that many files. ``say`` hears what goes on. Raises
-    ``DataError``: a value out of range, ``tpchgen-cli`` missing or failing, no space, too slow.
+    With ``parts`` above 1 each table is a directory of that many files. ``say`` is called with a line for each step.
+    Raises ``DataError``: a value out of range, ``tpchgen-cli`` missing or failing, no space, too slow.
     """
     _check(scale, parts)
     if folder.is_dir():

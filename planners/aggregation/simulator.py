@@ -4,6 +4,7 @@ Arrivals, exits, feedback and ends of periods are events; durations are those of
 is reported and does not lengthen it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -56,7 +57,7 @@ class ServerPolicy(Protocol):
         """Return the largest planned loss of a training, a share of its speed."""
 
 
-class _Counted:
+class _Counted(ABC):
     """A policy without sharing: a number for the trainings that run."""
 
     period_s: float | None = None
@@ -69,8 +70,9 @@ class _Counted:
         return self.allocated
 
     @property
+    @abstractmethod
     def allocated(self) -> int:
-        raise NotImplementedError
+        """Return the servers that are rented."""
 
     def arrive(self, profile: JobProfile) -> int:
         self._running[profile.job_id] = profile

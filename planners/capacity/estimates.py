@@ -2,7 +2,7 @@
 
 An app that reports a model of its goodput counts in examples at its initial batch. Any other counts in GPU-seconds,
 and its speed is its GPUs. Where it cannot say what it has left, that is taken to be as much as it has had, 600 s on
-what it asked for at least: what has lasted for long goes on for long.
+what it asked for at least: what has lasted for long continues for long.
 """
 
 from collections.abc import Mapping, Sequence

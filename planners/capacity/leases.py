@@ -32,7 +32,7 @@ class Moves:
 
     @property
     def changes(self) -> list[Change]:
-        """Return the changes: what is called back, what goes on, what is new."""
+        """Return the changes: what is called back, what continues, what is new."""
         found: list[Change] = [
             Recalled(tuple(sorted(numbers)), deadline, why)
             for (deadline, why), numbers in sorted(self.recalled.items())
@@ -274,7 +274,7 @@ def _recall_all(scene: CycleState, app: str, moves: Moves) -> None:
 
 
 def _extend(scene: CycleState, desk: _PendingGrant, moves: Moves) -> None:
-    """Let what an app keeps go on before it ends."""
+    """Let what an app keeps continue before it ends."""
     settings = scene.settings
     end = end_of(scene, desk.wanted.until)
     slack = min(max(settings.lease_s / 2, 1.5 * HEAD), 0.9 * settings.lease_s)

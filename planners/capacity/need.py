@@ -24,7 +24,7 @@ class UsableCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The least to go on with. Raises ``OptionError`` for a value that breaks its rule, or where all are 0."""
+    """The least to continue with. Raises ``OptionError`` for a value that breaks its rule, or where all are 0."""
 
     nodes: int = 0
     gpus: int = 0

@@ -41,7 +41,7 @@ def ask(scene: CycleState, seen: PolicyView, memory: Memory, seed: int) -> Aucti
     decision: Decision | None = None
     for _ in range(ROUNDS):
         asked = _view(view, terms)
-        # whatever a user's policy raises, the loop goes on
+        # whatever a user's policy raises, the loop continues
         try:
             decision = settings.policy.decide(asked, memory.policy, np.random.default_rng(seed))
             problem = broken(asked, decision, settings.elastic)

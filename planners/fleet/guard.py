@@ -23,7 +23,7 @@ _ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class RunMoney:
-    """What the run that a pool works for has cost, and for how long it is expected to go on."""
+    """What the run that a pool works for has cost, and for how long it is expected to continue."""
 
     spent: float  # dollars
     seconds: float | None = None  # until its end with the nodes of the target; None: not known

@@ -37,7 +37,7 @@ def check_gang(
     One that is ``held`` already, or whose nodes are all there, costs nothing more and passes. ``new`` says by pool
     what another node costs: without a price no gang is started under a limit of dollars, unless its own ``max_price``
     says what a node costs at most; and where it is not known what a node has, none under a limit of GPUs. ``run``
-    says what the gang's run has cost, and for how long it is expected to go on.
+    says what the gang's run has cost, and for how long it is expected to continue.
 
     >>> from ebbflow.planners.fleet.limits import Quota
     >>> fleet = Fleet(1, 0.0, (PoolState("gpu", 2, 2, ()),))

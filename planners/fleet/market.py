@@ -98,7 +98,7 @@ def with_rates(
 class Interruption:
     """What one interruption costs. Raises ``OptionError``."""
 
-    restart: float  # s until the work that stopped goes on elsewhere
+    restart: float  # s until the work that stopped continues elsewhere
     rework: float = 0.0  # s of work that is done twice, mean: half the time between checkpoints, say
     span: int = 1  # nodes that stop when one is lost: all of a gang, else 1
 

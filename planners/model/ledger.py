@@ -140,7 +140,7 @@ class CapacityChanged:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What the state has forgotten of an app that comes back, so that its account goes on."""
+    """What the state has forgotten of an app that comes back, so that its account continues."""
 
     entered: float  # s since the Unix epoch
     number: int

@@ -114,7 +114,7 @@ def prepare_bid(
     held: Placement = (),
     kappa: float = 2.0,
 ) -> BidTable | None:
-    """Return the pruned table of an app that holds ``held`` under leases that go on; ``None`` when nothing helps it.
+    """Return the pruned table of an app that holds ``held`` under lasting leases; ``None`` when nothing helps it.
 
     An app that holds nothing has no finite ρ. It is taken as ``kappa`` times ρ on one GPU, which keeps -ln ρ concave
     for kappa >= 2 and serves the starving first; of a gang of m GPUs as kappa · m · ρ on m.

@@ -48,7 +48,7 @@ class AgentIntervals:
 class AppAgent:
     """Speaks for one app; a context manager. Its thread never waits for the app, nor the app for it.
 
-    While the ledger does not answer, the app goes on with what it has, what it says is kept and said later; that is
+    While the ledger does not answer, the app continues with what it has, what it says is kept and said later; that is
     told once. An app that its loop takes for lost although it lives enters again.
 
     Args:

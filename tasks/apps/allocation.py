@@ -14,7 +14,7 @@ class AllocationStatus:
     placement: Mapping[str, int] = field(default_factory=dict)  # node -> GPUs
     leaving: Mapping[int, float] = field(
         default_factory=dict
-    )  # used leases to be let go of -> by when (Unix s)
+    )  # used leases to be released -> by when (Unix s)
     led: bool = False  # a loop is alive, as far as is known
 
     @property

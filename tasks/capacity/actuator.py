@@ -140,7 +140,7 @@ class ActionExecutor:
     """Carries out what a cycle decided; ``done`` tells what became of it. For one caller.
 
     With ``start`` in threads; without, at once. A thing that is under way or waits is not taken a second time.
-    ``may`` is asked just before each thing: a loop that was suspended must not go on with what it had decided before,
+    ``may`` is asked just before each thing: a loop that was suspended must not do what it had decided before,
     when another may lead.
     """
 

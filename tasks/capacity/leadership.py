@@ -201,7 +201,7 @@ _POLL = 0.1  # s
 def leads(ledger: Ledger, clock: Clock) -> bool:
     """Tell whether a loop leads the cluster of ``ledger``.
 
-    A loop's clock goes on steadily when the machine's is set, so a process that began later may see the end of a
+    A loop's clock advances steadily when the machine's is set, so a process that began later may see the end of a
     lead in the past, or too far in the future. A loop whose renewal is late leads on as long as nobody takes over. So
     what looks as if it had run out is watched for the time of a whole lead, and leads if it is renewed meanwhile; a
     ledger that does not answer is asked again as long. Raises ``LedgerError``.

@@ -167,7 +167,7 @@ class Watch:
         self._hurry = threading.Event()
 
     def start(self, wake: threading.Event) -> None:
-        """Look once at everything, so that there is something to decide on, then go on in threads."""
+        """Look once at everything, so that there is something to decide on, then continue in threads."""
         for look in self._looks():
             look.look()
         for look in self._looks():
@@ -238,7 +238,7 @@ class Watch:
                 if look.look():
                     wake.set()
             except Exception:
-                # a defect of a source must not end the watch in silence: the loop would go on blindly
+                # a defect of a source must not end the watch in silence: the loop would continue blindly
                 log.exception("polling %s failed", look.what)
                 look.due = self._clock.now() + _MOST_DELAY
 
@@ -260,7 +260,7 @@ DEADLINE = 1.0  # s by which a deadline must differ
 def change(state: State, seen: Capacity) -> CapacityChanged | None:
     """Return what ``seen`` changes in ``state``; ``None`` where it is no news.
 
-    The revision is the ledger's own: it goes on across loops, while a source counts anew in each process.
+    The revision is the ledger's own: it continues across loops, while a source counts anew in each process.
     """
     here = {node.id: node for node in seen.nodes}
     came = tuple(node for id_, node in sorted(here.items()) if _differs(state.nodes.get(id_), node))

@@ -27,7 +27,7 @@ def guard_gang(
     run: RunMoney | None = None,
     why: str = "asked for",
 ) -> GangVerdict:
-    """Return whether the gang may be started, whole; ``run`` says what its run has cost and how long it goes on.
+    """Return whether the gang may be started, whole; ``run`` says what its run has cost and how long it continues.
 
     Raises ``OptionError`` for a gang of the same name that is another, and ``StorageError``.
     """

@@ -1,4 +1,4 @@
-"""Begins steps when what they wait for has finished, takes note of how they end, and goes on with lost ones."""
+"""Begins steps when what they wait for has finished, takes note of how they end, and continues with lost ones."""
 
 import logging
 import queue
@@ -22,7 +22,7 @@ from ebbflow.tasks.pipeline.outcome import ENDED, StepOutcome, StepState
 from ebbflow.tasks.pipeline.record import RunFolder, RunRecord, app_id
 
 LOOK_EVERY = 0.2  # s
-AGAIN_AFTER = 1.0  # s before a lost step is gone on with, doubled each time
+AGAIN_AFTER = 1.0  # s before a lost step is resumed, doubled each time
 _MOST_DELAY = 60.0  # s
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Coordinator:
 
     Args:
         pipeline: what to run.
-        record: what is known of the run; kept in ``folder`` as it goes on.
+        record: what is known of the run; kept in ``folder`` as it continues.
         folder: of the run.
         carry: carries one attempt out, in a thread of its own, and returns how it ended.
         background: where those threads come from.
@@ -141,7 +141,7 @@ class Coordinator:
         self._asked, self._timeout = asked or threading.Event(), timeout
         self._inbox: queue.SimpleQueue[tuple[str, AttemptResult]] = queue.SimpleQueue()
         self._stops: dict[str, threading.Event] = {}  # of the steps that run
-        self._again: dict[str, float] = {}  # lost steps -> when they are gone on with
+        self._again: dict[str, float] = {}  # lost steps -> when they are resumed
         self._lost: dict[str, int] = {}  # how often, in this process
         self._stopping = ""  # why
         self._interrupted = False

@@ -9,7 +9,7 @@ StepState = Literal[
     "waiting",  # for steps before it
     "running",
     "finished",
-    "stopped",  # on request; goes on with --resume
+    "stopped",  # on request; continues with --resume
     "failed",
     "skipped",  # a step that it waits for has failed
 ]

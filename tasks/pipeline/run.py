@@ -108,7 +108,7 @@ def check_pipeline(request: PipelineRequest) -> CheckedPipeline:
 
 
 def _read(request: PipelineRequest) -> tuple[RunFolder, RunRecord | None, CheckedPipeline]:
-    """Return the run's directory, which is not made yet, its record where it is gone on with, and its pipeline."""
+    """Return the run's directory, which is not made yet, its record where it is resumed, and its pipeline."""
     unchecked: list[str] = []
 
     def look(pipeline: Pipeline, say: ReportFinding, done: Collection[str] = ()) -> None:
@@ -144,7 +144,7 @@ def run_steps(
     """Run a pipeline to its end and return what became of it.
 
     An interrupt (Ctrl-C) lets all steps save and leave; a second one ends them at once. Whatever ends the process,
-    ``PipelineRequest(resume=ID)`` goes on: finished steps are not repeated, queries take their finished stages,
+    ``PipelineRequest(resume=ID)`` continues: finished steps are not repeated, queries take their finished stages,
     trainings their checkpoints.
 
     Args:
@@ -153,7 +153,7 @@ def run_steps(
         background: where steps run; threads by default.
         loop_listener: of the capacity loop, where this process runs it.
         clock: the time.
-        stop: set by others to let all steps save and leave; the run can be gone on with.
+        stop: set by others to let all steps save and leave; the run can be resumed.
         carrier: carries steps out; for tests.
 
     Raises:

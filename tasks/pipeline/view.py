@@ -1,4 +1,4 @@
-"""What goes on in a pipeline's cluster right now: the report of its ledger, read on as it grows."""
+"""What happens in a pipeline's cluster right now: the report of its ledger, read on as it grows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -84,7 +84,7 @@ def run_query_app(
 ) -> QueryOutcome:
     """Run ``request`` as the app of ``spec`` to its end and return the outcome.
 
-    It takes its share of the cluster's cores by the weight of ``spec``. Run again under the same id it goes on from
+    It takes its share of the cluster's cores by the weight of ``spec``. Run again under the same id it continues from
     its finished stages.
 
     Args:

@@ -25,7 +25,7 @@ class Feedback:
     """Publishes every settled change of a source's capacity.
 
     ``publish`` gets the new capacity and what changed since the last one published, for people. ``failed``
-    gets the error that ends the watch, if any does: whoever plans on capacity must not go on without it.
+    gets the error that ends the watch, if any does: whoever plans on capacity must not continue without it.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ def section(found: dict[str, Any]) -> str:
 `python -m tests.benchmarks.training_recovery --out docs/benchmarks`
 
 Two nodes of this machine train a perceptron of a million parameters; one is killed with all its processes, given
-{setup["notice_s"]:.0f} s notice, or stopped, and the run goes on on the other. Seconds, medians of
+{setup["notice_s"]:.0f} s notice, or stopped, and the run continues on the other. Seconds, medians of
 {setup["repetitions"]} faults each; {setup["machine"]}, torch {setup["torch"]}. A stopped node counts as hung after
 {setup["stopped_s"]:g} s. Our own share is {", ".join(setup["own"][:-1])} and {setup["own"][-1]}; rendezvous is
 torchrun's, whose agents look for each other once a second.

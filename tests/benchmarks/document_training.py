@@ -93,7 +93,7 @@ Share of effective training in the total of training, checkpoints, restarts, los
 public traces of up to 30 nodes. `checkpoint-restart` and `in-place` are the public simulator's models of Varuna
 and Oobleck, reproduced to the digit; `hazard-aware` is ours, with the costs of the first and no notice: it saves
 at Daly's interval for the hazard it has seen, makes one restart of removals at the same instant, and takes in
-nodes that have become ready. The public engine lets steps go on while a restart is prepared; `strict` does not,
+nodes that have become ready. The public engine lets steps continue while a restart is prepared; `strict` does not,
 and is the honest figure of ours, though not comparable with the two others. A lost step counts once in ours, but
 again at each further removal before the next checkpoint in theirs.
 

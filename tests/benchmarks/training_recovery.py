@@ -2,7 +2,7 @@
 
 Run from the repository root: ``python -m tests.benchmarks.training_recovery --out DIR [--repetitions 10]``. Two nodes
 of this machine train; one of them is killed (SIGKILL to all its processes), paused (SIGSTOP) or given notice, and the
-run goes on on the other. Writes ``training_recovery.json`` and ``training_recovery.svg``.
+run continues on the other. Writes ``training_recovery.json`` and ``training_recovery.svg``.
 """
 
 import argparse

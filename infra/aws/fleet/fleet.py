@@ -167,7 +167,7 @@ class SpotFleet:
             return ApplyResult(state.revision, tuple(asked), tuple(refused), dry_run)
 
     def repair(self, *, dry_run: bool = False) -> ApplyResult:
-        """See ``FleetControl``. A pool that cannot be repaired is refused with the reason, and the others go on.
+        """See ``FleetControl``. A pool that cannot be repaired is refused with the reason, and the others continue.
 
         Raises ``AwsUnavailableError`` and ``CredentialsError``, which would meet all of them, and ``StorageError``.
         """

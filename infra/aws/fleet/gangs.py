@@ -173,7 +173,7 @@ class Gangs:
     def end(self, name: str, *, dry_run: bool = False) -> tuple[ProviderCall, ...]:
         """Return a gang's nodes to AWS; return what was asked. Unknown and ended gangs ask for nothing.
 
-        Raises ``NotOursError`` with nothing done, and ``AwsError``, after which ``repair`` goes on.
+        Raises ``NotOursError`` with nothing done, and ``AwsError``, after which ``repair`` continues.
         """
         plan = self._store.read().gangs.get(name)
         alive = [i.id for i in self._instances.ours() if i.gang == name and not i.gone]

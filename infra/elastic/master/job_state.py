@@ -128,7 +128,7 @@ class JobState(Actor):
         return self._now()
 
     def enter(self, phase: Phase) -> None:
-        """Go on to a phase; tasks may go out only in some."""
+        """Continue to a phase; tasks may go out only in some."""
         self.phase = phase
         self.ledger.open = phase in {"running", "patching"}
 

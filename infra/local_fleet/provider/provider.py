@@ -60,7 +60,7 @@ class NodeProvider(Protocol):
         ...
 
     def pause(self, state: LocalFleetState, node: LocalNode, still: bool) -> None:
-        """Stop all processes of a node, or let them go on."""
+        """Stop all processes of a node, or let them continue."""
         ...
 
     def paused(self, node: LocalNode) -> bool:

@@ -178,7 +178,7 @@ class AdaptdlJob:
         self._saved = (self._progress, self._epoch)
 
     def lose(self, kept: Placement) -> Placement:
-        """Go back to the checkpoint; data-parallel training can't go on with part of its GPUs."""
+        """Go back to the checkpoint; data-parallel training can't continue with part of its GPUs."""
         self._progress, self._epoch = self._saved
         self.place((), {})
         return ()

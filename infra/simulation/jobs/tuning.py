@@ -205,7 +205,7 @@ class TunedApp:
         return self.tuning.stages[self.phase]
 
     def place(self, placement: Placement, nodes: Mapping[str, Node]) -> None:
-        """Go on with ``placement``; jobs whose GPUs changed pause first."""
+        """Continue with ``placement``; jobs whose GPUs changed pause first."""
         self._nodes = nodes
         self._gpus = sum(gpus for _, gpus in placement)
         if not placement:
@@ -288,7 +288,7 @@ class TunedApp:
         self._saved = (self.phase, self._done)
 
     def lose(self, kept: Placement) -> Placement:
-        """Go back to the checkpoint; the jobs whose GPUs stay go on."""
+        """Go back to the checkpoint; the jobs whose GPUs stay continue."""
         self.phase, self._done = self._saved
         return kept
 

@@ -13,11 +13,11 @@ So there is nothing to rotate: a key lives as long as what it was made for. Keys
 import re
 import sys
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.machine.encrypted_router import CurveKeys
 from ebbflow.infra.storage import private
 
 SERVER_KEY = (
@@ -29,20 +29,8 @@ ANNOUNCED = "public-key"  # word before the key in what this program prints
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPair:
-    """A pair of keys. The secret half shows in no text that is made of it."""
-
-    public: str
-    secret: str = field(repr=False)
-
-    @classmethod
-    def make(cls) -> Self:
-        """Return a new pair."""
-        from zmq.backend import curve_keypair
-        from zmq.utils import z85
-
-        return cls(*(z85.decode(half).hex() for half in curve_keypair()))
+class KeyPair(CurveKeys):
+    """A pair of keys of a node."""
 
     @classmethod
     def of(cls, secret: str) -> Self:

@@ -75,7 +75,7 @@ def _keep(place: StorageLocation | None, said: dict[str, Any]) -> dict[str, Any]
         said: what is reported.
 
     Returns:
-        What is left to report. A file that cannot be written is a warning: the run goes on.
+        What is left to report. A file that cannot be written is a warning: the run continues.
     """
     left = {name: value for name, value in said.items() if name not in ("training", "links")}
     for name in ("training", "links"):

@@ -247,7 +247,7 @@ class JoinCostModel:
             parallel = probed * rates.probed_rows + emitted
             tail = parallel / splits(max(left_bytes, out_bytes))
             network = right_bytes * self._broadcast
-            # half of the time on the links something else of the statement goes on, as Search.seconds has it
+            # for half of the time on the links another part of the statement runs, as Search.seconds has it
             waiting = 0.5 * network * self._cores
             seconds = parallel + serial * self._builders + waiting
             return JoinCost(seconds, serial + network, tail, table, 0.0, waiting, network)

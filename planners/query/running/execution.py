@@ -166,7 +166,7 @@ class Execution:
         return ExecutionState(self._plan, dict(self._checkpoints), running, sliced=dict(self._sliced))
 
     def expected(self, now: float) -> Assessment:
-        """Return how the current plan would go on from here on the newest share."""
+        """Return how the current plan would continue from here on the newest share."""
         return self._replanner.assess(self._plan, self.state(now), self._share, now)
 
     # --- what happens -----------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ class Session:
         late: bool = False,
         measured: Measured | None = None,
     ) -> list[Action]:
-        """Go on from a finished stage, with other plans where its rows were not as estimated.
+        """Continue from a finished stage, with other plans where its rows were not as estimated.
 
         ``late`` is as in ``Execution.on_finished``; ``measured`` are the figures of a stage that was computed as a
         whole.

@@ -18,7 +18,7 @@ THIN = 0.1  # chance of a row to lose entries, and of each of its entries to be 
 
 @dataclass(frozen=True, slots=True)
 class Genetic:
-    """The size of the search, and how long to go on."""
+    """The size of the search, and how long to continue."""
 
     population: int = 100
     generations: int = 100

@@ -25,7 +25,7 @@ class AppAllocation:
 
     app: App
     live: tuple[Lease, ...]
-    counts: Counts  # held under leases that go on, and won
+    counts: Counts  # held under leases that continue, and won
     ended: Counts  # held until now
     won: Counts = field(default_factory=dict)
 
@@ -86,7 +86,7 @@ class Memory:
 class Leased:
     """A policy that hands out free GPUs by ``rule`` in leases of ``lease_s`` (infinite: until the app ends).
 
-    ``before`` may change leases that go on before anything is handed out (migration).
+    ``before`` may change leases that continue before anything is handed out (migration).
     """
 
     rule: Rule
@@ -104,7 +104,7 @@ class Leased:
         return self.rule.name
 
     def decide(self, view: View, memory: Memory | None, rng: np.random.Generator) -> Decision:
-        """Return all leases that go on, and new ones on what is free."""
+        """Return all leases that continue, and new ones on what is free."""
         room = FreeCapacity(view.capacity.usable)
         desks: dict[str, AppAllocation] = {}
         for standing in standings(view, memory.leases if memory else None, self.lease_s, self.pool_s):

@@ -100,7 +100,7 @@ class Elastic:
     def _staying(
         self, forecasts: Sequence[AppForecast], groups: Sequence[Group], now: float
     ) -> dict[str, Grant]:
-        """Return who is over before its leaving GPUs are, and so goes on where it is."""
+        """Return who is over before its leaving GPUs are, and so continues where it is."""
         found = {}
         for forecast in forecasts:
             app = forecast.app

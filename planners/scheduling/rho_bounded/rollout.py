@@ -1,4 +1,4 @@
-"""How a rule would go on from here if nobody came any more.
+"""How a rule would continue from here if nobody came any more.
 
 A rule orders gangs: first those that the makespan hangs on, then those whose fairness bound runs out, then all the
 others, each class shortest first; whatever fits in that order runs. Forecasts and decisions share the order.
@@ -67,7 +67,7 @@ def order(
 def rollout(gangs: Gangs, now: float, rule: Rule) -> Array:
     """Return when each gang finishes, s; infinite for one that fits nowhere.
 
-    Time goes on to the next finish or the next moment at which a bound runs out.
+    Time advances to the next finish or the next moment at which a bound runs out.
     """
     left = gangs.left.copy()
     pool = gangs.pool.copy()

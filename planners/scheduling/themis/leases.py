@@ -31,7 +31,7 @@ class BidderState:
     """One app at the start of a round."""
 
     app: App
-    live: tuple[Lease, ...]  # leases that go on
+    live: tuple[Lease, ...]  # leases that continue
     ended: Counts  # GPUs whose lease just ended, on nodes that can be leased again
     lost: int  # GPUs that went with their node
 

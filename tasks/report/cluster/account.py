@@ -122,7 +122,7 @@ class AppAccount:
 
     @property
     def restarts(self) -> int:
-        """Return how often it went on with another placement than it had, or again after a pause."""
+        """Return how often it continued with another placement than it had, or again after a pause."""
         count, before, paused = 0, (), False
         for at, placement in self.app.moves:
             if at > self.period.end:

@@ -101,7 +101,7 @@ def _shared(history: History, moves: Moves, until: float) -> tuple[dict[str, Ste
 def rho(crowd: ActiveApps, app: AppHistory, held: int, report: AppReport | None) -> RhoReport:
     """Return ρ of ``app`` as of the crowd's end, or at its own.
 
-    ``held``: GPUs of leases that go on; ``report``: what it says of the work left, ``None`` where it says nothing.
+    ``held``: GPUs of leases that continue; ``report``: what it says of the work left, ``None`` where it says nothing.
     """
     now = crowd.until
     phase, service = app.phase(now).phase, app.service(crowd.history.leases, now)

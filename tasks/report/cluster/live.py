@@ -76,7 +76,7 @@ class ClusterFollower:
         self._history.note(reports)
         now = self._clock.now()
         lead = self._source.leader()
-        # without a loop nothing goes on that anybody knows of: time stands where the last word was
+        # without a loop nothing happens that anybody knows of: time stands where the last word was
         said = max((report.at for report in reports.values() if report.at <= now), default=0.0)
         return cluster_report(
             self._history,

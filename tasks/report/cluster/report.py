@@ -33,7 +33,7 @@ def cluster_report(
 ) -> ClusterReport:
     """Return the report of a ledger's ``events``, all of them and in order.
 
-    ``reports`` are what apps said last. ``now``: up to when what goes on is counted, by default the last event.
+    ``reports`` are what apps said last. ``now``: up to when what still lasts is counted, by default the last event.
     ``since`` and ``until`` (s since the Unix epoch) limit the report to a part of the time; ``pipeline`` to the apps
     of one, from the first one's arrival to the last one's end. ``listed``: on-demand prices by instance type, dollars
     per hour. Raises ``OptionError`` for events that cannot follow each other.

@@ -169,7 +169,7 @@ class AppRow:
     waited: float  # s in all without a lease, or for a query without a share
     service: float  # GPU-seconds
     leases: int
-    restarts: int  # times it went on elsewhere or with another number of GPUs
+    restarts: int  # times it continued elsewhere or with another number of GPUs
     returns: int  # times it came back after it was over or lost
     saves: int
     dollars: float

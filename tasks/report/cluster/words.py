@@ -52,7 +52,7 @@ def verdict(report: ClusterReport) -> str:
         )
         sentences.append(
             f"{plural(nodes, 'node')} {'was' if nodes == 1 else 'were'} taken away with {plural(leases, 'lease')}"
-            f" on {'it' if nodes == 1 else 'them'}; apps went on elsewhere or with another number of GPUs"
+            f" on {'it' if nodes == 1 else 'them'}; apps continued elsewhere or with another number of GPUs"
             f" {plural(sum(app.restarts for app in report.apps), 'time')}."
         )
     due = [app for app in report.apps if app.deadline_state]

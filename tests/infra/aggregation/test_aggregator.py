@@ -10,9 +10,9 @@ import zmq
 from ebbflow.infra.aggregation.agent import AggregationAgent, AggregatorAddress
 from ebbflow.infra.aggregation.aggregator import Aggregator
 from ebbflow.infra.aggregation.frames import Kind, TensorFrame, decode, encode
-from ebbflow.infra.aggregation.front import ServiceKeys
 from ebbflow.infra.aggregation.rules import Adam, OptimizerState, Sgd, as_bfloat16, mean_gradient
 from ebbflow.infra.errors import AggregationError
+from ebbflow.infra.machine.encrypted_router import CurveKeys
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -43,13 +43,13 @@ class Service:
     def addresses(self) -> dict[str, AggregatorAddress]:
         return {name: AggregatorAddress(one.address, one.public) for name, one in self.aggregators.items()}
 
-    def admit(self, job: str, workers: int) -> list[ServiceKeys]:
-        pairs = [ServiceKeys.make() for _ in range(workers)]
+    def admit(self, job: str, workers: int) -> list[CurveKeys]:
+        pairs = [CurveKeys.make() for _ in range(workers)]
         for one in self.aggregators.values():
             one.admit(job, {f"w{i}": pair.public for i, pair in enumerate(pairs)})
         return pairs
 
-    def agent(self, keys: ServiceKeys, timeout_s: float = PATIENCE) -> AggregationAgent:
+    def agent(self, keys: CurveKeys, timeout_s: float = PATIENCE) -> AggregationAgent:
         table = {"weight": "A", "bias": "B"}
         made = AggregationAgent(keys, self.addresses, table, timeout_s=timeout_s, retry_s=1.0)
         self.agents.append(made)
@@ -132,7 +132,7 @@ def test_two_trainings_do_not_reach_each_others_tensors(service: Service) -> Non
 def test_a_key_that_is_not_admitted_gets_nothing(service: Service) -> None:
     owner = service.agent(service.admit("job", 1)[0])
     owner.init({"weight": np.ones(3, np.float32)}, Sgd())
-    stranger = service.agent(ServiceKeys.make(), timeout_s=1.5)
+    stranger = service.agent(CurveKeys.make(), timeout_s=1.5)
     with pytest.raises(AggregationError, match="aggregator A must answer for tensor 'weight' within"):
         stranger.pull({"weight": 0})
     assert owner.pull({"weight": 0})["weight"].tolist() == [1, 1, 1]
@@ -143,7 +143,7 @@ def test_a_key_that_is_not_admitted_gets_nothing(service: Service) -> None:
 def test_an_aggregator_in_anothers_place_gets_nothing(service: Service) -> None:
     keys = service.admit("job", 1)[0]
     wrong = {
-        name: AggregatorAddress(one.address, ServiceKeys.make().public)
+        name: AggregatorAddress(one.address, CurveKeys.make().public)
         for name, one in service.addresses.items()
     }
     agent = AggregationAgent(keys, wrong, {"weight": "A"}, timeout_s=1.5)
@@ -152,7 +152,7 @@ def test_an_aggregator_in_anothers_place_gets_nothing(service: Service) -> None:
         agent.init({"weight": np.ones(3, np.float32)}, Sgd())
 
 
-def _raw(service: Service, keys: ServiceKeys) -> "zmq.Socket[bytes]":
+def _raw(service: Service, keys: CurveKeys) -> "zmq.Socket[bytes]":
     where = service.addresses["A"]
     one = zmq.Context.instance().socket(zmq.DEALER)
     one.curve_serverkey = bytes.fromhex(where.public)

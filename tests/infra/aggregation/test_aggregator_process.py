@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ebbflow.infra.aggregation.agent import AggregationAgent
-from ebbflow.infra.aggregation.front import ServiceKeys
 from ebbflow.infra.aggregation.process import AggregatorProcess
 from ebbflow.infra.aggregation.rules import Sgd
 from ebbflow.infra.errors import AggregationError
+from ebbflow.infra.machine.encrypted_router import CurveKeys
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
@@ -26,7 +26,7 @@ def process() -> Iterator[AggregatorProcess]:
 
 
 def _agent(process: AggregatorProcess, job: str, timeout_s: float = 60.0) -> AggregationAgent:
-    keys = ServiceKeys.make()
+    keys = CurveKeys.make()
     process.command(do="admit", job=job, workers={"w0": keys.public})
     return AggregationAgent(keys, {"A": process.where}, {"t": "A"}, timeout_s=timeout_s, retry_s=0.5)
 

@@ -273,7 +273,7 @@ def elastic(
     steps: int = 50,
     name: str = "",
 ) -> tuple[list[Tensor], list[dict[str, object]]]:
-    """Train by DDP or by what is planned meanwhile; the planned one goes on until ``until``, ``steps`` at least."""
+    """Train by DDP or by what is planned meanwhile; the planned one continues until ``until``, ``steps`` at least."""
     ranks, told = dist.get_world_size(), list[dict[str, object]]()
     store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
     one = PlannedCommunication.start(settings, told.append, timeout=6.0, store=store) if planned else None
