@@ -21,22 +21,33 @@ from pathlib import Path
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.machine import cgroups, processes
+from ebbflow.infra.storage import private
 
 _POLL = 0.5  # seconds between looks
 
 
 class Guardian:
-    """The owner's handle on its guardian process."""
+    """The owner's handle on its guardian process.
 
-    def __init__(self, module: str, arguments: Sequence[str], folder: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            start_new_session=True,
-        )
+    Args:
+        module: what the process runs.
+        arguments: its arguments.
+        folder: its working directory.
+        log: file that takes what it prints, which is why it failed; none: nowhere.
+    """
+
+    def __init__(self, module: str, arguments: Sequence[str], folder: Path, log: Path | None = None) -> None:
+        if log is not None:
+            private.make_folder(log.parent)
+        with open(os.devnull, "wb") if log is None else private.open_file(log, "ab") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                cwd=folder,
+                start_new_session=True,
+            )
 
     @property
     def pid(self) -> int:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.errors import InfraError
+from ebbflow.infra.errors import ClusterError, InfraError
 from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
@@ -20,7 +20,8 @@ from ebbflow.infra.machine.guardian import Guardian, outlive
 from ebbflow.infra.machine.network import links, registry
 
 _POLL = 0.5  # s between looks at a fleet without a supervisor
-_TIMEOUT = 60.0  # s for its nodes to terminate
+_TIMEOUT = 300.0  # s for its nodes to terminate, on a machine that is very busy
+_TRIES = 20  # times that the kernel is asked to remove what there was
 
 
 def guard(file: LocalFleetStateFile, state: LocalFleetState) -> Guardian | None:
@@ -31,7 +32,8 @@ def guard(file: LocalFleetStateFile, state: LocalFleetState) -> Guardian | None:
     if state.network is None:
         return None
     links.make_bridges(state.network)
-    return Guardian(__name__, [str(file.folder), state.uid, str(os.getpid())], file.folder)
+    log = file.folder / "logs" / "network.log"
+    return Guardian(__name__, [str(file.folder), state.uid, str(os.getpid())], file.folder, log)
 
 
 def connect(state: LocalFleetState, node: LocalNode) -> str:
@@ -76,7 +78,19 @@ def _watch(folder: Path, uid: str, supervisor: int, clock: Clock) -> None:
             return  # another supervisor, with another guardian
         clock.sleep(_POLL)
     if entry is not None and not lives(entry):
-        registry.release(entry.tag)
+        _release(entry.tag, clock)
+
+
+def _release(tag: str, clock: Clock) -> None:
+    """Remove a network; the kernel may refuse it while others change theirs. Raises ``ClusterError`` at last."""
+    for _ in range(_TRIES - 1):
+        try:
+            registry.release(tag)
+            return
+        except ClusterError as error:
+            print(error, file=sys.stderr)
+            clock.sleep(_POLL)
+    registry.release(tag)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ _FAILED = {
 }
 _EVENTS = (
     constants.EVENT_ACCEPTED
+    | constants.EVENT_HANDSHAKE_SUCCEEDED
     | constants.EVENT_DISCONNECTED
     | constants.EVENT_HANDSHAKE_FAILED_AUTH
     | constants.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -56,6 +57,7 @@ class SecureRouter(EncryptedRouter):
         self._former: dict[str, float] = {}  # public key of a node that was ended -> when
         self._watched: dict[int, Callable[[int], None]] = {}
         self._peers: dict[int, str] = {}  # descriptor of a connection that has not spoken yet -> address
+        self._silent = 0  # connections that have proven a key and not spoken yet; ZeroMQ does not say which
         self._failure = ""  # of the handshake whose connection ends next
         super().__init__(
             host,
@@ -122,7 +124,8 @@ class SecureRouter(EncryptedRouter):
                 self._on_event(parse_monitor_message(self._monitor.recv_multipart()))
 
     def on_message(self, connection: bytes, parts: Sequence[Any], first: Any) -> None:
-        self._peers.pop(int(frame_property(first, "__fd") or -1), None)
+        if self._peers.pop(int(frame_property(first, "__fd") or -1), None) is not None:
+            self._silent -= 1
         public, address = frame_property(first, "User-Id"), frame_property(first, "Peer-Address")
         node = self._nodes.get(public)
         if node is None:
@@ -145,6 +148,8 @@ class SecureRouter(EncryptedRouter):
         kind, descriptor = event["event"], event["value"]
         if kind == constants.EVENT_ACCEPTED:
             self._peers[descriptor] = _peer(descriptor)
+        elif kind == constants.EVENT_HANDSHAKE_SUCCEEDED:
+            self._silent += 1
         elif kind == constants.EVENT_HANDSHAKE_FAILED_AUTH:
             self._failure = "told"  # where the key was refused
         elif kind in _FAILED:
@@ -152,7 +157,11 @@ class SecureRouter(EncryptedRouter):
         elif kind == constants.EVENT_DISCONNECTED:
             failure, self._failure = self._failure, ""
             address = self._peers.pop(descriptor, None)
-            if address is not None and failure != "told":
+            if address is None or failure == "told":
+                return
+            if not failure and self._silent > 0:
+                self._silent -= 1  # such as of a process that was killed before its first message
+            else:
                 self.refusals.add(address, failure or _FAILED[constants.EVENT_HANDSHAKE_FAILED_PROTOCOL])
 
 

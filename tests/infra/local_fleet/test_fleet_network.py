@@ -10,6 +10,7 @@ import pytest
 
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
 from ebbflow.infra.local_fleet.provider import network
+from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.machine import processes
 from ebbflow.infra.machine.network import registry
 from ebbflow.infra.protocols import TrainingJob
@@ -27,11 +28,13 @@ def home(monkeypatch, tmp_path):
     monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
 
 
-def gone(fleet_uid, tag):
+def gone(fleet, tag):
     """Wait until nothing of a network is left."""
-    end = time.monotonic() + 40
-    while left(tag) or any(entry.uid == fleet_uid for entry in registry.entries()):
-        assert time.monotonic() < end, left(tag)
+    end = time.monotonic() + 120
+    while left(tag) or any(entry.uid == fleet.uid for entry in registry.entries()):
+        logs = "\n".join(log.read_text() for log in fleet.folder.glob("logs/*.log"))
+        marked = [(pid, env[processes.MARK]) for pid, env in labels.environments(fleet.uid)]
+        assert time.monotonic() < end, f"{left(tag)} {marked}\n{logs}"
         time.sleep(0.2)
 
 
@@ -78,7 +81,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_finds_the_network_or_by_not
         assert len(left(plan.tag)) == 2 + 2 + 1
 
         os.kill(fleet.state.supervisor.pid, signal.SIGKILL)
-        gone(fleet.uid, plan.tag)
+        gone(fleet, plan.tag)
 
         fleet.repair()  # whoever needs the fleet later has its network again
         fleet.wait(lambda state: any(node.visible and node.id != "gpu-1" for node in state.nodes), 60)

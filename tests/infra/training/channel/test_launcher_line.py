@@ -200,6 +200,30 @@ def test_a_node_whose_key_the_launcher_has_yet_to_learn_tries_again() -> None:
     exchange.close()
 
 
+def test_who_proves_its_key_and_ends_without_a_word_is_not_refused_and_a_stranger_beside_it_is() -> None:
+    exchange = Exchange("127.0.0.1", 0)
+    wire, pair = exchange.wire("n"), KeyPair.make()
+    wire.admit(pair.public)
+    router = exchange._router
+    for _ in range(5):
+        client = MessageClient(exchange.address, exchange.public, pair, timeout=LONG)
+        client.await_connection()
+        client.close()
+    end = time.monotonic() + LONG
+    while router._peers or router._silent:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert exchange.refusals.total == 0
+    host, _, port = exchange.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=LONG) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n" + b"x" * 64)
+        stranger.shutdown(socket.SHUT_WR)
+        while exchange.refusals.total == 0:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    exchange.close()
+
+
 def test_a_launcher_with_another_key_is_not_spoken_to() -> None:
     exchange = Exchange("127.0.0.1", 0)
     client = MessageClient(exchange.address, KeyPair.make().public, KeyPair.make(), timeout=0.7)
