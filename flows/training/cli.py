@@ -34,6 +34,10 @@ The script trains inside [b]with ElasticRun.start() as run:[/b] (docs/training.m
 
     ebbflow train script.py data/ --nodes local:2x2 --max-gpus 4
 
+[b]Any torchrun script, unchanged[/b]: it saves and restores by itself
+
+    ebbflow train train.py --own-checkpoints --nodes local:2x1
+
 [b]Resume a run[/b] that was stopped, or whose machine is gone
 
     ebbflow train --resume script-1121-101500-a1b2
@@ -53,7 +57,9 @@ PANELS = {
     **dict.fromkeys(
         ("nodes", "min_gpus", "max_gpus", "cpus_per_slot", "adaptive", "price", "communication"), _GPUS
     ),
-    **dict.fromkeys(("name", "run_id", "runs_dir", "resume", "restart", "runner"), _RUN),
+    **dict.fromkeys(
+        ("name", "run_id", "runs_dir", "resume", "restart", "runner", "own_checkpoints", "step_pattern"), _RUN
+    ),
     **dict.fromkeys(
         (
             "checkpoint_interval",

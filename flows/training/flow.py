@@ -70,6 +70,8 @@ def train(
     runs_dir: str | None = None,
     adaptive: bool = True,
     communication: Literal["ddp", "planned"] = "ddp",
+    own_checkpoints: bool = False,
+    step_pattern: str = "",
     checkpoint_interval: float | None = None,
     keep_checkpoints: int = 2,
     partial_checkpoint_interval: int = 0,
@@ -115,6 +117,10 @@ def train(
         adaptive: whether the batch size follows the goodput.
         communication: ``ddp`` leaves the exchange of gradients to PyTorch; ``planned`` searches an order and a cut
             for each collective while the run trains, and falls back to ``ddp``.
+        own_checkpoints: whether the script is any torchrun script: it saves and restores by itself, gets SIGTERM
+            before it must leave, and status 0 means finished.
+        step_pattern: with ``own_checkpoints``, a regular expression whose first group is the step in what rank 0
+            prints; progress bars and step lines of common frameworks by default.
         checkpoint_interval: seconds between two full checkpoints; from the measured costs and the interruption rate
             by default.
         keep_checkpoints: number of full checkpoints to keep.

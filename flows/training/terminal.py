@@ -63,6 +63,11 @@ class TrainingScreen(Screen[Live], NullTrainingListener):
             self._say(f"{event.at:6.1f} s  {event.text}", _STYLES.get(event.kind, ""))
 
     def _line(self, point: PointReport) -> str:
+        if not point.batch:  # of a script with own checkpoints, of which no more is known
+            gpus = f"{plural(point.gpus, 'GPU')} on {plural(point.nodes, 'node')}"
+            return " · ".join(
+                [f"step {point.step:,}", gpus, *([f"${point.dollars:.2f}"] if point.dollars else [])]
+            )
         loss = "–" if point.loss is None else number_text(point.loss)
         parts = [
             f"step {point.step:,}",
@@ -105,7 +110,7 @@ def print_training(report: TrainingReport, console: Console) -> None:
         console.print(f"metrics: {printable(said)}", highlight=False, soft_wrap=True)
     figures = [f"lost steps: {report.lost_steps}", f"GPU time: {seconds_text(report.gpu_seconds)}"]
     for name in ("throughput", "goodput"):
-        if (mean := report.mean(name)) is not None:
+        if mean := report.mean(name):
             figures.append(f"{name}: {count_text(mean)} examples/s")
     if report.state != "finished" and report.saved_step is not None:
         figures.append(f"saved: step {report.saved_step}")

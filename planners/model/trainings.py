@@ -34,6 +34,10 @@ class RunSettings:
     spill_dir: str = ""  # directory for what the run's own cannot take; "": of the node's own disk
     saved_step: int = -1  # newest step that the run's journal has as saved; -1: none
     communication: CommunicationChoice = "ddp"  # unless the script says otherwise
+    own_checkpoints: bool = False  # whether the script knows of no launcher, and saves and restores by itself
+    step_pattern: str = (
+        ""  # regular expression whose first group is the step in what it prints; "": common ones
+    )
     restart: bool = False  # whether a run all of whose checkpoints are damaged begins again
 
     def keeping(self, earlier: "RunSettings") -> "RunSettings":

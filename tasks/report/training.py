@@ -55,7 +55,7 @@ def training_html(report: TrainingReport) -> str:
         gaps=[g.gap_seconds for g in report.generations if g.gap_seconds is not None],
         dollars=f"{report.dollars:.4f}" if report.price else "",
         throughput=report.mean("throughput"),
-        goodput=report.mean("goodput"),
+        goodput=None if report.own_checkpoints else report.mean("goodput"),
     )
 
 
@@ -72,15 +72,19 @@ def _pictures(report: TrainingReport) -> list[tuple[str, Callable[[float], str]]
 
     series = report.series
     speed = {"throughput": _line(series, "throughput"), "goodput": _line(series, "goodput")}
-    draw(
-        "speed",
-        "Examples a second; goodput counts those worth as much at the initial batch",
-        "examples/s",
-        speed,
-    )
+    if report.own_checkpoints:
+        draw("steps", "Steps, as the script's output says", "steps", {"step": _line(series, "step")})
+    else:
+        draw(
+            "speed",
+            "Examples a second; goodput counts those worth as much at the initial batch",
+            "examples/s",
+            speed,
+        )
     draw("gpus", "GPUs: of all nodes that are there, and in use", "GPUs", _capacity(report))
-    draw("batch", "Batch, and the gradient's noise scale", "examples",
-         {"batch": _line(series, "batch"), "noise scale": _line(series, "noise_scale")})  # fmt: skip
+    if not report.own_checkpoints:
+        draw("batch", "Batch, and the gradient's noise scale", "examples",
+             {"batch": _line(series, "batch"), "noise scale": _line(series, "noise_scale")})  # fmt: skip
     draw("loss", "Loss of the training batches", "", {"loss": _line(series, "loss")})
     names = dict.fromkeys(m.name for m in report.metrics)
     metrics = {

@@ -63,6 +63,8 @@ def event_text(event: TrainingEvent) -> str:
             return f"generation {event.generation}: {where}"
         case "started":
             restored = said.get("restored")
+            if said.get("own_checkpoints"):
+                return f"the script starts on {plural(int(said.get('world', 1)), 'GPU')}"  # type: ignore[call-overload]
             begins = "begins" if restored is None else f"resumes from step {restored}"
             if "oldest" in said:
                 moved = f"{said.get('perturbation'):.3g}"

@@ -132,6 +132,8 @@ class RunRecorder:
 
     def _begun(self, step: int, content: Mapping[str, Any]) -> None:
         self._lose(step)
+        if self._request.own_checkpoints and self._generations:
+            self._compare_start(step)
         if all(g.preflight for g in self._generations):
             self._first = step
         if content.get("restored") is not None:
@@ -140,6 +142,20 @@ class RunRecorder:
             self._resumed = step if content.get("restored") is not None else -1
         if "batch" in content:
             self._split(int(content["batch"]), int(content["passes"]), int(content["world"]))
+
+    def _compare_start(self, step: int) -> None:
+        """Write down where a script with own checkpoints has gone on, by the first step that it printed."""
+        before = next((g for g in reversed(self._generations) if g.last_step >= 0), None)
+        if before is None:
+            return
+        if step <= self._first < before.last_step:
+            text = (
+                f"the script restarted from scratch: its first step is {step} again, {before.last_step - step} steps "
+                "are done twice; it must restore its newest checkpoint when it starts"
+            )
+        else:
+            text = f"the script continues at step {step}; its output had reached step {before.last_step}"
+        self.notify("continued", text)
 
     def _split(self, batch: int, passes: int, gpus: int) -> None:
         self.local_batch = -(-batch // max(gpus * passes, 1)) or None
@@ -279,6 +295,7 @@ class RunRecorder:
                 epoch=max([m.epoch for m in self._metrics] + [last.epoch if last else 0]),
                 resumed_from=self._resumed if self._resumed is not None and self._resumed >= 0 else None,
                 lost_steps=self.lost_steps(),
+                own_checkpoints=request.own_checkpoints,
                 saved_step=self._saved if self._saved >= 0 else None,
                 spilled=self._spilled,
                 unusable=tuple(self._unusable),
@@ -304,7 +321,7 @@ class RunRecorder:
             return reason
         if self._spilled is not None:
             return f"{reason}; {self._spilled}, from where the run restores it when it is resumed there"
-        if state == "stopped" and 0 <= self._saved < steps:
+        if state == "stopped" and 0 <= self._saved < steps and not self._request.own_checkpoints:
             return f"{reason}; steps {self._saved + 1} to {steps} are not saved"
         return reason
 

@@ -221,6 +221,9 @@ class TrainingReport:
     resumed_from: int | None = None  # step at which this launcher took over; None: the run began with it
     lost_steps: int = 0
     skipped_steps: int = 0
+    own_checkpoints: bool = (
+        False  # the script's, of which nothing is known here; steps are those that it printed
+    )
     saved_step: int | None = (
         None  # of the newest checkpoint in the run's directory, as far as is known; None: none
     )
@@ -245,7 +248,7 @@ class TrainingReport:
     @property
     def unsaved_steps(self) -> int:
         """Return the steps at the end of the run that its directory has no checkpoint of."""
-        return max(self.steps - (self.saved_step or 0), 0)
+        return 0 if self.own_checkpoints else max(self.steps - (self.saved_step or 0), 0)
 
     @property
     def last(self) -> PointReport | None:

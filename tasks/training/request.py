@@ -92,6 +92,21 @@ class TrainingRequest:
         unless="ddp",
         metavar="CHOICE",
     )
+    own_checkpoints: bool = option(
+        False,
+        "Run any torchrun script unchanged: it saves and restores by itself, gets SIGTERM before it must leave, and "
+        "status 0 means finished",
+        flags="--own-checkpoints",
+        in_file="Whether the script is any torchrun script, unchanged: it saves and restores by itself, gets SIGTERM "
+        "before it must leave, and status 0 means finished",
+    )
+    step_pattern: str = option(
+        "",
+        "With --own-checkpoints: regular expression whose first group is the step in the output of rank 0",
+        unless="the progress bars and step lines of common frameworks",
+        in_file="With own_checkpoints: regular expression whose first group is the step in the output of rank 0",
+        metavar="REGEX",
+    )
     preflight: PreflightChoice = option("auto", "Preflight run before the training: auto, always or never")
     preflight_steps: int = option(20, "Steps of the preflight run", min=1, command=False)
     checkpoint_interval: float | None = option(
@@ -196,6 +211,7 @@ class TrainingRequest:
         if self.spill_dir:
             StorageLocation(self.spill_dir)
         self.faults  # noqa: B018  parsed here so that a wrong one is refused
+        self._check_own()
         if self.pool and not self.runs_dir.startswith(("s3://", "s3a://")):
             raise OptionError(
                 f"runs_dir must be on S3, which all nodes of {self.nodes} reach; got {self.runs_dir}"
@@ -203,6 +219,32 @@ class TrainingRequest:
         if self.pool and (self.fault or self.cpus_per_slot is not None):
             raise OptionError(
                 f"fault and cpus_per_slot are for nodes of this machine; got nodes {self.nodes}"
+            )
+
+    def _check_own(self) -> None:
+        """Refuse what a script with own checkpoints cannot be given."""
+        if not self.own_checkpoints:
+            if self.step_pattern:
+                raise OptionError(
+                    "step_pattern goes with own_checkpoints; an ElasticRun reports its steps itself"
+                )
+            return
+        if self.step_pattern:
+            from ebbflow.infra.training.process.printed_steps import checked_pattern
+
+            checked_pattern(self.step_pattern)
+        given = {
+            "communication": self.communication != "ddp",
+            "preflight": self.preflight == "always",
+            "checkpoint_interval": self.checkpoint_interval is not None,
+            "partial_checkpoint_interval": self.partial_checkpoint_interval > 0,
+            "spill_dir": bool(self.spill_dir),
+            "restart": self.restart,
+        }
+        if wrong := [name for name, is_given in given.items() if is_given]:
+            raise OptionError(
+                f"{wrong[0]} needs a script that trains inside ElasticRun; with own_checkpoints the script sees to "
+                "that itself"
             )
 
     @property
@@ -247,6 +289,8 @@ class TrainingRequest:
             partial_checkpoint_fraction=self.partial_checkpoint_fraction,
             adaptive=self.adaptive,
             communication=self.communication,
+            own_checkpoints=self.own_checkpoints,
+            step_pattern=self.step_pattern,
             collective_timeout=self.collective_timeout,
             final_save_timeout=self.final_save_timeout,
             spill_dir=self.spill_dir,
@@ -258,7 +302,7 @@ class TrainingRequest:
             placement=placement,
             max_gpus=self.most_gpus,
             hazard=self.interruption_rate,
-            preflight=self.preflight,
+            preflight="never" if self.own_checkpoints else self.preflight,  # it counts reported steps
             preflight_steps=self.preflight_steps,
             retry_policy=self.retry_policy,
             retry_backoff=self.retry_backoff,

@@ -25,7 +25,8 @@ from ebbflow.tasks.training.report import FailureReport
 SURVIVOR = 75  # exit status of a process that saved because another was lost
 NO_ELASTIC_RUN = (
     "the script ended without connecting to its launcher: it must train inside "
-    "`with ElasticRun.start() as run:` (from ebbflow.infra.training import ElasticRun)"
+    "`with ElasticRun.start() as run:` (from ebbflow import ElasticRun), or saves and restores by itself: "
+    "--own-checkpoints"
 )
 
 
@@ -224,12 +225,21 @@ class Supervisor:
         held = sum(end.placement.values()) * (end.ended - end.started)
         first, last = max(end.first_step, 0), max(end.last_step, 0)
         kept = max(min(end.saved_step, last) - first, 0) if end.first_step >= 0 else 0
+        useful, progressed = (
+            held * kept / max(last - first, 1),
+            end.saved_step > max(self._saved, end.first_step),
+        )
+        if (
+            self._settings.own_checkpoints
+        ):  # what is saved is not known: the steps that it printed, or its time
+            progressed = end.idle == 0
+            useful = held if progressed else 0.0
         return Attempt(
             failure,
             frozenset(end.placement),
             held,
-            held * kept / max(last - first, 1),
-            end.saved_step > max(self._saved, end.first_step),
+            useful,
+            progressed,
             self._clock.now(),
             frozenset(end.suspects),
         )

@@ -41,8 +41,8 @@ class Order:
     """What a node is to do next."""
 
     do: Literal[
-        "launch", "kill", "end", "leave"
-    ]  # kill: SIGKILL to one process; end: to all of the generation
+        "launch", "terminate", "kill", "end", "leave"
+    ]  # terminate: SIGTERM to the ranks; kill: SIGKILL to one process; end: to all of the generation
     generation: int = 0
     rank: int = -1  # to kill
     nodes: int = 0
@@ -55,6 +55,8 @@ class Order:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     logs: str = ""  # directory for this node's logs of this generation
+    own_checkpoints: bool = False  # whether the script knows of no launcher: its output says how far it is
+    step_pattern: str = ""  # of its output
     start: Literal["fork", "spawn"] = "fork"  # fork: processes start with the node's imports already done
     form: float = 60.0  # seconds in which the agents of all nodes must meet
     grace: float = 30.0  # seconds from SIGTERM to SIGKILL when a process of the same node has failed
@@ -79,6 +81,8 @@ class Heartbeat:
     generation: int  # whose agent runs; 0: none
     ranks: tuple[RankState, ...] = ()
     notice: float | None = None  # seconds since the Unix epoch at which the node will be gone
+    first_step: int = -1  # the first that rank 0 printed, where the script has own checkpoints; -1: none
+    last_step: int = -1  # the highest
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ class AgentEnd:
     failures: tuple[Failure, ...] = ()
     error: str = ""  # the agent's own
     time: float = 0.0
+    first_step: int = -1  # as in ``Heartbeat``
+    last_step: int = -1
 
 
 @dataclass(frozen=True, slots=True)

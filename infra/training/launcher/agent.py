@@ -30,7 +30,7 @@ from ebbflow.infra.errors import LauncherLostError
 from ebbflow.infra.storage import private
 from ebbflow.infra.training.channel.wire import SCRIPT, AgentEnd, Entry, Failure, Order
 from ebbflow.infra.training.launcher.worker import RANKS, run_script
-from ebbflow.infra.training.process.channel import GENERATION, Channel
+from ebbflow.infra.training.process.channel import GENERATION, RUN_ID, Channel
 
 _POLL = 0.05  # seconds between polls of the processes
 _MEET = 0.02  # seconds between polls for other agents
@@ -59,7 +59,7 @@ class Rendezvous(RendezvousHandler):  # type: ignore[misc]
         return "ebbflow"
 
     def get_run_id(self) -> str:
-        return str(self._order.generation)
+        return self._order.environment.get(RUN_ID, "")
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Return once all agents are there. Raises ``RendezvousError``."""
@@ -103,6 +103,7 @@ class _Agent(LocalElasticAgent):  # type: ignore[misc]
     def __init__(self, order: Order, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._order = order
+        self._remaining_restarts = 0
 
     def _assign_worker_ranks(self, *_: Any) -> list[Worker]:
         """Return this node's processes as the launcher has ordered them; nothing is asked of a store."""
@@ -193,7 +194,7 @@ def _run(order: Order, entry: Entry, port: int, scratch: Path) -> RunResult:
         local_world_size=order.slots,
         rdzv_handler=Rendezvous(order, port),
         entrypoint=run_script,
-        max_restarts=0,
+        max_restarts=order.generation - 1,  # of which none is left: scripts read their number as torchrun's
         monitor_interval=_POLL,
         local_addr=entry.address,
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import GenerationEnd, GenerationKind, RankFailure
-from ebbflow.infra.training.channel.wire import AgentEnd, Order
+from ebbflow.infra.training.channel.wire import AgentEnd, Heartbeat, Order
 from ebbflow.infra.training.launcher import job as jobs
 from ebbflow.infra.training.launcher.hang import HangRule, HangWatch
 from ebbflow.infra.training.launcher.members import Loss, Members, Note
@@ -37,6 +37,7 @@ class Generation:
     rescue: float  # seconds that survivors get to save
     form: float  # seconds in which the processes must come up
     on_report: Callable[[Report], None] = lambda _: None
+    own_checkpoints: bool = False  # whether the script knows of no launcher (``RunSettings``)
     begun: float = field(init=False)
     stop: StopRequest | None = None
     _watch: HangWatch = field(init=False)
@@ -54,10 +55,12 @@ class Generation:
     _last: int = -1
     _saved: int = -1
     _unsaved: int | None = None  # step of an end of the run that was not saved
+    _running: bool = False  # whether all processes were seen, of a script with own checkpoints
+    _requested: bool = False  # whether it was asked to stop, for whatever reason but a loss
 
     def __post_init__(self) -> None:
         self.begun = self.clock.now()
-        self._watch = HangWatch(self.hang, self.begun)
+        self._watch = HangWatch(self.hang.quiet() if self.own_checkpoints else self.hang, self.begun)
 
     def launch(self, order: Order, logs: Mapping[str, str]) -> None:
         """Send the order to all nodes of the placement; ``logs`` is each node's directory for them.
@@ -102,6 +105,7 @@ class Generation:
             self._request(self.stop)
             self.note("stop-requested", reason=reason, deadline=deadline)
             self._cut(deadline + _SPARE)
+            self._requested = True
 
     def look(self, lost: Mapping[str, Loss]) -> bool:
         """Take in what happened, with the nodes ``lost`` since the last look, and return whether all is over."""
@@ -163,6 +167,10 @@ class Generation:
     def _request(self, stop: StopRequest) -> None:
         if self._channel is not None:
             self._channel.request_stop(stop)
+        if self.own_checkpoints:
+            for name in self._left:
+                if name in self.members:
+                    self.members.send(name, Order("terminate", generation=self.number))
 
     def _cut(self, at: float) -> None:
         self._cutoff = at if self._cutoff is None else min(self._cutoff, at)
@@ -198,11 +206,34 @@ class Generation:
             if member.beat is not None and member.beat.generation == self.number:
                 self._nodes.update({rank.rank: name for rank in member.beat.ranks})
                 self._watch.look(now, member.beat.ranks)
+                self._look_for_start(now)
+                self._take_printed(member.beat, now)
             if (end := member.wire.agent_end(self.number)) is not None:
                 self._ends[name] = end
+                self._take_printed(end, now)
                 self.note("agent-ended", node=name, state=end.state, at=end.time)
                 if end.state != "succeeded" and self._killed is None:
                     self._end_after_loss(f"processes of node {name} failed", now)
+
+    def _look_for_start(self, now: float) -> None:
+        """Take note that all processes run, where none of them says so itself."""
+        world = sum(self.placement.values())
+        if self.own_checkpoints and not self._running and len(self._nodes) == world:
+            self._running = True
+            self.note("started", own_checkpoints=True, world=world, rank=0, at=now)
+
+    def _take_printed(self, shown: Heartbeat | AgentEnd, now: float) -> None:
+        """Take in how far the output of a script with own checkpoints says that it is."""
+        if not self.own_checkpoints or shown.last_step <= self._last:
+            return
+        if self._first < 0:
+            self._first = shown.first_step
+            self._watch.rule = self.hang
+            self.on_report(Report("started", 0, now, self._first))
+        self._last = shown.last_step
+        self._watch.report(now)
+        size = {"gpus": sum(self.placement.values()), "nodes": len(self.placement)}
+        self.on_report(Report("step", 0, now, self._last, size))
 
     def _look_for_hang(self, now: float, left: list[str]) -> None:
         if self._hung or self._killed is not None or self.stop is not None:
@@ -260,6 +291,10 @@ class Generation:
         if self._lost:
             how = "; ".join(f"node {name}: {loss.how}" for name, loss in self._lost.items())
             return ("hung" if all(loss.hung for loss in self._lost.values()) else "lost"), how
+        if self.own_checkpoints and self._requested and self.stop is not None:
+            # whatever the status: a script may leave with 0 after SIGTERM, and is not done for that
+            killed = "" if self._killed is None else ": killed at the deadline"
+            return "stopped", f"{self.stop.reason}{killed}"
         if failures and any(f.rank is not None for f in failures):
             return "failed", describe(next(f for f in failures if f.rank is not None))
         if "stopped" in self._said:
@@ -271,6 +306,8 @@ class Generation:
             return "stopped", f"{self.stop.reason}: killed at the deadline, nothing was saved"
         if any(end.state == "ended" for end in self._ends.values()):
             return "unformed", f"the processes did not start within {self.form:g} s"
+        if self.own_checkpoints:
+            return "finished", "the script ended with status 0"
         return "silent", (
             "the script ended without connecting to its launcher: it must train inside "
             "`with ElasticRun.start() as run:`"

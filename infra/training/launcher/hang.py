@@ -6,7 +6,8 @@ Pure rules over what nodes show of their processes and what rank 0 reports.
 import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ebbflow.infra.training.channel.wire import RankState
 from ebbflow.planners.training.failures.stragglers import StragglerWatch, late_workers
 
 _STOPPED = "Tt"
+_QUIET_START = 600.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,10 @@ class HangRule:
     start: float = 120.0  # the same before the first report: data are being loaded
     limit: float = 3600.0  # nothing is reported, whatever the processes do
     busy: float = 0.02  # share of a processor below which a process is taken to wait
+
+    def quiet(self) -> "HangRule":
+        """Return the rule for processes that may never report: no limit while one computes, ten minutes else."""
+        return replace(self, start=max(self.start, _QUIET_START), limit=inf)
 
 
 @dataclass(frozen=True, slots=True)

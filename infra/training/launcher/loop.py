@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ebbflow.infra.training.channel.exchange import Exchange
 
 _HOPELESS = 20  # generations in a row without a step won, whatever is decided
+_OWN_PROGRESS = 60.0  # seconds after which a script that prints no steps is taken to have got further
 _POLL = 0.05  # seconds between polls
 _NOTED = ("checkpoint", "metrics", "skipped", "spilled", "damaged", "communication")
 
@@ -131,6 +132,7 @@ class Loop:
             self._options.rescue,
             self._options.form,
             self._hear,
+            self._settings.own_checkpoints,
         )
         self._members.end(self._noticed & placement.keys())  # asked for under the name of a node that leaves
         before = {name for name in placement if name in self._members and self._members[name].ready}
@@ -198,9 +200,13 @@ class Loop:
             script=self._job.script,
             arguments=self._job.arguments,
             environment=environment,
+            own_checkpoints=self._settings.own_checkpoints,
+            step_pattern=self._settings.step_pattern,
             start=self._options.start,
             form=self._options.form,
-            grace=self._options.rescue,
+            grace=self._settings.termination_grace
+            if self._settings.own_checkpoints
+            else self._options.rescue,
         )
 
     def _logs_of(self, node: str, number: int) -> str:
@@ -242,7 +248,7 @@ class Loop:
     def _book(self, end: GenerationEnd) -> GenerationEnd:
         """Write down how a generation ended, and return that with ``idle``."""
         record = self._record
-        won = end.saved_step > record.best
+        won = self._has_won(end)
         record.saved(end.saved_step)
         record.idle = 0 if won or end.kind == "stopped" else record.idle + 1
         end = replace(end, idle=record.idle)
@@ -262,6 +268,14 @@ class Loop:
             saved_step=end.saved_step,
         )
         return end
+
+    def _has_won(self, end: GenerationEnd) -> bool:
+        """Return whether a generation took the run further."""
+        if not self._settings.own_checkpoints:
+            return end.saved_step > self._record.best
+        if end.last_step >= 0:
+            return end.last_step > self._record.status.step
+        return end.ended - end.started >= _OWN_PROGRESS
 
     @property
     def _noticed(self) -> set[str]:

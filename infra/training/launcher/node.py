@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -42,6 +43,7 @@ from ebbflow.infra.training.channel.wire import (
 from ebbflow.infra.training.launcher import tunnel
 from ebbflow.infra.training.launcher.worker import RANKS
 from ebbflow.infra.training.process import channel
+from ebbflow.infra.training.process.printed_steps import PrintedSteps
 
 NOTICE = "notice"  # file, in the node's directory, with the time at which the node will be gone
 READY = "ready"  # file, in the node's directory, once all is imported
@@ -72,6 +74,9 @@ class Node:
         self._notice: float | None = None
         self._empty_since: float | None = None
         self._tunnel = 0  # process id; 0: none runs
+        self._printed: PrintedSteps | None = (
+            None  # of rank 0, where it runs here and tells its launcher nothing
+        )
 
     def run(self) -> None:
         """Serve until told to leave or the launcher is gone."""
@@ -94,7 +99,9 @@ class Node:
             elif order.generation != self._generation or not self._agent:
                 continue
             elif order.do == "kill":
-                self._kill(order.rank)
+                self._signal(signal.SIGKILL, order.rank)
+            elif order.do == "terminate":
+                self._signal(signal.SIGTERM)
             else:
                 self._close(AgentEnd("ended", error="ended by the launcher", time=time.time()))
         now = self._clock.now()
@@ -102,9 +109,9 @@ class Node:
             self._last_beat = now
             self._beats += 1
             ranks = self._look_at_ranks()
-            self._line.show(
-                Heartbeat(self._beats, self._generation if self._agent else 0, ranks, self._notice)
-            )
+            generation = self._generation if self._agent else 0
+            steps = self._printed_steps()
+            self._line.show(Heartbeat(self._beats, generation, ranks, self._notice, *steps))
             if self._agent and self._has_dead_ranks(ranks, now):
                 # Had one ended with an error, the agent would have seen that and ended as well.
                 self._close(
@@ -119,6 +126,10 @@ class Node:
         self._generation, self._slots, self._ranks = order.generation, order.slots, []
         private.make_folder(self._end_file(order.generation).parent)
         self._empty_since = None
+        self._printed = None
+        if order.own_checkpoints and order.first_rank == 0:
+            logs = tuple(Path(order.logs) / f"rank-0.{stream}" for stream in ("out", "err"))
+            self._printed = PrintedSteps(logs, order.step_pattern)
         port = order.store
         if self._entry.tunnel:
             process, port = tunnel.start(self._entry.launcher, self._entry.server, order.generation)
@@ -173,8 +184,17 @@ class Node:
     def _close(self, end: AgentEnd) -> None:
         """End what is left of the generation and tell the launcher how it ended."""
         self._end_processes(0.0)
+        first, last = self._printed_steps()
+        end = replace(end, first_step=first, last_step=last)
         self._line.report(self._generation, end)
         self._last_beat = 0.0
+
+    def _printed_steps(self) -> tuple[int, int]:
+        """Return the first and the highest step that rank 0 has printed; -1: none."""
+        if self._printed is None:
+            return -1, -1
+        self._printed.look()
+        return self._printed.first, self._printed.last
 
     def _end_file(self, generation: int) -> Path:
         return Path(self._entry.folder) / str(generation) / "end.json"
@@ -199,11 +219,13 @@ class Node:
             found.append(RankState(said["rank"], said["pid"], state, cpu, said["started"]))
         return tuple(found)
 
-    def _kill(self, rank: int) -> None:
+    def _signal(self, number: signal.Signals, rank: int | None = None) -> None:
+        """Send a signal to one rank, or to all of this node."""
+        self._find_ranks()
         for found in self._look_at_ranks():
-            if found.rank == rank and found.state not in "XZ":
+            if rank in (None, found.rank) and found.state not in "XZ":
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(found.pid, signal.SIGKILL)
+                    os.kill(found.pid, number)
 
     def _end_processes(self, grace: float) -> None:
         """End all processes below this one: those left after ``grace`` seconds by SIGKILL, until none is left.
