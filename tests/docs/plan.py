@@ -100,6 +100,12 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("pip install 'prefect-ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),
         Plan("# take nodes away", "check", OURS),
         Plan("ebbflow fleet grow trainers", "check", AWS),
+        Plan(
+            "ebbflow train fit.py --own",
+            "check",
+            "tests/tasks/training/test_own_checkpoints.py trains such scripts",
+        ),
+        Plan("finished after", "check", OURS),
         Plan("[[rule]]", "run", given=("failure table",)),
         Plan("from ebbflow import train", "check", PREFECT),
         Plan("pip install 'prefect-ebbflow[tune]'", "check", OURS),
