@@ -13,6 +13,7 @@ from ebbflow.flows.capacity.options import Cluster, LedgerAt
 from ebbflow.flows.runs.answers import confirm, fail, print_json
 from ebbflow.flows.runs.exit_status import status_of
 from ebbflow.flows.runs.options import AsJson, Yes, duration_option
+from ebbflow.tasks.drawing.wording import printable
 
 if TYPE_CHECKING:
     from ebbflow.infra.ledger import Ledger
@@ -86,7 +87,7 @@ def show(id: AppId, cluster: Cluster = "local", ledger: LedgerAt = None, json: A
 
     from ebbflow.flows.apps.terminal import app_view
     from ebbflow.planners.model.ledger import Decided
-    from ebbflow.tasks.apps.run_logs import run_logs
+    from ebbflow.tasks.apps.run_logs import directory_of
 
     with _opened(ledger, cluster) as found:
         record = _record(found, id)
@@ -95,7 +96,7 @@ def show(id: AppId, cluster: Cluster = "local", ledger: LedgerAt = None, json: A
         leases = state.held(id) if id in state.apps else []
         events = found.events(limit=_DECISIONS, kinds=[Decided], app=id, newest=True)
         now = found.clock.now()
-    logs = run_logs(record.spec)
+    directory, _ = directory_of(record.spec)
     decisions = [
         {"number": e.number, "at": e.at, "kind": e.change.kind, "reason": e.change.reason}
         for e in events
@@ -107,7 +108,7 @@ def show(id: AppId, cluster: Cluster = "local", ledger: LedgerAt = None, json: A
         "pipeline": record.spec.pipeline,
         "flow_run": record.spec.flow_run,
         "checkpoint": record.checkpoint,
-        "run_directory": logs.directory,
+        "run_directory": directory,
         "leases": [asdict(lease) for lease in leases],
         "decisions": decisions,
     }
@@ -119,61 +120,99 @@ def show(id: AppId, cluster: Cluster = "local", ledger: LedgerAt = None, json: A
 
 @app.command()
 def logs(
-    id: AppId,
+    id: Annotated[
+        str,
+        typer.Argument(
+            help="ID of an app, as ebbflow apps list shows it, or of a training run of this machine.",
+            metavar="ID",
+        ),
+    ],
     cluster: Cluster = "local",
     ledger: LedgerAt = None,
+    runs_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Directory of all runs, DIR or s3://bucket/prefix, of a training that is no app of a cluster. "
+            "Default: runs/ in ~/.cache/ebbflow.",
+            metavar="DIR",
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Rank whose logs are printed. Default: all.", min=0)
+    ] = None,
+    generation: Annotated[
+        int | None, typer.Option(help="Generation whose logs are printed. Default: the newest.", min=1)
+    ] = None,
+    lines: Annotated[int, typer.Option(help="Number of lines of each log at the start.", min=0)] = _TAIL,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until Ctrl-C.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Print the last lines of an app's logs, which are in its run directory.
+    """Print the last lines of a run's logs: of an app, or of a training by its run ID.
 
     [b]Examples[/b]
 
         ebbflow apps logs digits
 
-        ebbflow apps logs digits --follow
+        ebbflow apps logs script-1121-101500-a1b2 --rank 0 --follow
 
-    Read are files of this machine. Of a run elsewhere the command names the directory and where to look.
-    With --json it prints the paths of the files.
+        ebbflow apps logs fit-1121-101500-a1b2 --runs-dir s3://bucket/runs --generation 2
+
+    Logs are in the run directory. One in object storage has them a second after they are written, and keeps them
+    when their node is gone.
+    With --json it prints the addresses of the logs.
     """
-    from ebbflow.infra.clock import SystemClock
-    from ebbflow.tasks.apps.run_logs import run_logs
+    from itertools import chain
 
-    with _opened(ledger, cluster) as found:
-        record = _record(found, id)
-    known = run_logs(record.spec)
+    from ebbflow.infra.clock import SystemClock
+    from ebbflow.infra.errors import StorageError
+    from ebbflow.tasks.apps.run_logs import Following, logs_in
+
+    directory, why = _directory(id, runs_dir, cluster, ledger)
+    known = logs_in(directory, why)
     if json:
-        files = [str(path) for path in known.files]
-        print_json({"app": id, "directory": known.directory, "files": files, "problem": known.problem})
+        addresses = [one.uri for one in known.of(generation=generation, rank=rank)]
+        print_json({"id": id, "directory": known.directory, "files": addresses, "problem": known.problem})
         return
-    if not known.files:
+    if not known.files and not (follow and known.directory):
         fail(known.problem)
-    clock, read = SystemClock(), {}
+    reader = Following(directory, generation, rank, lines)
+    chosen = known.of(generation=generation, rank=rank)
+    if not chosen and not follow:
+        found = sorted({(one.generation, one.rank) for one in known.files if one.rank is not None})
+        fail(
+            f"no log of {id} is of generation {generation or 'any'} and rank {'any' if rank is None else rank}; "
+            f"there are (generation, rank): {', '.join(map(str, found)) or 'none'}"
+        )
+    several = len(chosen) > 1
     try:
-        for path in known.files:
-            with path.open("rb") as file:
-                text = file.read().decode(errors="replace")
-                read[path] = file.tell()
-            _print_lines(path.name, text.splitlines()[-_TAIL:], several=len(known.files) > 1)
-        while follow:
-            clock.sleep(_POLL)
-            for path in run_logs(record.spec).files:
-                with path.open("rb") as file:
-                    file.seek(read.get(path, 0))
-                    text = file.read().decode(errors="replace")
-                    read[path] = file.tell()
-                _print_lines(path.name, text.splitlines(), several=len(read) > 1)
-    except OSError as error:
+        for log, line in chain(reader.lines(), reader.follow(SystemClock()) if follow else ()):
+            text = printable(line)
+            typer.echo(f"{log.name}: {text}" if several or log not in chosen else text)
+    except StorageError as error:
         fail(f"the log cannot be read: {error}")
     except KeyboardInterrupt:
         return
 
 
-def _print_lines(name: str, lines: list[str], *, several: bool) -> None:
-    from ebbflow.tasks.drawing.wording import printable
+def _directory(id: str, runs_dir: str | None, cluster: str, ledger: str | None) -> tuple[str, str]:
+    """Return the directory of a run: of a training of this machine, else of an app; empty with the reason."""
+    from ebbflow.infra.storage.filesystems import translated
+    from ebbflow.infra.storage.places import StorageLocation
+    from ebbflow.planners.model import names
+    from ebbflow.tasks.apps.run_logs import directory_of
+    from ebbflow.tasks.training.request import default_runs_dir
 
-    for line in lines:
-        typer.echo(f"{name}: {printable(line)}" if several else printable(line))
+    place = StorageLocation(runs_dir or default_runs_dir())
+    if runs_dir is not None or (ledger is None and names.RUN.allows(id)):
+        names.RUN.check(id)
+        run = place.under(id)
+        with translated(f"read {run}"):
+            if run.is_file("request.json"):
+                return str(run), ""
+        if runs_dir is not None:
+            return "", f"there is no run {id!r} in {runs_dir}"
+    with _opened(ledger, cluster) as found:
+        return directory_of(_record(found, id).spec)
 
 
 @app.command()

@@ -22,8 +22,8 @@ OTHERS = {  # rooms that are of no subject
     "flows": {"airflow", "apps", "blocks", "cli", "command_list", "face", "ledger", "runs", "setup"},
     "tasks": {"apps", "drawing", "faults"},  # faults: scripted ones, of trainings, fleets, pipelines, benchmarks
     "infra": {
-        "aws", "clock", "errors", "ledger", "local_fleet", "machine", "packages", "protocols", "spark", "storage",
-        "tables",
+        "aws", "clock", "errors", "ledger", "local_fleet", "logs", "machine", "packages", "protocols", "spark",
+        "storage", "tables",
     },
     "planners": {"errors", "hazard", "model", "scheduling", "sections"},
 }  # fmt: skip
@@ -59,7 +59,7 @@ FLOORS = {
         "aws query",
         "training tables",
         "aggregation protocols elastic communication",
-        "ledger simulation machine",
+        "ledger simulation machine logs",
         "storage packages",
         "clock errors",
     ),

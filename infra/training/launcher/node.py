@@ -24,6 +24,7 @@ import psutil
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LauncherLostError, MessageError
+from ebbflow.infra.logs.shipping import ShippingProcess
 from ebbflow.infra.machine import devices
 from ebbflow.infra.storage import private
 from ebbflow.infra.training.channel import keys
@@ -74,6 +75,9 @@ class Node:
         self._notice: float | None = None
         self._empty_since: float | None = None
         self._tunnel = 0  # process id; 0: none runs
+        self._shipping: ShippingProcess | None = (
+            None  # of logs, where the run's directory is in object storage
+        )
         self._printed: PrintedSteps | None = (
             None  # of rank 0, where it runs here and tells its launcher nothing
         )
@@ -130,6 +134,7 @@ class Node:
         if order.own_checkpoints and order.first_rank == 0:
             logs = tuple(Path(order.logs) / f"rank-0.{stream}" for stream in ("out", "err"))
             self._printed = PrintedSteps(logs, order.step_pattern)
+        self._ship_logs(order)
         port = order.store
         if self._entry.tunnel:
             process, port = tunnel.start(self._entry.launcher, self._entry.server, order.generation)
@@ -143,6 +148,14 @@ class Node:
             self._agent = os.fork()
         if self._agent == 0:
             self._become_agent(order, port, parent)
+
+    def _ship_logs(self, order: Order) -> None:
+        """Have the logs of this node copied to the run's directory, unless they are written there anyway."""
+        folder = order.environment.get(channel.RUN_FOLDER, "")
+        if self._shipping is None and "://" in folder:
+            logs = Path(order.logs)  # DIRECTORY/generation-N/NODE
+            own = Path(self._entry.folder) / "shipping.log"
+            self._shipping = ShippingProcess(logs.parents[1], logs.name, f"{folder.rstrip('/')}/logs", own)
 
     def _become_agent(self, order: Order, port: int, parent: int) -> NoReturn:
         code = 1
@@ -184,6 +197,8 @@ class Node:
     def _close(self, end: AgentEnd) -> None:
         """End what is left of the generation and tell the launcher how it ended."""
         self._end_processes(0.0)
+        if self._shipping is not None:
+            self._shipping.flush()
         first, last = self._printed_steps()
         end = replace(end, first_step=first, last_step=last)
         self._line.report(self._generation, end)
@@ -235,7 +250,8 @@ class Node:
         end = self._clock.now() + grace
         while True:
             _reap()
-            below = [p for p in psutil.Process().children(recursive=True) if _lives(p)]
+            kept = self._shipping.pid if self._shipping is not None else 0
+            below = [p for p in psutil.Process().children(recursive=True) if p.pid != kept and _lives(p)]
             if all(process.pid == self._tunnel for process in below):
                 end = 0.0
             if not below:

@@ -23,6 +23,7 @@ from ebbflow.planners.model.ledger import (
 )
 from ebbflow.tasks.apps.agent import AgentIntervals, AppAgent
 from ebbflow.tasks.apps.lease_table import Rules
+from ebbflow.tasks.apps.run_logs import Following
 
 runner = CliRunner()
 
@@ -164,3 +165,49 @@ def test_a_running_app_hears_of_its_cancellation_once(ledger: Ledger) -> None:
     with AppAgent(ledger, spec, rules=Rules(fence=60.0), pace=pace, cancel=lambda: again.append(1)):
         ledger.clock.sleep(0.5)
     assert again == [], "a run after the request was meant by nobody"
+
+
+def test_logs_of_a_run_that_is_no_app_are_found_by_its_directory(home: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "fit-1"
+    for generation, node, rank, text in (
+        (1, "a", 0, "old\n"),
+        (2, "a", 0, "zero\nmore\n"),
+        (2, "b", 1, "one\n"),
+    ):
+        log = run / "logs" / f"generation-{generation}" / node / f"rank-{rank}.out"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text)
+    (run / "request.json").write_text("{}")
+    where = ("--runs-dir", str(tmp_path / "runs"))
+    both = invoke("logs", "fit-1", *where)
+    assert both.stdout == (
+        "generation-2/a/rank-0.out: zero\ngeneration-2/a/rank-0.out: more\ngeneration-2/b/rank-1.out: one\n"
+    )
+    assert invoke("logs", "fit-1", *where, "--rank", "0", "--lines", "1").stdout == "more\n"
+    assert invoke("logs", "fit-1", *where, "--generation", "1").stdout == "old\n"
+    missing = invoke("logs", "fit-1", *where, "--rank", "7")
+    assert (missing.exit_code, "there are (generation, rank): (1, 0), (2, 0), (2, 1)" in missing.output) == (
+        1,
+        True,
+    )
+    assert "there is no run 'fit-2'" in invoke("logs", "fit-2", *where).output
+    files = json.loads(invoke("logs", "fit-1", *where, "--json").stdout)["files"]
+    assert [name.rpartition("/")[2] for name in files] == ["rank-0.out", "rank-1.out"]
+
+
+def test_new_lines_are_followed_into_the_next_generation(tmp_path: Path) -> None:
+    first = tmp_path / "logs" / "generation-1" / "a" / "rank-0.out"
+    second = tmp_path / "logs" / "generation-2" / "b" / "rank-0.out"
+    first.parent.mkdir(parents=True)
+    first.write_text("one\ntwo\n")
+    reader = Following(str(tmp_path), tail=1)
+    assert [line for _, line in reader.lines()] == ["two"]
+    with first.open("a") as file:
+        file.write("three\nfo")
+    assert [line for _, line in reader.lines()] == ["three"]
+    with first.open("a") as file:
+        file.write("ur\n")
+    assert [line for _, line in reader.lines()] == ["four"]
+    second.parent.mkdir(parents=True)
+    second.write_text("five\nsix\n")
+    assert [line for _, line in reader.lines()] == ["five", "six"]
