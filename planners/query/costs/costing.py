@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil
 
 from sqlglot import exp
 
@@ -11,6 +12,7 @@ from ebbflow.planners.model import Resources, Share, Work
 from ebbflow.planners.query.costs import cost
 from ebbflow.planners.query.costs.cost import CostModel, JoinCost, JoinCostModel, Size
 from ebbflow.planners.query.costs.links import shuffle_seconds, spilled_bytes
+from ebbflow.planners.query.costs.operators import split_bytes
 from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.plan.analysis import BlockId
 from ebbflow.planners.query.plan.cuts import NodeCost
@@ -36,6 +38,7 @@ class CostEstimate:
     task: float = 0.0  # GiB, the largest hash table of a single task
     widest: int = 1  # tasks of the widest wave
     partitions: int = 0  # of the largest shuffle
+    read: list[float] = field(default_factory=list)  # stored bytes of each relation it reads, all columns
 
     def add(self, work: Work) -> None:
         """Add ``work``."""
@@ -90,6 +93,7 @@ class StatementCoster:
         stored = Size(size.rows, size.bytes * STORED)
         if known is not None:
             stored = Size(float(known.rows), float(known.bytes))
+        self._split(bill)
         bill.add(cost.write(stored))
         bill.add(Work(tasks=float(bill.widest)))
         return bill, stored
@@ -101,6 +105,7 @@ class StatementCoster:
         if unit.block is not None:
             node = next(j for j in joins(choice.trees[unit.block]) if j.mask == unit.mask)
             self._repeated(bill, unit.block, node, choice, self._divided(unit.block, grid), own=True)
+            self._split(bill)
             return bill
         key = (unit.view, 0)
         divided = {alias for alias, _ in grid.columns}
@@ -111,6 +116,7 @@ class StatementCoster:
         else:
             inside = Counter(t.name for t in select.find_all(exp.Table) if t.alias_or_name in divided)
         self._others(bill, view, 0, inside + Counter(aligned_tables(select, grid)), choice)
+        self._split(bill)
         return bill
 
     def reread(self, unit: Unit, grid: Grid, slices: int) -> Work:
@@ -149,6 +155,7 @@ class StatementCoster:
             for side in (join.left, join.right):
                 if isinstance(side, Leaf):
                     self._leaf(bill, block, side, below)
+            self._split(bill)
             stored = Size(size.rows, size.bytes * STORED)
             copy = cost.write(stored).plus(cost.scan(stored))
             out[join.mask] = NodeCost(
@@ -242,14 +249,22 @@ class StatementCoster:
         if relation.is_view and relation.source not in choice.cut_views:
             self._view(bill, self.sizes.analysis.chain.by_name[relation.source], choice)
             return
-        self._scan(
-            bill, Size(cardinalities.base_rows(leaf.relation), cardinalities.scanned_bytes(leaf.relation))
-        )
+        size = Size(cardinalities.base_rows(leaf.relation), cardinalities.scanned_bytes(leaf.relation))
+        self._scan(bill, size, cardinalities.inputs[leaf.relation].bytes_stored)
 
-    def _scan(self, bill: CostEstimate, size: Size) -> None:
-        work = cost.scan(size)
-        bill.widest = max(bill.widest, int(work.tasks))
-        bill.add(work)
+    def _scan(self, bill: CostEstimate, size: Size, stored: float = 0.0) -> None:
+        """Add a scan of ``size``; ``stored`` are the relation's bytes with all columns, where those are more."""
+        bill.read.append(max(stored, size.bytes))
+        bill.add(Work(scanned_rows=size.rows, scanned_bytes=size.bytes))
+
+    def _split(self, bill: CostEstimate) -> None:
+        """Add the tasks that read: files are split by all their bytes, whichever columns are read."""
+        if not bill.read:
+            return
+        split = split_bytes(max(bill.read), self.share.total.cores, self.share.hazard)
+        counts = [max(ceil(size / split), 1) for size in bill.read]
+        bill.widest = max(bill.widest, *counts)
+        bill.add(Work(tasks=float(sum(counts))))
 
     def _join(self, bill: CostEstimate, block: BlockId, join: Join, left: Size, right: Size) -> Size:
         out = self._size(block, join.mask)
@@ -318,7 +333,7 @@ class StatementCoster:
             known = self.sizes.relation(view, name)
             fraction = 1.0 if name in view.reads_views else _COLUMNS_READ
             size = Size(known.rows, known.bytes_stored * fraction)
-            self._scan(bill, size)
+            self._scan(bill, size, known.bytes_stored)
             if len(names) > 1:
                 self._exchange(bill, size.bytes, bill.shuffle(size.bytes, self.share))
                 bill.add(Work(built_rows=size.rows, probed_rows=size.rows, shuffled_bytes=size.bytes))

@@ -26,6 +26,7 @@ class RunningStage:
     tasks_done: int = 0
     task_seconds_left: float = 0.0  # expected seconds until the tasks now running end
     tasks_running: int | None = None  # as the engine reports; None: it does not, so as many as fit
+    tasks_lost: int = 0  # of those done, whose output went with a node: they run again
 
 
 @dataclass(frozen=True, slots=True)

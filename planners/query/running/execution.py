@@ -7,6 +7,7 @@ takes ``now`` (seconds since the Unix epoch) returns the actions to take at once
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Share
@@ -63,12 +64,13 @@ class _Run:
     wave: float  # when the tasks now running began, as far as is known
     done: int = 0
     running: int | None = None
+    lost: int = 0  # of the tasks done, until the engine no longer counts them as done
 
     def seen(self, now: float) -> RunningStage:
         total = self.total or self.stage.tasks
-        view = RunningStage(self.stage, self.started, total, self.done, 0.0, self.running)
+        view = RunningStage(self.stage, self.started, total, self.done, 0.0, self.running, self.lost)
         age = now - self.wave
-        if age <= 0 or self.done >= total:
+        if age <= 0 or self.done - self.lost >= total:
             return view
         left = task_seconds(view) - age
         return replace(view, task_seconds_left=left if left > 0 else OVERDUE * age)
@@ -219,7 +221,14 @@ class Execution:
         first_tasks = bool(running) and not run.running and run.done == 0
         if done > run.done or first_tasks:
             run.wave = now
+        if done < run.done:  # the engine has begun what was lost again
+            run.lost = 0
         run.total, run.done, run.running = total, done, running
+
+    def on_loss(self, fp: str, fraction: float) -> None:
+        """Note that nodes went with ``fraction`` of what a running stage's finished tasks have written."""
+        run = self._running[fp]
+        run.lost += ceil((run.done - run.lost) * fraction)
 
     def on_slices(self, fp: str, fraction: float) -> None:
         """Note that ``fraction`` of the stage ``fp`` exists in slices: a later run of it has the rest to do."""

@@ -140,7 +140,7 @@ def _adopted(
     running: RunningStage, index: int, rank: float, waits_for: tuple[str, ...], now: float | None
 ) -> RemainingStage:
     stage = running.stage
-    left = max(running.tasks_total - running.tasks_done, 0)
+    left = max(running.tasks_total - running.tasks_done + running.tasks_lost, 0)
     begun = now is None or running.tasks_done > 0 or bool(running.tasks_running)
     latency = 0.0 if begun or now is None else max(running.started + stage.latency - now, 0.0)
     in_flight = 0

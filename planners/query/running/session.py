@@ -91,6 +91,7 @@ class Session:
     ) -> None:
         self.planner = planner
         self.share = share  # the newest that was told
+        self._capacity: Capacity | None = None  # likewise
         self.measured: list[Measured] = []  # stages that this run has computed
         self.plans: dict[str, QueryExecutionPlan] = {}  # all that were considered, by id, as first made
         self._policy = policy
@@ -158,8 +159,19 @@ class Session:
 
     def see(self, capacity: Capacity) -> Share:
         """Take ``capacity`` as the present one and return the query's share of it."""
+        if self._capacity is not None:
+            self._lose(lost_fraction(self._capacity, capacity))
+        self._capacity = capacity
         self.share = Share.of(capacity, self._fraction)
         return self.share
+
+    def _lose(self, fraction: float) -> None:
+        """Count what nodes have taken along of running stages whose tasks exchange rows: these are on the nodes'
+        disks, while slices and what native tasks write is in the store."""
+        models = {model.engine: model for model in self.planner.rivals}
+        for stage in self.execution.running if fraction > 0.0 else ():
+            if stage.slicing is None and models.get(stage.engine, self.planner.model).exchanges:
+                self.execution.on_loss(stage.output_fp, fraction)
 
     def begin(
         self, found: Mapping[str, StageOutput], now: float, sliced: Mapping[str, float] | None = None
@@ -327,6 +339,13 @@ def planning_share(capacity: Capacity, fraction: float = 1.0) -> Share:
     if share.total.cores > 0:
         return share
     return Share.uniform(1.0, 1.0, 1, revision=share.revision, hazard=share.hazard)
+
+
+def lost_fraction(before: Capacity, after: Capacity) -> float:
+    """Return the fraction of the nodes that are gone, those with a notice not counted: they pass on what they have."""
+    told = {notice.node_id for notice in before.notices}
+    gone = {node.id for node in before.nodes} - {node.id for node in after.nodes} - told
+    return len(gone) / len(before.nodes) if before.nodes else 0.0
 
 
 def _deviates(stage: Stage, rows: int) -> bool:

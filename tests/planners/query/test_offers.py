@@ -8,6 +8,7 @@ from test_planner import KNOWN, SHARE, TPCH, planner
 
 from ebbflow.planners.model import Measured, Share
 from ebbflow.planners.query.costs.cost import NATIVE, SPARK, JoinCostModel, Size
+from ebbflow.planners.query.costs.operators import split_bytes
 from ebbflow.planners.query.costs.stage_engines import StageEngines
 from ebbflow.planners.query.orders.contrasts import contrasts
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan
@@ -60,6 +61,18 @@ def test_the_best_plan_of_an_earlier_share_is_never_better_than_those_made_anew(
         seconds = {plan.id: simulate(plan, share).seconds for plan in plans}
         assert math.isfinite(min(seconds.values()))
         assert min(seconds.values()) <= seconds[best.id]
+
+
+@pytest.mark.parametrize("number", [3, 5, 9, 18])
+def test_a_stage_keeps_all_cores_busy_however_few_columns_it_reads(number: int) -> None:
+    """Files are split by all their bytes: as the engine cuts them, so are tasks counted."""
+    share = Share.uniform(6, 12, 6)
+    split = split_bytes(KNOWN.tables["lineitem"].statistics.bytes, 6, 0.0)
+    reads = [s for p in planner(number).candidates(share) for s in p.stages if "lineitem" in s.tables]
+    assert reads
+    for stage in reads:
+        assert stage.tasks >= math.ceil(KNOWN.tables["lineitem"].statistics.bytes / split) >= 6
+        assert stage.work.tasks >= stage.tasks
 
 
 def auto(number: int) -> QueryPlanner:

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from ebbflow.planners.model import Capacity, Measured, Node, Share, Work
-from ebbflow.planners.query.costs.cost import DUCKDB
+from ebbflow.planners.model import Capacity, Measured, Node, Notice, Share, Work
+from ebbflow.planners.query.costs.cost import DUCKDB, NATIVE
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Text
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.planner import QueryPlanner
@@ -70,6 +70,71 @@ def decisions(actions: Sequence[Action]) -> list[str]:
 
 def rows(fp: str, count: int) -> StageOutput:
     return StageOutput(fp, count, 8 * count)
+
+
+LONG = plan("long", stage("A", tasks=8, duration=1.0, key="shuffled"))
+OTHER = plan("other", stage("A", tasks=8, duration=0.6, key="broadcast"))
+NOTICED = Capacity(1, seen(4).nodes, (Notice("n1", 10.0), Notice("n2", 10.0), Notice("n3", 10.0)))
+
+
+def half_done(planner: Drawn, capacity: Capacity = seen(4)) -> Session:
+    """Return a session of which a stage of eight tasks has run four on four nodes."""
+    query = session(planner, cores=4)
+    query.see(capacity)
+    query.begin({}, 0.0)
+    query.on_progress(query.plan.sink, 8, 4, 0, 1.0)
+    return query
+
+
+# --- what nodes take along --------------------------------------------------------------------------------
+
+
+def test_what_lost_nodes_have_written_for_others_is_computed_again() -> None:
+    query = half_done(Drawn(LONG))
+    query.see(seen(1, 2))
+    query.on_capacity("three left", 1.0)
+    assert query.execution.state(1.0).running["A"].tasks_lost == 3
+    assert query.execution.expected(1.0).estimate.seconds == 7.0
+    query.on_progress(query.plan.sink, 8, 5, 1, 2.0)  # the engine has not noticed yet
+    assert query.execution.expected(2.0).estimate.seconds == 6.0
+    query.on_progress(query.plan.sink, 8, 2, 1, 3.0)  # it has: its own count is right again
+    assert query.execution.state(3.0).running["A"].tasks_lost == 0
+
+
+def test_nodes_with_a_notice_pass_on_what_they_have() -> None:
+    query = half_done(Drawn(LONG), NOTICED)
+    query.see(seen(1, 2))
+    assert query.execution.state(1.0).running["A"].tasks_lost == 0
+
+
+@pytest.mark.parametrize("kept", ["native", "sliced"])
+def test_what_is_in_the_store_outlives_nodes(kept: str) -> None:
+    if kept == "native":
+        planner = Drawn(LONG)
+        planner.model = NATIVE
+    else:
+        planner = Drawn(
+            plan(
+                "long",
+                replace(
+                    LONG.sink, slicing=cast(Any, SimpleNamespace(grid=SimpleNamespace(name="g"), slices=4))
+                ),
+            )
+        )
+    query = half_done(planner)
+    query.see(seen(1, 2))
+    assert query.execution.state(1.0).running["A"].tasks_lost == 0
+
+
+@pytest.mark.parametrize(("capacity", "kind"), [(seen(4), "switch"), (NOTICED, "stay")])
+def test_a_form_that_has_lost_its_progress_gives_way_to_a_better_one(capacity: Capacity, kind: str) -> None:
+    """Half of it done it would be done sooner than the better form, which begins from the start; had it lost three
+    quarters of that, it would not."""
+    planner = Drawn(LONG)
+    query = half_done(planner, capacity)
+    planner.plans = (LONG, OTHER)
+    query.see(seen(1, 2))
+    assert decisions(query.on_capacity("three left", 1.0)) == [kind]
 
 
 # --- from the first plan to the result --------------------------------------------------------------------
