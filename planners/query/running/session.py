@@ -342,7 +342,7 @@ def planning_share(capacity: Capacity, fraction: float = 1.0) -> Share:
 
 
 def lost_fraction(before: Capacity, after: Capacity) -> float:
-    """Return the fraction of the nodes that are gone, those with a notice not counted: they pass on what they have."""
+    """Return the fraction of nodes that are gone; those with a notice do not count: they pass on what they have."""
     told = {notice.node_id for notice in before.notices}
     gone = {node.id for node in before.nodes} - {node.id for node in after.nodes} - told
     return len(gone) / len(before.nodes) if before.nodes else 0.0

@@ -74,10 +74,11 @@ def rows(fp: str, count: int) -> StageOutput:
 
 LONG = plan("long", stage("A", tasks=8, duration=1.0, key="shuffled"))
 OTHER = plan("other", stage("A", tasks=8, duration=0.6, key="broadcast"))
-NOTICED = Capacity(1, seen(4).nodes, (Notice("n1", 10.0), Notice("n2", 10.0), Notice("n3", 10.0)))
+FOUR = seen(4)
+NOTICED = Capacity(1, FOUR.nodes, (Notice("n1", 10.0), Notice("n2", 10.0), Notice("n3", 10.0)))
 
 
-def half_done(planner: Drawn, capacity: Capacity = seen(4)) -> Session:
+def half_done(planner: Drawn, capacity: Capacity = FOUR) -> Session:
     """Return a session of which a stage of eight tasks has run four on four nodes."""
     query = session(planner, cores=4)
     query.see(capacity)
@@ -126,7 +127,7 @@ def test_what_is_in_the_store_outlives_nodes(kept: str) -> None:
     assert query.execution.state(1.0).running["A"].tasks_lost == 0
 
 
-@pytest.mark.parametrize(("capacity", "kind"), [(seen(4), "switch"), (NOTICED, "stay")])
+@pytest.mark.parametrize(("capacity", "kind"), [(FOUR, "switch"), (NOTICED, "stay")])
 def test_a_form_that_has_lost_its_progress_gives_way_to_a_better_one(capacity: Capacity, kind: str) -> None:
     """Half of it done it would be done sooner than the better form, which begins from the start; had it lost three
     quarters of that, it would not."""
