@@ -55,7 +55,19 @@ _GPUS, _CHECKPOINTS, _FAILURES, _RUN, _OUTPUT = (
 )
 PANELS = {
     **dict.fromkeys(
-        ("nodes", "min_gpus", "max_gpus", "cpus_per_slot", "adaptive", "price", "communication"), _GPUS
+        (
+            "nodes",
+            "min_gpus",
+            "max_gpus",
+            "cpus_per_slot",
+            "adaptive",
+            "price",
+            "communication",
+            "sync",
+            "aggregators",
+            "mirrors",
+        ),
+        _GPUS,
     ),
     **dict.fromkeys(
         ("name", "run_id", "runs_dir", "resume", "restart", "runner", "own_checkpoints", "step_pattern"), _RUN

@@ -72,6 +72,9 @@ def train(
     communication: Literal["ddp", "planned"] = "ddp",
     own_checkpoints: bool = False,
     step_pattern: str = "",
+    sync: Literal["allreduce", "service"] = "allreduce",
+    aggregators: int = 1,
+    mirrors: int = 0,
     checkpoint_interval: float | None = None,
     keep_checkpoints: int = 2,
     partial_checkpoint_interval: int = 0,
@@ -121,6 +124,10 @@ def train(
             before it must leave, and status 0 means finished.
         step_pattern: with ``own_checkpoints``, a regular expression whose first group is the step in what rank 0
             prints; progress bars and step lines of common frameworks by default.
+        sync: where gradients meet: ``allreduce``: among the processes, all of which are needed; ``service``: at
+            aggregators, so that processes are lost and join while the others train on.
+        aggregators: with ``service``: number of aggregator processes.
+        mirrors: with ``service``: number of further aggregators that hold each tensor, so that one can be lost.
         checkpoint_interval: seconds between two full checkpoints; from the measured costs and the interruption rate
             by default.
         keep_checkpoints: number of full checkpoints to keep.

@@ -1,13 +1,19 @@
 """``AggregationAgent``: a worker's connections to the aggregators that hold its training's tensors.
 
-Gradients of a round are pushed in one message for each aggregator, and the next parameters are pulled with it. What
-is not answered is sent again: aggregators know by worker and round what they have.
+Gradients are pushed while backward goes, small ones together, and each is answered with the norm of the sum once all
+workers have pushed. After a commit parameters are pulled, and waited for where they are needed. What is not answered
+is sent again: aggregators know by round, view and place what they have.
+
+A tensor may have mirrors: aggregators that get the same pushes and commits, and so hold the same master copy. No
+worker gets parameters before all mirrors of a tensor have applied the step.
 """
 
 import contextlib
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from zmq import constants
 from zmq.error import Again
@@ -16,9 +22,16 @@ from zmq.sugar.poll import Poller
 from zmq.sugar.socket import Socket
 
 from ebbflow.infra.aggregation.frames import MAX_PAYLOAD, Buffer, Kind, TensorFrame, decode, encode
-from ebbflow.infra.aggregation.rules import Adam, Floats, Sgd, as_float32, rule_values
 from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.machine.encrypted_router import CurveKeys
+
+_FULL = 1 << 20  # bytes of frames that are sent together
+_MOST = 1024  # frames of a message
+_LOOK = 0.02  # seconds between two calls of ``watch``
+_HEARTBEAT = 2000  # milliseconds between ZeroMQ's own heartbeats, so that a cut link is noticed
+
+Watch = Callable[[bool], None]
+"""Called while answers are waited for, with whether they depend on other workers; ends the wait by raising."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,88 +47,218 @@ class AggregatorAddress:
     public: str
 
 
+@dataclass(slots=True)
+class _Expected:
+    """An answer that is due, and what is sent again until it has come."""
+
+    frames: tuple[TensorFrame, ...]
+    round: int
+    view: int
+    sent: float = 0.0
+    answer: TensorFrame | None = None
+
+
+_Key = tuple[str, Kind, str]  # aggregator, kind of the answer, tensor
+
+
 class AggregationAgent:
-    """Pushes a worker's gradients and pulls parameters. Used by one thread.
+    """Pushes a worker's gradients and pulls parameters. Safe for several threads.
 
     Args:
-        keys: of this worker, whose public half its aggregators have admitted.
+        keys: whose public half the aggregators have admitted.
         aggregators: by name.
-        table: the aggregator of each tensor.
-        timeout_s: seconds after which an aggregator that does not answer is an error.
+        table: the aggregators of each tensor, of which the first is pulled from and the others are mirrors.
+        timeout_s: seconds after which an aggregator that does not answer is an error; waiting for other workers'
+            pushes has no end but that of ``watch``.
         retry_s: seconds after which a request is sent again.
+        watch: see ``Watch``.
     """
 
     def __init__(
         self,
         keys: CurveKeys,
         aggregators: Mapping[str, AggregatorAddress],
-        table: Mapping[str, str],
+        table: Mapping[str, Sequence[str]],
         *,
         timeout_s: float = 60.0,
-        retry_s: float = 2.0,
+        retry_s: float = 5.0,
+        watch: Watch = lambda others: None,
     ) -> None:
-        self._timeout, self._retry = timeout_s, retry_s
-        self._table = dict(table)
+        self._timeout, self._retry, self._watch = timeout_s, retry_s, watch
+        self._table = {name: list(hosts) for name, hosts in table.items()}
         self._request = 0
+        self._lock = threading.RLock()
         self._context = Context(io_threads=1)
         self._poller = Poller()
         self._sockets: dict[str, Socket[bytes]] = {}
+        self._names: dict[Socket[bytes], str] = {}
+        self._expected: dict[_Key, _Expected] = {}
+        self._outbox: dict[str, list[TensorFrame]] = {}
+        self._bytes: dict[str, int] = {}
+        self.sent_bytes = 0  # of payloads, in all
         for name, where in aggregators.items():
-            self._sockets[name] = self._connected(keys, where)
+            self._connect(keys, name, where)
 
-    def init(self, tensors: Mapping[str, Floats], rule: Sgd | Adam) -> None:
+    # --- what a worker does -------------------------------------------------------------------------------
+
+    def init(
+        self, tensors: Mapping[str, Buffer], options: Mapping[str, Mapping[str, Any]], number: int = 0
+    ) -> None:
         """Hand over the first parameters of tensors; where they are there already, theirs count.
 
         Args:
-            tensors: flat float32.
-            rule: by which they are updated.
+            tensors: float32 parameters, followed by the moments that ``options`` name.
+            options: of each: ``rule``, ``step`` and ``moments``.
+            number: of the round that they begin.
 
         Raises ``AggregationError`` where an aggregator refuses one or does not answer in time.
         """
-        frames = {
-            name: [TensorFrame(Kind.INIT, name, payload=values.data, options=rule_values(rule))]
-            for name, values in tensors.items()
-        }
-        self._exchange(frames, Kind.READY, 0)
-
-    def pull(self, tensors: Mapping[str, int]) -> dict[str, Floats]:
-        """Return parameters.
-
-        Args:
-            tensors: the round of each, which begins once all workers have pushed the one before.
-
-        Raises ``AggregationError`` where an aggregator refuses one or does not answer in time.
-        """
-        frames = {name: [TensorFrame(Kind.PULL, name, number)] for name, number in tensors.items()}
-        return self._exchange(frames, Kind.PARAMETERS, tensors)
+        with self._lock:
+            for name, data in tensors.items():
+                frame = TensorFrame(Kind.INIT, name, number, data, options=options[name])
+                for host in self._hosts(name):
+                    self._ask(host, Kind.READY, name, (frame,), number)
+        self._take(Kind.READY, tensors, everywhere=True)
 
     def push(
-        self, gradients: Mapping[str, Buffer], number: int, *, dtype: str = "float32"
-    ) -> dict[str, Floats]:
-        """Push the gradients of a round and return the parameters of the next, once all workers have pushed.
+        self,
+        tensor: str,
+        data: Buffer,
+        number: int,
+        view: int,
+        place: int,
+        places: int,
+        *,
+        dtype: str = "float32",
+    ) -> None:
+        """Push a gradient; it is sent with others, or by ``flush``.
 
         Args:
-            gradients: elements of each tensor, little-endian.
+            tensor: its name.
+            data: elements, little-endian; must not change before the step is over.
             number: of the round.
+            view: number of the workers' view.
+            place: of this worker in it.
+            places: number of workers in it.
             dtype: of the elements: float32, float16 or bfloat16.
+
+        Raises ``AggregationError`` for a tensor without an aggregator.
+        """
+        frame = TensorFrame(
+            Kind.PUSH, tensor, number, memoryview(data), dtype, view=view, place=place, places=places
+        )
+        with self._lock:
+            for host in self._hosts(tensor):
+                self._ask(host, Kind.SUMMED, tensor, (frame,), number, view)
+
+    def flush(self) -> None:
+        """Send what has been pushed."""
+        with self._lock:
+            for host in list(self._outbox):
+                self._send(host)
+
+    def norms(self, tensors: Iterable[str]) -> dict[str, float]:
+        """Return the squared norm of the sum of each tensor's gradients, once all workers have pushed.
+
+        Raises ``AggregationError`` where an aggregator refuses one, and what ``watch`` raises.
+        """
+        found = self._take(Kind.SUMMED, tensors, everywhere=True, patient=True)
+        return {name: float(one.options["norm"]) for name, one in found.items()}
+
+    def sums(self, tensors: Iterable[str], number: int, view: int) -> dict[str, TensorFrame]:
+        """Return the sums of tensors' gradients, after ``norms``. Raises ``AggregationError``, and of ``watch``."""
+        names = list(tensors)
+        with self._lock:
+            for name in names:
+                frame = TensorFrame(Kind.PULL_SUM, name, number, view=view)
+                self._ask(self._hosts(name)[0], Kind.SUM, name, (frame,), number, view)
+        return self._take(Kind.SUM, names)
+
+    def commit(self, options: Mapping[str, Mapping[str, Any]], number: int, view: int) -> None:
+        """Let tensors be updated by the sums of a round, and ask for their parameters.
+
+        Args:
+            options: of each tensor: see ``MasterCopy.update``.
+            number: of the round.
+            view: in which it was agreed on.
+        """
+        with self._lock:
+            for name, values in options.items():
+                commit = TensorFrame(Kind.COMMIT, name, number, options=values, view=view)
+                pull = TensorFrame(Kind.PULL, name, number + 1)
+                first, *mirrors = self._hosts(name)
+                self._ask(first, Kind.PARAMETERS, name, (commit, pull), number + 1)
+                for host in mirrors:
+                    self._ask(host, Kind.COMMITTED, name, (commit,), number)
+        self.flush()
+
+    def pull(self, tensors: Iterable[str], number: int) -> None:
+        """Ask for the parameters of a round."""
+        with self._lock:
+            for name in tensors:
+                frames = (TensorFrame(Kind.PULL, name, number),)
+                self._ask(self._hosts(name)[0], Kind.PARAMETERS, name, frames, number)
+        self.flush()
+
+    def parameters(self, tensors: Iterable[str]) -> dict[str, TensorFrame]:
+        """Return parameters that were asked for, once their mirrors have them, too.
 
         Raises ``AggregationError`` where an aggregator refuses one or does not answer in time.
         """
-        frames = {
-            name: [
-                TensorFrame(Kind.PUSH, name, number, memoryview(data), dtype),
-                TensorFrame(Kind.PULL, name, number + 1),
-            ]
-            for name, data in gradients.items()
-        }
-        return self._exchange(frames, Kind.PARAMETERS, dict.fromkeys(gradients, number + 1))
+        names = list(tensors)
+        found = self._take(Kind.PARAMETERS, names)
+        self._take(Kind.COMMITTED, names, everywhere=True)
+        return found
+
+    def states(self, tensors: Iterable[str], number: int) -> dict[str, TensorFrame]:
+        """Return moments and step counts of tensors. Raises ``AggregationError``."""
+        names = list(tensors)
+        with self._lock:
+            for name in names:
+                frame = TensorFrame(Kind.PULL_STATE, name, number)
+                self._ask(self._hosts(name)[0], Kind.STATE, name, (frame,), number)
+        return self._take(Kind.STATE, names)
+
+    def abandon(self) -> None:
+        """Forget the pushes of a round that is repeated."""
+        with self._lock:
+            self._outbox, self._bytes = {}, {}
+            for key in [key for key in self._expected if key[1] in (Kind.SUMMED, Kind.SUM)]:
+                del self._expected[key]
+
+    def drop(self, aggregator: str) -> None:
+        """Do without an aggregator: its tensors are pulled from their mirrors from now on.
+
+        Raises ``AggregationError`` for a tensor that has none.
+        """
+        with self._lock:
+            if aggregator not in self._sockets:
+                return
+            socket = self._sockets.pop(aggregator)
+            self._poller.unregister(socket)
+            del self._names[socket]
+            socket.close(linger=0)
+            self._outbox.pop(aggregator, None)
+            for name, hosts in self._table.items():
+                if aggregator in hosts:
+                    hosts.remove(aggregator)
+                if not hosts:
+                    raise AggregationError(f"aggregator {aggregator} is gone, and {name!r} has no mirror")
+            for key in [key for key in self._expected if key[0] == aggregator]:
+                due = self._expected.pop(key)
+                if key[1] in (Kind.PARAMETERS, Kind.STATE, Kind.SUM) and due.answer is None:
+                    self._ask(self._hosts(key[2])[0], key[1], key[2], due.frames, due.round, due.view)
+        self.flush()
 
     def close(self) -> None:
         """End the connections. May be called twice."""
-        if not self._context.closed:
-            self._context.destroy(linger=0)
+        with self._lock:
+            if not self._context.closed:
+                self._context.destroy(linger=0)
 
-    def _connected(self, keys: CurveKeys, where: AggregatorAddress) -> "Socket[bytes]":
+    # --- how ----------------------------------------------------------------------------------------------
+
+    def _connect(self, keys: CurveKeys, name: str, where: AggregatorAddress) -> None:
         one = self._context.socket(constants.DEALER)
         one.curve_serverkey = bytes.fromhex(where.public)
         one.curve_publickey = bytes.fromhex(keys.public)
@@ -124,51 +267,98 @@ class AggregationAgent:
         one.maxmsgsize = MAX_PAYLOAD
         one.sndtimeo = max(round(self._retry * 1000), 1)
         one.reconnect_ivl, one.reconnect_ivl_max = 50, 1000
+        one.heartbeat_ivl = _HEARTBEAT
         one.connect(f"tcp://{where.address}")
         self._poller.register(one, constants.POLLIN)
-        return one
+        self._sockets[name], self._names[one] = one, name
 
-    def _exchange(
-        self, frames: Mapping[str, list[TensorFrame]], kind: Kind, rounds: Mapping[str, int] | int
-    ) -> dict[str, Floats]:
-        if unknown := frames.keys() - self._table.keys():
-            raise AggregationError(f"tensor {min(unknown)!r} has no aggregator")
+    def _hosts(self, tensor: str) -> list[str]:
+        if not (hosts := self._table.get(tensor)):
+            raise AggregationError(f"tensor {tensor!r} has no aggregator")
+        return hosts
+
+    def _ask(
+        self, host: str, kind: Kind, tensor: str, frames: tuple[TensorFrame, ...], number: int, view: int = 0
+    ) -> None:
         self._request = (self._request + 1) % (1 << 32)
-        frames = {
-            name: [replace(one, request=self._request) for one in some] for name, some in frames.items()
-        }
-        got: dict[str, Floats] = {}
-        end = time.monotonic() + self._timeout
-        again = 0.0
-        while len(got) < len(frames):
-            now = time.monotonic()
-            missing = [name for name in frames if name not in got]
-            if now >= end:
-                raise AggregationError(
-                    f"aggregator {self._table[missing[0]]} must answer for tensor {missing[0]!r} within"
-                    f" {self._timeout:g} s, and did not; {len(missing)} of {len(frames)} tensors are missing"
-                )
-            if now >= again:
-                self._send(frames, missing)
-                again = now + self._retry
-            for ready, _ in self._poller.poll(max(min(end, again) - now, 0) * 1000 + 1):
-                for answer in decode([memoryview(one.buffer) for one in ready.recv_multipart(copy=False)]):
-                    wanted = rounds if isinstance(rounds, int) else rounds.get(answer.tensor, -1)
-                    current = answer.kind is Kind.PARAMETERS or answer.request == self._request
-                    if answer.tensor not in frames or not current:
-                        continue
-                    if answer.kind is Kind.ERROR:
-                        raise AggregationError(
-                            str(answer.options.get("error", "an aggregator refused a request"))
-                        )
-                    if answer.kind is kind and answer.round == wanted:
-                        got[answer.tensor] = as_float32(answer.payload, answer.dtype)
-        return got
+        frames = tuple(replace(one, request=self._request) for one in frames)
+        self._expected[host, kind, tensor] = _Expected(frames, number, view, time.monotonic())
+        self._queue(host, frames)
 
-    def _send(self, frames: Mapping[str, list[TensorFrame]], names: list[str]) -> None:
-        batches: dict[str, list[TensorFrame]] = {}
-        for name in names:
-            batches.setdefault(self._table[name], []).extend(frames[name])
-        for aggregator, batch in batches.items():
+    def _queue(self, host: str, frames: tuple[TensorFrame, ...]) -> None:
+        box = self._outbox.setdefault(host, [])
+        box += frames
+        self._bytes[host] = self._bytes.get(host, 0) + sum(len(one.payload) for one in frames)
+        if self._bytes[host] >= _FULL or len(box) >= _MOST:
+            self._send(host)
+
+    def _send(self, host: str) -> None:
+        frames, self._outbox[host] = self._outbox.get(host, []), []
+        self.sent_bytes += self._bytes.pop(host, 0)
+        if frames:
             with contextlib.suppress(Again):  # it takes no more now; what is missing is sent again
-                self._sockets[aggregator].send_multipart(encode(batch), copy=False)
+                self._sockets[host].send_multipart(encode(frames), copy=False)
+
+    def _take(
+        self, kind: Kind, tensors: Iterable[str], *, everywhere: bool = False, patient: bool = False
+    ) -> dict[str, TensorFrame]:
+        """Wait for answers about tensors, of one host or ``everywhere``; ``patient``: as long as ``watch`` lets."""
+        names = list(tensors)
+        self.flush()
+        end = time.monotonic() + self._timeout
+        while missing := self._missing(kind, names):
+            self._watch(patient)
+            if time.monotonic() > end and not patient:
+                host, _, tensor = missing[0]
+                raise AggregationError(
+                    f"aggregator {host} must answer for tensor {tensor!r} within {self._timeout:g} s, and did"
+                    f" not; {len(missing)} of {len(names)} tensors are missing"
+                )
+            self._pump(_LOOK)
+            self._again(missing)
+        with self._lock:
+            found: dict[str, TensorFrame] = {}
+            for name in names:
+                for host in self._table[name]:
+                    due = self._expected.pop((host, kind, name), None)
+                    if due is not None and due.answer is not None:
+                        found.setdefault(name, due.answer)
+            return found
+
+    def _missing(self, kind: Kind, names: Iterable[str]) -> list[_Key]:
+        with self._lock:
+            keys = ((host, kind, name) for name in names for host in self._table[name])
+            return [
+                key for key in keys if (due := self._expected.get(key)) is not None and due.answer is None
+            ]
+
+    def _again(self, missing: Iterable[_Key]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            for key in missing:
+                due = self._expected.get(key)
+                if due is not None and due.answer is None and now - due.sent > self._retry:
+                    due.sent = now
+                    self._queue(key[0], due.frames)
+        self.flush()
+
+    def _pump(self, timeout: float) -> None:
+        """Take what has arrived, after ``timeout`` seconds at most. Raises ``AggregationError`` for a refusal."""
+        with self._lock:
+            for ready, _ in self._poller.poll(timeout * 1000):
+                parts = ready.recv_multipart(copy=False)
+                for frame in decode([memoryview(one.buffer) for one in parts]):
+                    self._hear(self._names[ready], frame)
+
+    def _hear(self, host: str, frame: TensorFrame) -> None:
+        if frame.kind is Kind.ERROR:
+            asked = any(
+                key[0] == host and key[2] == frame.tensor and due.frames[0].request == frame.request
+                for key, due in self._expected.items()
+            )
+            if asked:
+                raise AggregationError(str(frame.options.get("error", "an aggregator refused a request")))
+            return
+        due = self._expected.get((host, frame.kind, frame.tensor))
+        if due is not None and frame.round == due.round and frame.view == due.view:
+            due.answer = due.answer or frame

@@ -19,8 +19,9 @@ MAX_PAYLOAD = 1 << 30  # bytes of one tensor; larger ones are cut by who sends t
 MAX_NAME = 512  # bytes of a tensor's name
 MAX_OPTIONS = 4096  # bytes
 MAX_TENSORS = 4096  # of a message
-_MAGIC = b"EAG1"
-_HEADER = struct.Struct("<4sBBHHIQQI")  # magic, kind, dtype, name, options, request, round, payload, CRC32
+_MAGIC = b"EAG2"
+_HEADER = struct.Struct("<4sBBHHIQQIHHI")
+# magic, kind, dtype, name, options, request, round, payload, view, place, places, CRC32
 _CHECKED = _HEADER.size - 4  # bytes before the checksum
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -30,12 +31,19 @@ Buffer = bytes | bytearray | memoryview
 class Kind(IntEnum):
     """What a frame is."""
 
-    INIT = 1  # an agent: a tensor's first parameters, and the update rule
+    INIT = 1  # an agent: a tensor's first parameters, moments and update rule
     READY = 2  # the answer
     PUSH = 3  # an agent: a gradient
-    PULL = 4  # an agent: the parameters of a round, please
-    PARAMETERS = 5  # the answer, once all workers have pushed
-    ERROR = 6  # an aggregator: why it does not
+    SUMMED = 4  # the answer, once all workers of the view have pushed: the squared norm of the sum
+    PULL = 5  # an agent: the parameters of a round, please
+    PARAMETERS = 6  # the answer, once there are any
+    ERROR = 7  # an aggregator: why it does not
+    PULL_SUM = 8  # an agent: the sum of gradients itself, please
+    SUM = 9  # the answer
+    COMMIT = 10  # an agent: all workers have agreed on the step; update, or drop the sum
+    COMMITTED = 11  # the answer, once it is done
+    PULL_STATE = 12  # an agent: moments and step count of a round, please
+    STATE = 13  # the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,9 @@ class TensorFrame:
         kind: what it is.
         tensor: name of the tensor within its training; of an error, possibly empty.
         round: that a gradient or parameters belong to.
+        view: of the workers that a gradient is summed over; of an earlier view it does not count.
+        place: of a gradient's worker among them.
+        places: number of them.
         payload: elements, little-endian.
         dtype: of the elements.
         request: number that its sender gave it, which refusals repeat.
@@ -59,6 +70,9 @@ class TensorFrame:
     dtype: str = "float32"
     request: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    view: int = 0
+    place: int = 0
+    places: int = 1
 
 
 def encode(frames: Iterable[TensorFrame]) -> list[Buffer]:
@@ -77,7 +91,7 @@ def encode(frames: Iterable[TensorFrame]) -> list[Buffer]:
         item_size(one.dtype)
         head = _HEADER.pack(
             _MAGIC, one.kind, _DTYPES.index(one.dtype), len(name), len(options), one.request, one.round,
-            len(payload), 0,
+            len(payload), one.view, one.place, one.places, 0,
         )[:_CHECKED]  # fmt: skip
         check = crc32(payload, crc32(options, crc32(name, crc32(head))))
         parts += [b"".join((head, check.to_bytes(4, "little"), name, options)), payload]
@@ -104,11 +118,15 @@ def decode(parts: Sequence[Buffer]) -> list[TensorFrame]:
 def _frame(head: bytes, payload: Buffer) -> TensorFrame:
     if not _HEADER.size <= len(head) <= _HEADER.size + MAX_NAME + MAX_OPTIONS:
         raise AggregationError(f"a header must not have {len(head)} bytes")
-    magic, kind, dtype, name, options, request, number, length, check = _HEADER.unpack_from(head)
+    magic, kind, dtype, name, options, request, number, length, view, place, places, check = (
+        _HEADER.unpack_from(head)
+    )
     if magic != _MAGIC or dtype >= len(_DTYPES) or kind not in set(Kind):
         raise AggregationError("a header must begin with a known format, kind and dtype")
     if name > MAX_NAME or options > MAX_OPTIONS or _HEADER.size + name + options != len(head):
         raise AggregationError("the lengths in a header must be those of its parts")
+    if place >= places:
+        raise AggregationError(f"a place must be below the number of places, not {place} of {places}")
     if length != len(payload) or length > MAX_PAYLOAD:
         raise AggregationError(f"a payload must have the {length} bytes of its header, not {len(payload)}")
     if length % item_size(_DTYPES[dtype]):
@@ -123,7 +141,9 @@ def _frame(head: bytes, payload: Buffer) -> TensorFrame:
         raise AggregationError("name and options of a frame must be UTF-8 and JSON") from exc
     if not isinstance(values, dict):
         raise AggregationError("options of a frame must be a JSON object")
-    return TensorFrame(Kind(kind), tensor, number, payload, _DTYPES[dtype], request, values)
+    return TensorFrame(
+        Kind(kind), tensor, number, payload, _DTYPES[dtype], request, values, view, place, places
+    )
 
 
 def _bounded(what: str, size: int, most: int) -> None:

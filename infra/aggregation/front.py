@@ -30,6 +30,7 @@ class Peer(NamedTuple):
 
 
 Receive = Callable[[Peer, bytes, list[memoryview]], None]  # who, connection, parts of the message
+Flush = Callable[[], None]  # messages that were there are taken
 
 
 class AggregatorFront(EncryptedRouter):
@@ -39,13 +40,22 @@ class AggregatorFront(EncryptedRouter):
         host: address of the interface to listen on.
         port: number; 0: any free one.
         receive: takes a message; an ``AggregationError`` ends the connection that it came from.
+        flush: called in the front's thread once the messages that were there are taken, and after other work.
         max_payload: maximum bytes of a part of a message.
 
     Raises ``AggregationError`` when the port is not available.
     """
 
-    def __init__(self, host: str, port: int, receive: Receive, *, max_payload: int = MAX_PAYLOAD) -> None:
-        self._receive = receive
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        receive: Receive,
+        flush: Flush = lambda: None,
+        *,
+        max_payload: int = MAX_PAYLOAD,
+    ) -> None:
+        self._receive, self._flush = receive, flush
         self.refused = 0  # messages that ended their connection
         self._peers: dict[str, Peer] = {}  # by public key
         self._ended_connections: collections.OrderedDict[bytes, None] = collections.OrderedDict()
@@ -95,6 +105,9 @@ class AggregatorFront(EncryptedRouter):
         except Exception:
             log.exception("a message of %s of %s could not be handled", peer.worker, peer.job_id)
             self._end(connection, int(frame_property(first, "__fd") or -1))
+
+    def on_turn_end(self) -> None:
+        self._flush()
 
     def _end(self, connection: bytes, descriptor: int) -> None:
         """Close a connection at both ends, and take nothing that it has sent before."""

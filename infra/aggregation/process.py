@@ -1,8 +1,8 @@
-"""An aggregator as a process: ``python -m ebbflow.infra.aggregation.process NAME [HOST [PORT [THREADS]]]``.
+"""An aggregator as a process: ``python -m ebbflow.infra.aggregation.process NAME [HOST [PORT [THREADS [LINGER]]]]``.
 
 Its parent controls it over standard input and output, one JSON object a line, so that no other process can: it first
-writes where it listens and its public key, then an answer to each command. It ends with its input, that is, at the
-latest with its parent.
+writes where it listens and its public key, then an answer to each command. It ends with its input, that is, with its
+parent, or LINGER seconds later, in which workers can save what it has.
 """
 
 import contextlib
@@ -17,9 +17,11 @@ from typing import Any, TextIO
 
 from ebbflow.infra.aggregation.agent import AggregatorAddress
 from ebbflow.infra.aggregation.aggregator import Aggregator
+from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import AggregationError
 
 _MAX_LINE = 1 << 20  # bytes of a command
+_END = '{"do": "end"}'
 
 
 def run_command(aggregator: Aggregator, line: str) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def run_command(aggregator: Aggregator, line: str) -> dict[str, Any]:
             case {"do": "remove", "job": str(job)}:
                 aggregator.remove(job)
             case {"do": "status"}:
-                return {"done": "status", "refused": aggregator.refused}
+                return {"done": "status", **aggregator.status()}
             case _:
                 return {"error": "a command must be admit, dismiss, remove or status with its fields"}
     except (ValueError, RecursionError):
@@ -52,18 +54,22 @@ def run_command(aggregator: Aggregator, line: str) -> dict[str, Any]:
     return {"done": command["do"]}
 
 
-def serve(aggregator: Aggregator, commands: TextIO, answers: TextIO) -> None:
+def serve(aggregator: Aggregator, commands: TextIO, answers: TextIO, linger_s: float = 0.0) -> None:
     """Announce an aggregator and carry out commands until there are no more; it is closed then.
 
     Args:
         aggregator: that listens.
         commands: one on each line.
         answers: where the announcement and each command's answer are written.
+        linger_s: seconds that it stays once there are no more, unless the last one was ``end``.
     """
     try:
         _write(answers, {"address": aggregator.address, "public": aggregator.public})
         while line := commands.readline(_MAX_LINE):
+            if line.strip() == _END:
+                return
             _write(answers, run_command(aggregator, line))
+        SystemClock().sleep(linger_s)
     except BrokenPipeError:
         pass  # the parent has ended
     finally:
@@ -83,13 +89,21 @@ class AggregatorProcess:
         host: address of the interface to listen on.
         port: number; 0: any free one.
         threads: that update tensors.
+        linger_s: seconds that it stays when this process is gone without having closed it.
         timeout_s: seconds in which it must start, and answer each command.
 
     Raises ``AggregationError`` where it does not start.
     """
 
     def __init__(
-        self, name: str, host: str = "127.0.0.1", port: int = 0, *, threads: int = 1, timeout_s: float = 60.0
+        self,
+        name: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        threads: int = 1,
+        linger_s: float = 0.0,
+        timeout_s: float = 60.0,
     ) -> None:
         self._name, self._timeout = name, timeout_s
         self._rest = b""
@@ -102,6 +116,7 @@ class AggregatorProcess:
             host,
             str(port),
             str(threads),
+            str(linger_s),
         ]
         self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
@@ -115,6 +130,11 @@ class AggregatorProcess:
     def pid(self) -> int:
         """Return its process ID."""
         return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether its process is gone."""
+        return self._process.poll() is not None
 
     def command(self, **values: Any) -> dict[str, Any]:
         """Send a command and return its answer.
@@ -135,7 +155,8 @@ class AggregatorProcess:
     def close(self) -> None:
         """End the process. May be called twice."""
         if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
+                self._process.stdin.write(f"{_END}\n".encode())
                 self._process.stdin.close()
         try:
             self._process.wait(self._timeout)
@@ -167,14 +188,19 @@ class AggregatorProcess:
 
 def main() -> None:
     """Run an aggregator until standard input ends."""
-    if not 2 <= len(sys.argv) <= 5:
-        raise SystemExit("usage: python -m ebbflow.infra.aggregation.process NAME [HOST [PORT [THREADS]]]")
-    name, host, port, threads = [*sys.argv[1:], *("", "127.0.0.1", "0", "1")[len(sys.argv) - 1 :]]
+    if not 2 <= len(sys.argv) <= 6:
+        said = "usage: python -m ebbflow.infra.aggregation.process NAME [HOST [PORT [THREADS [LINGER]]]]"
+        raise SystemExit(said)
+    name, host, port, threads, linger = [
+        *sys.argv[1:],
+        *("", "127.0.0.1", "0", "1", "0")[len(sys.argv) - 1 :],
+    ]
     try:
+        linger_s = float(linger)
         aggregator = Aggregator(name, host, int(port), threads=int(threads))
     except (AggregationError, ValueError) as exc:
         raise SystemExit(f"aggregator {name}: {exc}") from exc
-    serve(aggregator, sys.stdin, sys.stdout)
+    serve(aggregator, sys.stdin, sys.stdout, linger_s)
 
 
 if __name__ == "__main__":

@@ -61,14 +61,13 @@ def as_bfloat16(values: Floats) -> npt.NDArray[np.uint16]:
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
 
-def mean_gradient(gradients: Sequence[Floats], weights: Sequence[float] | None = None) -> Floats:
-    """Return the mean of workers' gradients, summed in their order.
+def gradient_sum(gradients: Sequence[Floats]) -> Floats:
+    """Return the sum of workers' gradients, added in their order.
 
     Args:
-        gradients: one of each worker, of one length.
-        weights: of the workers, such as their batch sizes; default: equal.
+        gradients: one of each worker, of one length; each weighs what its worker has multiplied its loss by.
 
-    Raises ``AggregationError`` without gradients, for different lengths, or weights whose sum is not positive.
+    Raises ``AggregationError`` without gradients, and for different lengths.
     """
     if not gradients:
         raise AggregationError("a round must have at least one gradient")
@@ -76,21 +75,16 @@ def mean_gradient(gradients: Sequence[Floats], weights: Sequence[float] | None =
         raise AggregationError(
             f"gradients of a tensor must have one length, not {[len(g) for g in gradients]}"
         )
-    if weights is None:
-        total = gradients[0].copy()
-        for one in gradients[1:]:
-            total += one
-        total /= np.float32(len(gradients))
-        return total
-    if len(weights) != len(gradients) or not sum(weights) > 0:
-        raise AggregationError(
-            f"weights must be one for each of {len(gradients)} gradients, with a positive sum"
-        )
-    whole = sum(weights)
-    total = gradients[0] * np.float32(weights[0] / whole)
-    for one, weight in zip(gradients[1:], weights[1:], strict=True):
-        total += one * np.float32(weight / whole)
+    total = gradients[0].copy()
+    for one in gradients[1:]:
+        total += one
     return total
+
+
+def squared_norm(values: Floats) -> float:
+    """Return the sum of squares: of blocks in single precision, of all blocks in double."""
+    blocks = (values[at : at + _BLOCK] for at in range(0, len(values), _BLOCK))
+    return float(sum(float(np.dot(one, one)) for one in blocks))
 
 
 @dataclass(slots=True)

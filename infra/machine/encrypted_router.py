@@ -129,6 +129,9 @@ class EncryptedRouter(ABC):
     def on_taken(self, ready: Mapping[Any, int]) -> None:  # noqa: B027 - few need it
         """Handle what is ready, after all messages that were there are taken."""
 
+    def on_turn_end(self) -> None:  # noqa: B027 - few need it
+        """Send what the turn's messages and calls have left to send."""
+
     def on_close(self, router: Any) -> None:  # noqa: B027 - few need it
         """Close what ``on_open`` opened."""
 
@@ -197,6 +200,7 @@ class EncryptedRouter(ABC):
             left -= 1
         if left:
             self.on_taken(ready)
+        self.on_turn_end()
 
     def _decide(self) -> None:
         version, request, _, address, _, mechanism, *proofs = self._asked.recv_multipart()

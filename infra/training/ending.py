@@ -4,7 +4,7 @@ import logging
 import os
 from typing import Any, NoReturn
 
-from ebbflow.infra.errors import StorageError
+from ebbflow.infra.errors import LauncherLostError, StorageError
 from ebbflow.infra.training.metrics import RunStatistics
 from ebbflow.infra.training.preflight import rehearse
 from ebbflow.infra.training.prepared import PreparedTraining
@@ -65,6 +65,17 @@ class ProcessExit:
             reason += f"; step {step} is saved" if saved else ""
         log.warning("%s (%s)", reason, str(error).splitlines()[0][:200] if str(error) else "")
         raise RunStopped(reason, PEER_LOST) from error
+
+    def end_without_service(self, error: BaseException) -> NoReturn:
+        """Leave with status 75 because the launcher or an aggregator is lost.
+
+        Without a launcher aggregators stay for a while, and the first process saves the last complete step. Moments
+        of a lost aggregator are gone: then there is nothing to save.
+        """
+        if isinstance(error, LauncherLostError) and self._generation.is_main:
+            self.end_after_peer_loss(error)
+        self._link.before_deadline(0.0, None)
+        raise RunStopped(str(error), PEER_LOST) from error
 
     def rehearse(self, statistics: RunStatistics, steps: int) -> NoReturn:
         """Save, load and leave after a trial of ``steps`` steps."""

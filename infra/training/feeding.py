@@ -31,20 +31,29 @@ class Feed:
 
     def batches(self) -> Iterator[Any]:
         """Yield batches until the epoch is over; the stepper has taken each before the next is asked for."""
-        progress, stepper, rank = self._prepared.progress, self._stepper, self._world.rank
+        progress, stepper = self._prepared.progress, self._stepper
         stream: Iterator[Any] | None = None
+        place = (-1, 0)
         try:
             while not progress.epoch_over:
+                stepper.reform()
+                rank = self._world.rank
+                if place != (place := (rank, self._world.size)):
+                    stream = None
                 turn, split = progress.cursor.turn, _Split(stepper.total, stepper.passes)
                 if stream is None:
                     stream = iter(self._samples.stream(self._ahead(progress, split)))
                 plan, row = self._next(progress, split)
+                step = progress.step
                 seed_everything(self._order.seed, progress.step, rank)
                 for number, share in enumerate(row):
                     stepper.begin(share, number == len(row) - 1, plan)
                     yield to_device(next(stream), self._world.device)
-                if progress.cursor.turn != turn or split != (stepper.total, stepper.passes):
+                same = progress.cursor.turn == turn and split == (stepper.total, stepper.passes)
+                if not same or progress.step == step:  # of a step that is repeated, too
                     stream = None  # what was read ahead is for other steps
+            if self._prepared.service is not None:
+                self._prepared.service.settle()
         finally:
             stepper.abandon()
 

@@ -1,5 +1,6 @@
 """A model and an optimizer made ready for a run: on their device, in mixed precision, in DDP, restored."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from ebbflow.infra.training.gradients.tuner import BatchTuner
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.progress import Progress
 from ebbflow.infra.training.schedule import ProgressSchedule, Rule, SchedulerFactory, ScheduleUnit, rule_for
+from ebbflow.infra.training.service.optimizer import ServiceOptimizer
+from ebbflow.infra.training.service.samples import ServiceSamples
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.speed.batch_size import BatchLimits
@@ -42,6 +45,13 @@ class Options:
     clip_norm: float | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
     ddp: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Return the options in which all processes must agree."""
+        names = ("batch_size", "max_batch_size", "min_local", "max_local", "learning_rate_rule", "warm_up")
+        found = {name: getattr(self, name) for name in (*names, "precision", "clip_norm")}
+        return found | {"scheduler_unit": self.scheduler_unit if self.scheduler is not None else None}
 
     def limits(self, gpus: int) -> BatchLimits:
         """Return the batches that may be used. Raises ``OptionError`` where ``gpus`` processes cannot share one."""
@@ -81,6 +91,7 @@ class PreparedTraining:
     extra: Mapping[str, Any]
     progress: Progress
     communication: PlannedCommunication | None = None
+    service: ServiceOptimizer | None = None
 
     def run_state(self) -> dict[str, Any]:
         """Return the small part of a checkpoint: where the run is and what it has measured."""
@@ -101,6 +112,8 @@ class PreparedTraining:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds: equal on all processes, and good for any number of them."""
+        if self.service is not None:
+            self.service.fetch_moments()
         return {
             "model": self.inner.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -112,6 +125,8 @@ class PreparedTraining:
         """End what runs beside the training, within ``timeout`` seconds."""
         if self.communication is not None:
             self.communication.close(timeout)
+        if self.service is not None:
+            self.service.close()
 
     def load(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state, but for the model's, which is in place before DDP is."""
@@ -144,8 +159,11 @@ def prepare(
     settings: RunSettings,
     state: dict[str, Any] | None,
     communication: PlannedCommunication | None = None,
+    connect: Callable[[torch.nn.Module, torch.optim.Optimizer], ServiceOptimizer] | None = None,
 ) -> PreparedTraining:
     """Put everything together; see ``ElasticRun.prepare``. ``state`` is a checkpoint's, if there is one.
+
+    ``connect`` takes parameters to the aggregation service, where gradients meet there.
 
     Raises ``OptionError``.
     """
@@ -163,7 +181,8 @@ def prepare(
         optimizer = optimizer(model.parameters())
     _autocast(model, options.precision, world.device)
     called: torch.nn.Module = model
-    if world.size > 1:
+    service = connect(model, optimizer) if connect is not None else None
+    if world.size > 1 and service is None:
         devices = [world.device] if world.device.type == "cuda" else None
         ddp: dict[str, Any] = {"gradient_as_bucket_view": True}
         if devices is None:
@@ -180,7 +199,12 @@ def prepare(
         limits=limits,
         adaptive=adaptive,
         meter=GradientMeter(
-            called, optimizer, limits.initial, submit=communication.submit if communication else None
+            called,
+            optimizer,
+            limits.initial,
+            submit=communication.submit if communication else None,
+            samples=functools.partial(ServiceSamples, service) if service is not None else None,
+            refresh=service.fetch_moments if service is not None else None,
         ),
         tuner=BatchTuner(limits, adaptive=adaptive, every=settings.retune_every),
         rule=rule_for(options.learning_rate_rule, optimizer, options.warm_up),
@@ -190,6 +214,7 @@ def prepare(
         extra=options.state,
         progress=Progress(limits.initial),
         communication=communication,
+        service=service,
     )
     if state is not None:
         made.load(state)

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ebbflow.infra.errors import CheckpointsLostError, StorageError
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder, VerifiedCheckpoint
@@ -10,9 +10,17 @@ from ebbflow.infra.training.process.agreeing import exchangeable
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.infra.training.spill import Spill
+from ebbflow.planners.model.trainings import RunSettings
 
 _NAMED = 8  # unusable checkpoints in a message
 _STEP = re.compile(r"/(?:corrupt-)?step-(\d{12})-")
+
+
+class Batch(Protocol):
+    """How a step is shared out."""
+
+    total: int  # examples of all processes
+    passes: int
 
 
 @exchangeable
@@ -87,6 +95,25 @@ def check_not_lost(chosen: Choice, restart: bool) -> None:
             f"one from a backup, or restart at step 0 (ebbflow train --resume ID --restart, or "
             f"ElasticRun.start(restart=True))"
         )
+
+
+def describe_damage(chosen: Choice, settings: RunSettings) -> dict[str, Any] | None:
+    """Return which checkpoints cannot serve, for a report; ``None`` where all can."""
+    damaged = chosen.damaged if chosen.lost else chosen.passed_over
+    if not damaged or settings.preflight_steps:
+        return None
+    restarted = chosen.lost and settings.restart
+    return {"checkpoints": list(damaged), "restarted": restarted, "reached": chosen.reached}
+
+
+def describe_start(world: World, chosen: Choice, batch: Batch, running: RunningSaves) -> dict[str, Any]:
+    """Return how training begins, for a report."""
+    content: dict[str, Any] = {"world": world.size, "nodes": world.nodes}
+    content["restored"] = chosen.step if chosen.step >= 0 else None
+    content |= {"batch": batch.total, "passes": batch.passes}
+    if (recovered := running.recovered) is not None:  # parameters of several steps
+        content |= {"oldest": recovered.oldest, "perturbation": recovered.perturbation}
+    return content | {"device": str(world.device)}
 
 
 def load(chosen: Choice, folder: CheckpointFolder | None, model: Any) -> dict[str, Any] | None:

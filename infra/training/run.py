@@ -25,7 +25,7 @@ from typing import Any, Literal, Self
 
 import torch
 
-from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.errors import AggregationError, LauncherLostError, TrainingError
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.data import Collate, Samples
 from ebbflow.infra.training.ending import ProcessExit
@@ -34,16 +34,18 @@ from ebbflow.infra.training.metrics import Rates, RunStatistics
 from ebbflow.infra.training.prepared import OptimizerFactory, Options, Precision, PreparedTraining, prepare
 from ebbflow.infra.training.process.communication import Communication, plan_communication, settings_of
 from ebbflow.infra.training.process.generation import Generation
-from ebbflow.infra.training.process.leaving import RunStopped
+from ebbflow.infra.training.process.leaving import PEER_LOST, RunStopped
+from ebbflow.infra.training.process.link import TERMINATED
 from ebbflow.infra.training.process.world import peer_lost
 from ebbflow.infra.training.progress import EpochUnit, Progress, seed_everything
-from ebbflow.infra.training.resuming import Choice, check_not_lost, choose, load
+from ebbflow.infra.training.resuming import check_not_lost, choose, describe_damage, describe_start, load
 from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.infra.training.saver import Saver
 from ebbflow.infra.training.schedule import RuleName, SchedulerFactory, ScheduleUnit
+from ebbflow.infra.training.service.joining import take_part
 from ebbflow.infra.training.spill import Spill
 from ebbflow.infra.training.stepper import Stepper
-from ebbflow.planners.model.trainings import RunSettings
+from ebbflow.planners.model.trainings import RunSettings, SyncChoice
 from ebbflow.planners.training.saving.data_order import DataOrder, Share
 
 log = logging.getLogger(__name__)
@@ -124,6 +126,7 @@ class ElasticRun:
         state: Mapping[str, Any] | None = None,
         ddp: Mapping[str, Any] | None = None,
         communication: Communication | None = None,
+        sync: SyncChoice | None = None,
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         """Return the model to call and the optimizer, restored from the newest checkpoint; once in a run.
 
@@ -146,6 +149,9 @@ class ElasticRun:
             ddp: options of ``DistributedDataParallel``, whose buckets have 8 MiB on CPU cores.
             communication: ``"planned"`` exchanges gradients by a plan that is searched while the run trains,
                 ``"ddp"`` leaves that to DDP; the launcher's choice unless given. ``PlanningSettings`` say how.
+            sync: ``"service"`` sums gradients and updates parameters on aggregators, so that processes can be lost
+                and join while the others train on; ``"allreduce"`` does both in the processes. The launcher's choice
+                unless given, with which it must agree.
 
         Raises:
             OptionError: options that contradict each other, or a batch that so many processes cannot share.
@@ -159,63 +165,53 @@ class ElasticRun:
         if self.settings.max_local is not None:  # what a process' memory was found to hold
             max_local = min(max_local or self.settings.max_local, self.settings.max_local)
             min_local = min(min_local, max_local)
-        asked = {
-            "seed": self.seed,
-            "batch_size": batch_size,
-            "max_batch_size": max_batch_size,
-            "min_local": min_local,
-            "max_local": max_local,
-            "learning_rate_rule": learning_rate_rule,
-            "warm_up": warm_up,
-            "scheduler_unit": scheduler_unit if scheduler is not None else None,
-            "precision": precision,
-            "clip_norm": clip_norm,
-            "communication": str(communication or self.settings.communication),
-        }
         planning = settings_of(communication or self.settings.communication)
-        self.world.check_same(asked)
         options = Options(
             batch_size, max_batch_size, min_local, max_local, learning_rate_rule, warm_up, scheduler,
             scheduler_unit, precision, clip_norm, state or {}, ddp or {},
         )  # fmt: skip
+        asked = {"seed": self.seed, **options.asked}
+        asked["communication"] = str(communication or self.settings.communication)
+        members = take_part(self.world, sync, options, asked, self.settings, self._link.launched)
         options.limits(self.world.size)
         known = self.settings.saved_step
-        chosen = choose(self.world, self._saver.folder, self._spill, self._running, known)
-        self._report_damage(chosen)
+        folder = None if members is not None and members.joins else self._saver.folder
+        chosen = choose(self.world, folder, self._spill, self._running, known)
+        if self.is_main and (said := describe_damage(chosen, self.settings)) is not None:
+            self._link.post("damaged", max(chosen.step, 0), said)  # before anything else can go wrong
         check_not_lost(chosen, self.settings.restart or self.settings.preflight_steps > 0)
-        state = load(chosen, self._saver.folder, model)
+        state = load(chosen, folder, model)
         planned = plan_communication(
             self.world,
             model,
-            None if self.settings.preflight_steps else planning,
+            None if self.settings.preflight_steps or members is not None else planning,
             self.settings.collective_timeout,
             lambda said: self._link.post("communication", self._done + self._began_at, said),
             self._generation.place,
         )
-        made = prepare(self.world, model, optimizer, options, self.settings, state, planned)
+        made = prepare(
+            self.world,
+            model,
+            optimizer,
+            options,
+            self.settings,
+            state,
+            planned,
+            members.connect if members else None,
+        )
+        if members is not None:
+            members.begin(made)
         if chosen.found is not None:
             self._saver.took_over(chosen.found, chosen.taken_from)
         self._running.begin(made, chosen.running)
         self._prepared = made
-        self._stepper = Stepper(self.world, made, self._saver.lock)
+        self._stepper = Stepper(self.world, made, self._saver.lock, members)
         self._began_at = made.progress.step
         self._ending.attach(made)
         if self.is_main:
-            content: dict[str, Any] = {"world": self.world.size, "nodes": self.world.nodes}
-            content["restored"] = chosen.step if chosen.step >= 0 else None
-            content |= {"batch": self._stepper.total, "passes": self._stepper.passes}
-            if (running := self._running.recovered) is not None:  # parameters of several steps
-                content |= {"oldest": running.oldest, "perturbation": running.perturbation}
-            self._link.post("started", made.progress.step, content | {"device": str(self.world.device)})
+            said = describe_start(self.world, chosen, self._stepper, self._running)
+            self._link.post("started", made.progress.step, said)
         return made.model, made.optimizer
-
-    def _report_damage(self, chosen: Choice) -> None:
-        """Report which checkpoints cannot serve, before anything else can go wrong."""
-        damaged = chosen.damaged if chosen.lost else chosen.passed_over
-        if self.is_main and damaged and not self.settings.preflight_steps:
-            restarted = chosen.lost and self.settings.restart
-            content = {"checkpoints": list(damaged), "restarted": restarted, "reached": chosen.reached}
-            self._link.post("damaged", max(chosen.step, 0), content)
 
     # --- epochs and batches ---------------------------------------------------------------------------------
 
@@ -279,6 +275,8 @@ class ElasticRun:
         """
         prepared, stepper = self._ready()
         stop = self._link.stop
+        if self.world.elastic and stop is not None and stop.reason == TERMINATED:
+            raise RunStopped("this process was terminated; the others train on", PEER_LOST)
         agreed = stepper.step((stop is not None, stop is not None and stop.save))
         if agreed is None:
             return False
@@ -389,6 +387,8 @@ class ElasticRun:
                 if preflight := self.settings.preflight_steps:  # the script is shorter than the trial
                     self._ending.rehearse(self.statistics, min(preflight, self._done))
                 self._ending.finish(self.metrics, self.statistics)
+            elif self.world.elastic and isinstance(error, LauncherLostError | AggregationError):
+                self._ending.end_without_service(error)
             elif self.world.size > 1 and not isinstance(error, SystemExit) and peer_lost(error):
                 self._ending.end_after_peer_loss(error)
         finally:

@@ -8,7 +8,7 @@ it, so a process whose peers are lost before still holds the whole state of the 
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,7 +16,7 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.gradients.preconditioner import rescale_moments
 from ebbflow.infra.training.metrics import RunStatistics
 from ebbflow.infra.training.prepared import PreparedTraining
-from ebbflow.infra.training.process.world import World
+from ebbflow.infra.training.process.world import ViewChangedError, World
 from ebbflow.infra.training.schedule import scaled
 from ebbflow.planners.training.saving.data_order import DataPosition, Share
 from ebbflow.planners.training.speed.batch_size import BatchSplit
@@ -48,6 +48,22 @@ class StepConsensus:
     retuned: bool = False  # whether the next step has another batch
 
 
+class Members(Protocol):
+    """Who trains over the aggregation service."""
+
+    begun: int  # number of the view that the training was taken up in
+
+    @property
+    def view(self) -> int:
+        """Return the number of the view that this process is in."""
+
+    def stay(self) -> None:
+        """Raise ``RunStopped`` where this process was asked to leave."""
+
+    def welcome(self) -> None:
+        """Tell those that have entered with the view where the training is."""
+
+
 @dataclass(slots=True)
 class _GradientPass:
     share: Share
@@ -58,9 +74,14 @@ class _GradientPass:
 
 
 class Stepper:
-    """Carries out the steps of one prepared run. ``mutating`` is held while the state changes."""
+    """Carries out the steps of one prepared run. ``mutating`` is held while the state changes.
 
-    def __init__(self, world: World, prepared: PreparedTraining, mutating: Any) -> None:
+    ``members`` is who trains over the aggregation service; nobody without it.
+    """
+
+    def __init__(
+        self, world: World, prepared: PreparedTraining, mutating: Any, members: "Members | None" = None
+    ) -> None:
         self._world, self._prepared, self._mutating = world, prepared, mutating
         self._open: _GradientPass | None = None
         self._under_way = False  # whether passes of an unfinished step have left gradients
@@ -68,6 +89,8 @@ class Stepper:
         self._fresh = 0  # steps with the present split so far
         # what the moments of an earlier process were gathered with
         self.total, self.passes = prepared.tuner.total or prepared.limits.initial, 1
+        self._members = members
+        self._view = members.begun if members is not None else 0
         self._set(self._first_split())
         self.last = RunStatistics(gpus=world.size, nodes=world.nodes)
 
@@ -91,9 +114,21 @@ class Stepper:
             local = -(-self.total // self._world.size)
             self.passes = -(-local // prepared.limits.largest_local)
         initial, statistics = prepared.limits.initial, prepared.meter.statistics
-        rescale_moments(prepared.optimizer, statistics, before / initial, self.total / initial)
+        ratio = rescale_moments(prepared.optimizer, statistics, before / initial, self.total / initial)
+        if prepared.service is not None:
+            prepared.service.scale_squares(ratio)
         self._chosen = chosen
         self._fresh = 0
+
+    def reform(self) -> None:
+        """Before a step: share the batch out among those that are there, if others than before are."""
+        members = self._members
+        if members is not None:
+            members.stay()
+        while members is not None and self._view != members.view:
+            self._view = members.view
+            members.welcome()
+            self._set(self._first_split())
 
     # --- passes -------------------------------------------------------------------------------------------
 
@@ -107,7 +142,7 @@ class Stepper:
         if self._prepared.communication is not None and not self._under_way:
             self._prepared.communication.begin()
         self._open = _GradientPass(share, last, plan, time.perf_counter())
-        if self._world.size > 1:
+        if self._world.size > 1 and self._prepared.service is None:
             # what no_sync() does: it has to hold while the model is called, not only in backward
             self._prepared.model.require_backward_grad_sync = last
 
@@ -129,6 +164,8 @@ class Stepper:
         weighted = loss * (now.share.weight * meter.loss_factor)
         self._loss += weighted.detach()
         self._under_way = True
+        if prepared.service is not None:
+            prepared.service.pushing = now.last
         planned = prepared.communication if now.last else None
         if planned is not None:
             planned.forward_done()
@@ -151,34 +188,43 @@ class Stepper:
         self._open = None
         if not now.last:
             return None
+        try:
+            return self._end(now, vote)
+        except ViewChangedError:  # by those that are left, over the same samples
+            self.abandon()
+            return None
+
+    def _end(self, now: _GradientPass, vote: tuple[bool, bool]) -> StepConsensus:
         world, prepared = self._world, self._prepared
+        size, view = world.size, self._view
         norms = prepared.meter.local(now.plan.count)
         computed = time.perf_counter() - now.begun - norms.sync
         loss = float(self._loss) / prepared.meter.loss_factor
         values = [float(vote[0]), float(vote[0] and vote[1]), loss, *self._proposal(), *norms]
-        values += [computed if rank == world.rank else 0.0 for rank in range(world.size)]
+        values += [computed if rank == world.rank else 0.0 for rank in range(size)]
         if (planned := prepared.communication) is not None:
             values += planned.votes()
         asked = time.perf_counter()
-        summed = world.sum(values)
+        summed = world.sum_step(values)
         waited = time.perf_counter() - asked
-        ranks = _COMPUTE + world.size
+        ranks = _COMPUTE + size
         if planned is not None:
             planned.settle(summed[ranks:])
-        statistics = prepared.meter.finish(summed[_NORMS], world.size, now.plan.count)
+        statistics = prepared.meter.finish(summed[_NORMS], size, now.plan.count)
         if prepared.meter.finite:
             worth, factor = self._worth(now.plan.count, statistics)
-            self._take(now.plan, worth, factor)
+            self._take(now.plan, worth, factor, view)
         else:
             worth, factor = 0.0, 1.0
-            self._leave_out(now.plan)
+            self._leave_out(now.plan, view)
         self._loss.zero_()
         self._under_way = False
         ended = time.perf_counter()
         step_s, sync_s = ended - now.begun, prepared.meter.sync_seconds + waited
         compute = tuple(summed[_COMPUTE:ranks])
-        self.last = self._described(now.plan, summed[_LOSS], worth, factor, step_s, sync_s, compute)
-        self._observe(now.plan, step_s, sync_s, statistics)
+        self.last = self._described(now.plan, summed[_LOSS] / size, worth, factor, step_s, sync_s, compute)
+        if size == world.size:
+            self._observe(now.plan, step_s, sync_s, statistics)
         retuned = summed[_BATCH] > 0
         if retuned:
             self._set(BatchSplit(round(summed[_BATCH]), round(summed[_PASSES]) - 1))
@@ -204,16 +250,19 @@ class Stepper:
         reached = self._prepared.progress.gained + worth
         return worth, self._prepared.rule(max(scale, 1.0), statistics, reached)
 
-    def _take(self, plan: StepPlan, worth: float, factor: float) -> None:
+    def _take(self, plan: StepPlan, worth: float, factor: float, view: int) -> None:
         prepared = self._prepared
         scaler, optimizer = prepared.scaler, prepared.optimizer
+        service = prepared.service
         if scaler is not None:
             scaler.unscale_(optimizer)
-        if prepared.clip_norm is not None:
+        if prepared.clip_norm is not None and service is None:
             torch.nn.utils.clip_grad_norm_(prepared.inner.parameters(), prepared.clip_norm)
         with self._mutating:
             with scaled(optimizer, factor):
-                if scaler is not None:
+                if service is not None:
+                    service.step(view, prepared.clip_norm)
+                elif scaler is not None:
                     scaler.step(optimizer)
                     scaler.update()
                 else:
@@ -223,9 +272,11 @@ class Stepper:
                 prepared.schedule.follow(prepared.progress.gained, prepared.progress.iterations)
         optimizer.zero_grad()
 
-    def _leave_out(self, plan: StepPlan) -> None:
+    def _leave_out(self, plan: StepPlan, view: int) -> None:
         prepared = self._prepared
         with self._mutating:
+            if prepared.service is not None:
+                prepared.service.skip(view)
             if prepared.scaler is not None:
                 prepared.scaler.unscale_(prepared.optimizer)  # it lowers its scale by what it finds here
                 prepared.scaler.update()
@@ -254,7 +305,7 @@ class Stepper:
             progress=progress.gained,
             samples=progress.samples,
             skipped=progress.skipped,
-            loss=loss / world.size,
+            loss=loss,
             batch=plan.count,
             passes=plan.passes,
             gpus=world.size,

@@ -5,7 +5,7 @@ measure what that costs.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heapify, heapreplace
@@ -245,3 +245,35 @@ def _privately(pool: AggregatorPool, profile: JobProfile, order: list[Aggregatio
         where[task.tensor_id] = one
     overloaded = tuple(sorted(one for load, one in loads if load > profile.iteration_us))
     return JobAssignment(where, tuple(own), private=True, overloaded=overloaded)
+
+
+def spread_tensors(
+    sizes: Mapping[str, int], aggregators: Sequence[str], mirrors: int = 0
+) -> dict[str, tuple[str, ...]]:
+    """Return aggregators for the tensors of a training that has not been profiled yet: bytes spread evenly.
+
+    Largest first, each to the aggregator with the fewest bytes; its mirrors are the next ones in order.
+
+    Args:
+        sizes: bytes of each tensor.
+        aggregators: names, at least one more than ``mirrors``.
+        mirrors: further aggregators that hold each tensor.
+
+    Returns:
+        the aggregator and then the mirrors of each tensor.
+
+    Raises ``OptionError`` for fewer aggregators than copies, or fewer than 0 mirrors.
+    """
+    if not 0 <= mirrors < len(aggregators):
+        raise OptionError(
+            f"mirrors must be at least 0 and below the number of aggregators, {len(aggregators)}; got {mirrors}"
+        )
+    load = dict.fromkeys(aggregators, 0)
+    order = list(aggregators)
+    found = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        first = min(order, key=lambda one: load[one])
+        load[first] += sizes[name]
+        at = order.index(first)
+        found[name] = tuple(order[(at + turn) % len(order)] for turn in range(mirrors + 1))
+    return {name: found[name] for name in sizes}

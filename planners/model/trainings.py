@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 PreflightChoice = Literal["auto", "always", "never"]  # whether a short trial comes first
 CommunicationChoice = Literal["ddp", "planned"]  # who orders and cuts the exchange of gradients
+SyncChoice = Literal["allreduce", "service"]  # where gradients meet: among processes, or at aggregators
 RetryChoice = Literal["by-class", "blind"]  # of a failure, or three whatever it was
 
 
@@ -38,6 +39,9 @@ class RunSettings:
     step_pattern: str = (
         ""  # regular expression whose first group is the step in what it prints; "": common ones
     )
+    sync: SyncChoice = "allreduce"
+    aggregators: int = 1  # processes of the aggregation service
+    mirrors: int = 0  # further aggregators that hold each tensor
     restart: bool = False  # whether a run all of whose checkpoints are damaged begins again
 
     def keeping(self, earlier: "RunSettings") -> "RunSettings":

@@ -81,6 +81,10 @@ class Driver:
                 faults.begin()
             if event.kind == "generation":
                 self._leaving, self._asked = False, None
+            elif event.kind == "worker-lost":  # the others train on in the same generation
+                self._leaving, self._asked = False, None
+                if not event.content.get("idle"):
+                    self._nodes.remove([str(event.content.get("node", ""))])
             elif event.kind in ("node-notice", "node-lost", "stop-requested", "stopped", "hang"):
                 self._leaving = True
             if event.kind == "node-notice":

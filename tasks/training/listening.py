@@ -82,6 +82,14 @@ def event_text(event: TrainingEvent) -> str:
             return f"stopped at step {said.get('step')}: {saved}"
         case "node-lost":
             return f"{said.get('node')} was lost: {str(said.get('how', '')).splitlines()[0]}"
+        case "worker-lost":
+            return (
+                f"training continues without {said.get('node')}: {str(said.get('how', '')).splitlines()[0]}"
+            )
+        case "worker-joins":
+            return f"{said.get('node')} joins the training"
+        case "aggregator-lost":
+            return f"{said.get('aggregator')} was lost"
         case "node-notice":
             return f"{said.get('node')} received an interruption notice"
         case "hang":

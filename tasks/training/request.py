@@ -18,7 +18,13 @@ from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options
 from ebbflow.planners.model.options import option
-from ebbflow.planners.model.trainings import CommunicationChoice, PreflightChoice, RetryChoice, RunSettings
+from ebbflow.planners.model.trainings import (
+    CommunicationChoice,
+    PreflightChoice,
+    RetryChoice,
+    RunSettings,
+    SyncChoice,
+)
 from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.training.faults import FAULTS
 
@@ -106,6 +112,21 @@ class TrainingRequest:
         unless="the progress bars and step lines of common frameworks",
         in_file="With own_checkpoints: regular expression whose first group is the step in the output of rank 0",
         metavar="REGEX",
+    )
+    sync: SyncChoice = option(
+        "allreduce",
+        "Where gradients meet: allreduce is among the processes, all of which are needed; service is at aggregators, "
+        "so that processes are lost and join while the others train on",
+        unless="allreduce",
+        metavar="CHOICE",
+    )
+    aggregators: int = option(1, "With --sync service: number of aggregator processes", min=1, max=64)
+    mirrors: int = option(
+        0,
+        "With --sync service: number of further aggregators that hold each tensor",
+        min=0,
+        max=63,
+        unless="0",
     )
     preflight: PreflightChoice = option("auto", "Preflight run before the training: auto, always or never")
     preflight_steps: int = option(20, "Steps of the preflight run", min=1, command=False)
@@ -212,6 +233,7 @@ class TrainingRequest:
             StorageLocation(self.spill_dir)
         self.faults  # noqa: B018  parsed here so that a wrong one is refused
         self._check_own()
+        self._check_sync()
         if self.pool and not self.runs_dir.startswith(("s3://", "s3a://")):
             raise OptionError(
                 f"runs_dir must be on S3, which all nodes of {self.nodes} reach; got {self.runs_dir}"
@@ -240,12 +262,25 @@ class TrainingRequest:
             "partial_checkpoint_interval": self.partial_checkpoint_interval > 0,
             "spill_dir": bool(self.spill_dir),
             "restart": self.restart,
+            "sync": self.sync != "allreduce",
         }
         if wrong := [name for name, is_given in given.items() if is_given]:
             raise OptionError(
                 f"{wrong[0]} needs a script that trains inside ElasticRun; with own_checkpoints the script sees to "
                 "that itself"
             )
+
+    def _check_sync(self) -> None:
+        """Refuse what the aggregation service does not do."""
+        if self.mirrors >= self.aggregators:
+            raise OptionError(f"mirrors must be below aggregators ({self.aggregators}); got {self.mirrors}")
+        given = {
+            "communication=planned": self.communication != "ddp",
+            "partial_checkpoint_interval": self.partial_checkpoint_interval > 0,
+            "nodes of the fleet": bool(self.pool),
+        }
+        if self.sync == "service" and (wrong := [name for name, is_given in given.items() if is_given]):
+            raise OptionError(f"{wrong[0]} must be left out with sync=service, which does not go with it")
 
     @property
     def pool(self) -> str:
@@ -291,6 +326,9 @@ class TrainingRequest:
             communication=self.communication,
             own_checkpoints=self.own_checkpoints,
             step_pattern=self.step_pattern,
+            sync=self.sync,
+            aggregators=self.aggregators,
+            mirrors=self.mirrors,
             collective_timeout=self.collective_timeout,
             final_save_timeout=self.final_save_timeout,
             spill_dir=self.spill_dir,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ebbflow.infra.errors import MessageError
 from ebbflow.infra.training.channel import messages
+from ebbflow.infra.training.channel.meeting import Meeting
 from ebbflow.infra.training.channel.messages import Answer, Question, Report, StopRequest
 from ebbflow.infra.training.channel.router import SecureRouter
 from ebbflow.infra.training.channel.streams import Streams
@@ -49,13 +50,14 @@ class _Node:
 
 @dataclass(slots=True)
 class _Generation:
-    ranks: Mapping[str, range]  # by node
+    ranks: dict[str, range]  # by node
     port: int  # of its store, on this machine's loopback interface
     stop: StopRequest | None = None
     reports: list[Report] = field(default_factory=list)
     claims: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     met: set[str] = field(default_factory=set)
     posted: dict[tuple[str, str], int] = field(default_factory=dict)  # last post of each session
+    meeting: Meeting | None = None  # of workers of the aggregation service
 
 
 class Exchange:
@@ -83,10 +85,15 @@ class Exchange:
             self._nodes[node] = _Node()
         return Wire(self, node)
 
-    def open(self, generation: int, ranks: Mapping[str, range], port: int) -> "GenerationChannel":
-        """Begin a generation whose nodes run these ranks, and whose store listens on ``port`` of this machine."""
+    def open(
+        self, generation: int, ranks: Mapping[str, range], port: int, meeting: Meeting | None = None
+    ) -> "GenerationChannel":
+        """Begin a generation whose nodes run these ranks, and whose store listens on ``port`` of this machine.
+
+        ``meeting`` is where its processes agree, if they are workers of the aggregation service.
+        """
         with self._lock:
-            self._generations[generation] = _Generation(dict(ranks), port)
+            self._generations[generation] = _Generation(dict(ranks), port, meeting=meeting)
             self._newest = max(self._newest, generation)
         return GenerationChannel(self, generation)
 
@@ -105,11 +112,12 @@ class Exchange:
         message = messages.decode(frames[0], _KINDS)
         if isinstance(message, Question):
             try:
-                answer = self._answer(node, message)
+                answers = self._answers(node, connection, message)
             except MessageError as exc:
                 self._router.send(connection, messages.encode(Answer(message.number, refused=str(exc))))
                 raise
-            self._router.send(connection, messages.encode(answer))
+            for to, answer in answers:
+                self._router.send(to, messages.encode(answer))
             return
         with self._lock:
             found = self._nodes.get(node)
@@ -148,32 +156,50 @@ class Exchange:
         if found is not None and (foreign := [rank for rank in ranks if rank not in own]):
             raise MessageError(f"rank {foreign[0]} of generation {generation} is not one of its own")
 
-    def _answer(self, node: str, ask: Question) -> Answer:
-        """Return the answer to one question. Raises ``MessageError`` for what the node may not say."""
+    def _answers(self, node: str, connection: bytes, ask: Question) -> list[tuple[bytes, Answer]]:
+        """Return the answers that a question gives rise to, with their connections: to it, or to those that wait.
+
+        Raises ``MessageError`` for what the node may not say.
+        """
         with self._lock:
             found = self._generations.get(ask.generation)
-            if found is None:
-                if ask.generation > self._newest:
-                    raise MessageError(f"there is no generation {ask.generation}")
-                return Answer(ask.number)  # an old one: its sender does not wait any more
-            if node not in found.ranks:
-                raise MessageError(f"it has no rank in generation {ask.generation}")
-            if ask.do == "stop":
-                return Answer(ask.number, stop=found.stop)
-            if ask.do == "meet":
-                found.met.add(node)
-                return Answer(ask.number, len(found.met))
-            asker = node, ask.session, ask.number
-            if ask.do == "claim":
-                return Answer(ask.number, int(found.claims.setdefault(ask.name, asker) == asker))
-            report = ask.report
-            if report is None or report.rank not in found.ranks[node]:
-                said = "no report" if report is None else f"a report of rank {report.rank}"
-                raise MessageError(f"{said} in generation {ask.generation}, whose ranks there are others")
-            if found.posted.get((node, ask.session), 0) < ask.number:
-                found.posted[node, ask.session] = ask.number
-                found.reports.append(report)
-            return Answer(ask.number)
+            if found is None or found.meeting is None or node not in found.ranks:
+                return [(connection, self._answer(node, ask))]
+            if ask.rank >= 0 and ask.rank not in found.ranks[node]:
+                raise MessageError(f"rank {ask.rank} of generation {ask.generation} is not one of its own")
+            found.meeting.hear(ask.rank)
+            if ask.do in ("enter", "agree", "view"):
+                return found.meeting.take(node, connection, ask)
+            return [(connection, self._answer(node, ask))]
+
+    def _answer(self, node: str, ask: Question) -> Answer:
+        """Return the answer to one question; the lock is held. Raises ``MessageError`` for what may not be said."""
+        found = self._generations.get(ask.generation)
+        if found is None:
+            if ask.generation > self._newest:
+                raise MessageError(f"there is no generation {ask.generation}")
+            return Answer(ask.number)  # an old one: its sender does not wait any more
+        if node not in found.ranks:
+            raise MessageError(f"it has no rank in generation {ask.generation}")
+        if ask.do in ("enter", "agree", "view"):
+            raise MessageError(f"generation {ask.generation} has no aggregation service")
+        if ask.do == "stop":
+            newest = found.meeting.membership.view.number if found.meeting is not None else 0
+            return Answer(ask.number, stop=found.stop, newest=newest)
+        if ask.do == "meet":
+            found.met.add(node)
+            return Answer(ask.number, len(found.met))
+        asker = node, ask.session, ask.number
+        if ask.do == "claim":
+            return Answer(ask.number, int(found.claims.setdefault(ask.name, asker) == asker))
+        report = ask.report
+        if report is None or report.rank not in found.ranks[node]:
+            said = "no report" if report is None else f"a report of rank {report.rank}"
+            raise MessageError(f"{said} in generation {ask.generation}, whose ranks there are others")
+        if found.posted.get((node, ask.session), 0) < ask.number:
+            found.posted[node, ask.session] = ask.number
+            found.reports.append(report)
+        return Answer(ask.number)
 
     def _port_for(self, node: str, generation: int) -> int:
         """Return the port of a generation's store. Raises ``MessageError`` for a node that is none of it."""
@@ -211,6 +237,11 @@ class Exchange:
             node = self._nodes[name]
             return node.beat, dict(node.ends)
 
+    def forget_end(self, name: str, generation: int) -> None:
+        """Forget how a node's agent of ``generation`` ended."""
+        with self._lock:
+            self._nodes[name].ends.pop(generation, None)
+
     def admit(self, name: str, public: str) -> None:
         """Allow the holder of a public key speak as a node. Raises ``TrainingError`` for what is no key."""
         with self._lock:
@@ -223,6 +254,25 @@ class Exchange:
         with self._lock:
             self._nodes.pop(name, None)
             self._router.dismiss(name)
+
+    def meet(self, generation: int, act: Callable[[Meeting], None]) -> None:
+        """Do something with a generation's meeting, and answer those that wait for it."""
+
+        def serve() -> None:
+            with self._lock:
+                found = self._generations.get(generation)
+                if found is None or found.meeting is None:
+                    return
+                act(found.meeting)
+                answers = found.meeting.answers()
+            for to, answer in answers:
+                self._router.send(to, messages.encode(answer))
+
+        self._router.call(serve)
+
+    def public_of(self, name: str) -> str:
+        """Return the public key of a node that was admitted; empty for another."""
+        return self._router.public_of(name)
 
     def of(self, generation: int, act: Callable[[_Generation], None]) -> None:
         """Do something with a generation while no other process does."""
@@ -253,6 +303,10 @@ class Wire:
     def agent_end(self, generation: int) -> AgentEnd | None:
         """Return how the agent of ``generation`` ended; ``None`` while it has not."""
         return self._exchange.look(self._node)[1].get(generation)
+
+    def forget_end(self, generation: int) -> None:
+        """Forget how an agent of ``generation`` ended: another one is about to start."""
+        self._exchange.forget_end(self._node, generation)
 
     def admit(self, public: str) -> None:
         """Allow the holder of a public key speak as this node. Raises ``TrainingError`` for what is no key."""
@@ -290,6 +344,14 @@ class GenerationChannel:
             generation.stop = request
 
         self._exchange.of(self._number, put)
+
+    def extend(self, node: str, ranks: range) -> None:
+        """Let another node run ranks of the generation."""
+        self._exchange.of(self._number, lambda generation: generation.ranks.update({node: ranks}))
+
+    def meet(self, act: Callable[[Meeting], None]) -> None:
+        """Do something with the meeting of its workers, and answer those that wait for it."""
+        self._exchange.meet(self._number, act)
 
     def close(self) -> None:
         """Forget the generation; what its processes still say is not taken."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ebbflow.infra.errors import MessageError
 from ebbflow.infra.training.channel import strict_json
+from ebbflow.planners.aggregation.membership import View
 
 MAX_FRAME = 4 << 20  # bytes of a message that is read; ZeroMQ itself ends a connection at twice as many
 
@@ -57,11 +58,17 @@ class Question:
     session: str  # of the process; random
     number: int  # from 1 on in its session
     generation: int
-    do: Literal["post", "stop", "claim", "meet"]
+    do: Literal["post", "stop", "claim", "meet", "enter", "agree", "view"]
     # post: take note of ``report``; stop: is there a request? claim: am I the first to ask for ``name``?
-    # meet: this node's agent is there; how many are?
+    # meet: this node's agent is there; how many are? enter: take ``rank`` in as a worker of the aggregation service,
+    # and answer once it is one; agree: its part of an agreement, answered once that is made; view: who are members?
     report: Report | None = None
     name: str = ""
+    rank: int = -1  # of the process; -1: an agent's
+    view: int = 0  # number of the one that an agreement belongs to
+    index: int = 0  # of the agreement
+    value: str = ""  # its part
+    boundary: bool = False  # whether a step ends with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,9 @@ class Answer:
     number: int
     count: int = 0  # meet: agents that are there; claim: 1 for the first
     stop: StopRequest | None = None
+    view: View | None = None  # enter, agree, view: the one that holds
+    newest: int = 0  # stop: number of the view that holds
+    values: tuple[str, ...] | None = None  # agree: of all members; None: the view has changed
     refused: str = ""  # why nothing was done
 
 

@@ -75,6 +75,10 @@ class SecureRouter(EncryptedRouter):
         keys.raw(public)
         self._nodes[public] = node
 
+    def public_of(self, node: str) -> str:
+        """Return the public key of a node that was admitted; empty for another."""
+        return next((public for public, name in list(self._nodes.items()) if name == node), "")
+
     def dismiss(self, node: str) -> None:
         """Take nothing more from ``node``."""
         for public in [public for public, name in list(self._nodes.items()) if name == node]:

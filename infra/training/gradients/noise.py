@@ -14,7 +14,7 @@ Losses are also multiplied by ``GradientMeter.loss_factor``: with some back ends
 gradients whose losses were divided.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from typing import Any
@@ -27,13 +27,15 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.gradients.comm_hook import RankSamples
 from ebbflow.infra.training.gradients.pass_samples import PassSamples
 from ebbflow.infra.training.gradients.preconditioner import AdamPreconditioner
-from ebbflow.infra.training.gradients.squares import LocalNorms, SquareSums
+from ebbflow.infra.training.gradients.squares import LocalNorms, Samples, SquareSums
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 from ebbflow.planners.training.speed.noise_scale import SMOOTHING, Average, GradientNoise, from_samples
 
 DENSE = 128  # steps of a process that are all measured
 EVERY = 8  # later steps, of which one is: the noise changes slowly
+
+MakeSamples = Callable[[SquareSums, AdamPreconditioner | None], Samples]
 
 
 class GradientMeter:
@@ -42,7 +44,8 @@ class GradientMeter:
     ``model`` may be a ``DistributedDataParallel``, whose communication hook is then ours; several processes need it.
     ``initial`` is M0, the total batch in examples that the learning rate was made for. ``preconditioned`` None means:
     where ``optimizer`` is Adam or AdamW. ``submit`` carries the gradients' buckets out, or DDP's own
-    process group.
+    process group. ``samples`` makes what collects gradients where neither DDP nor a single process does, and
+    ``refresh`` brings the optimizer's moments up to date before they are used, where they are kept elsewhere.
 
     After the first 128 steps of a process one in ``every`` is measured, and weighs as much as ``every``; whether a
     gradient is finite is known of each.
@@ -63,6 +66,8 @@ class GradientMeter:
         smoothing: float = SMOOTHING,
         every: int = EVERY,
         submit: Submit | None = None,
+        samples: MakeSamples | None = None,
+        refresh: Callable[[], None] | None = None,
     ) -> None:
         if initial < 1 or every < 1 or not 0 <= smoothing < 1:
             raise OptionError(
@@ -73,17 +78,19 @@ class GradientMeter:
         elif preconditioned and not AdamPreconditioner.serves(optimizer):
             name = type(optimizer).__name__
             raise TrainingError(f"gradients can be pre-conditioned for Adam and AdamW only; got {name}")
-        self._preconditioner = AdamPreconditioner(optimizer) if preconditioned else None
+        self._preconditioner = AdamPreconditioner(optimizer, refresh) if preconditioned else None
         sums = SquareSums()
-        self._samples: RankSamples | PassSamples
-        if isinstance(model, DistributedDataParallel) and model.process_group.size() > 1:
+        self._samples: Samples
+        if samples is not None:
+            self._samples = samples(sums, self._preconditioner)
+        elif isinstance(model, DistributedDataParallel) and model.process_group.size() > 1:
             self._samples = RankSamples(model, sums, self._preconditioner, submit)
         else:
             trained = [p for p in model.parameters() if p.requires_grad]
             self._samples = PassSamples(trained, sums, self._preconditioner)
         self._smoothing = smoothing
         self._every = every
-        self._steps = 0  # finished by this process
+        self.steps = 0  # finished by this process, or by the one that it has joined
         self._noise = GradientNoise(initial)
         self._conditioned = False  # whether the averages are of pre-conditioned gradients
         self._scale: float | None = None  # of the step under way
@@ -140,7 +147,7 @@ class GradientMeter:
         self.sync_seconds = sync / world
         self.finite = isfinite(local) and isfinite(total)
         weight = self._weight_of_step
-        self._steps += 1
+        self.steps += 1
         if not self.finite:
             self._samples.forget()
         if not self.finite or not weight:
@@ -159,10 +166,10 @@ class GradientMeter:
     @property
     def _weight_of_step(self) -> int:
         """Return how many steps the present one stands for; 0: its noise is not measured. Equal on all ranks."""
-        if self._steps < DENSE:
+        if self.steps < DENSE:
             return 1
         # two in a row, since a single process compares a pair
-        return self._every if self._steps // 2 % self._every == 0 else 0
+        return self._every if self.steps // 2 % self._every == 0 else 0
 
     def discard(self) -> None:
         """Forget the passes of a step that will not be finished."""

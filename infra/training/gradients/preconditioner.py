@@ -11,7 +11,7 @@ and 16 M0 that ended at a higher loss after equal progress than the fixed batch 
 level it ended at a lower one (scikit-learn's digits, eight seeds).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
@@ -33,8 +33,9 @@ class AdamPreconditioner:
     not 1/eps, or the first gradient that reaches it would drown all others.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer, refresh: Callable[[], None] | None = None) -> None:
+        """``refresh`` brings the optimizer's moments up to date, where they are kept elsewhere."""
+        self._optimizer, self._refresh = optimizer, refresh
         self._factors: dict[Tensor, Tensor] = {}
         self._flat: dict[int, tuple[tuple[int, ...], Tensor]] = {}  # by bucket: its parameters, their factors
         self._made_at = -1  # the step at which the factors were made; -1: never
@@ -50,6 +51,8 @@ class AdamPreconditioner:
         step = self._step()
         self.on = step >= IDENTITY_STEPS
         if self.on and (step < self._made_at or step >= self._made_at + _kept(self._made_at)):
+            if self._refresh is not None:
+                self._refresh()
             self._fill(self._factors)
             self._made_at = step
         return self.on
@@ -134,20 +137,20 @@ _SECOND = ("exp_avg_sq", "max_exp_avg_sq")
 
 def rescale_moments(
     optimizer: torch.optim.Optimizer, statistics: GradientStatistics, before: float, after: float
-) -> bool:
+) -> float:
     """Bring Adam's second moments to the level of gradients over another batch.
 
     ``before`` and ``after`` are batches over the initial one; ``statistics`` are the gradient's at the initial one.
     The mean square of a batch's gradient is ``sqr + var / scale`` in their units, which for Adam are those of
     pre-conditioned gradients, so its ratio is that of the second moments. First moments do not depend on the batch.
-    Other optimizers are left alone; returns whether it was done.
+    Other optimizers are left alone; returns the ratio, 1 where nothing was done.
     """
     if not AdamPreconditioner.serves(optimizer) or before == after:
-        return False
+        return 1.0
     sqr, var = statistics
     ratio = (sqr + var / after) / (sqr + var / before)
     for state in optimizer.state.values():
         for name in _SECOND:
             if name in state:
                 state[name].mul_(ratio)
-    return True
+    return float(ratio)

@@ -124,8 +124,13 @@ class LocalNorms(NamedTuple):
 class Samples(Protocol):
     """Collects the gradients of one step after another."""
 
-    loss_factor: float  # what losses are multiplied by besides their weights
-    pair: float | None  # examples of both steps, where the last norms are those of a pair of steps
+    @property
+    def loss_factor(self) -> float:
+        """Return what losses are multiplied by besides their weights."""
+
+    @property
+    def pair(self) -> float | None:
+        """Return the examples of both steps, where the last norms are those of a pair of steps."""
 
     def begin(self, measured: bool) -> None:
         """Begin a step; one that is not ``measured`` only returns whether its gradient is finite."""

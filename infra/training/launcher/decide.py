@@ -4,7 +4,8 @@
 
 from collections.abc import Callable
 
-from ebbflow.infra.protocols import Continue, GenerationEnd, Halt
+from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure
+from ebbflow.infra.training.channel.wire import AgentEnd
 from ebbflow.infra.training.launcher.job import fresh_name
 from ebbflow.infra.training.process.leaving import PEER_LOST
 
@@ -53,3 +54,28 @@ def _own_fault(end: GenerationEnd) -> bool:
     """Return whether it was an error of the script's own, which would come again."""
     first = end.failures[0] if end.failures else None
     return first is None or not (first.signal or first.exit_code == PEER_LOST)
+
+
+def script_failed(end: AgentEnd) -> bool:
+    """Return whether a process left with an error of the script's own."""
+    return any(not one.signal and one.exit_code != PEER_LOST for one in end.failures)
+
+
+def describe_end(end: AgentEnd) -> str:
+    """Return in a line how a node's processes ended."""
+    first = next(iter(end.failures), None)
+    if first is None:
+        return end.error or f"its agent {end.state}"
+    return f"rank {first.rank} " + (
+        f"was ended by {first.signal}" if first.signal else f"ended with status {first.exit_code}"
+    )
+
+
+def describe(failure: RankFailure) -> str:
+    """Return a failure in a line: who, how, and the last line of its error."""
+    who = f"rank {failure.rank} on {failure.node}" if failure.rank is not None else f"node {failure.node}"
+    how = f"was ended by {failure.signal}" if failure.signal else f"ended with status {failure.exit_code}"
+    if failure.exit_code is None and not failure.signal:
+        how = "failed"
+    lines = [line for line in (failure.error or failure.log).splitlines() if line.strip()]
+    return f"{who} {how}: {lines[-1].strip()}" if lines else f"{who} {how}"

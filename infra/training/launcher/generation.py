@@ -8,6 +8,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import GenerationEnd, GenerationKind, RankFailure
 from ebbflow.infra.training.channel.wire import AgentEnd, Heartbeat, Order
 from ebbflow.infra.training.launcher import job as jobs
+from ebbflow.infra.training.launcher.decide import describe, describe_end, script_failed
 from ebbflow.infra.training.launcher.hang import HangRule, HangWatch
 from ebbflow.infra.training.launcher.members import Loss, Members, Note
 from ebbflow.infra.training.process.channel import Report, StopRequest
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
     from ebbflow.infra.training.channel.exchange import Exchange, GenerationChannel
+    from ebbflow.infra.training.launcher.service import Workforce
 
 _TIMEOUT = 10.0  # seconds for a node to end processes that it has been told to kill
 _SPARE = 2.0  # seconds past a deadline before what is left is killed
@@ -38,6 +40,8 @@ class Generation:
     form: float  # seconds in which the processes must come up
     on_report: Callable[[Report], None] = lambda _: None
     own_checkpoints: bool = False  # whether the script knows of no launcher (``RunSettings``)
+    workforce: "Workforce | None" = None  # where gradients meet at aggregators
+    minimum: int = 1  # slots that the training needs
     begun: float = field(init=False)
     stop: StopRequest | None = None
     _watch: HangWatch = field(init=False)
@@ -73,7 +77,10 @@ class Generation:
             ranks[name] = range(first, first + slots)
             first += slots
         by_key = {self.members[name].key: own for name, own in ranks.items()}
-        self._channel = self.exchange.open(self.number, by_key, store.port)
+        if self.workforce is not None:
+            self._channel = self.workforce.open(ranks, by_key, store.port)
+        else:
+            self._channel = self.exchange.open(self.number, by_key, store.port)
         for place, (name, own) in enumerate(ranks.items()):
             self.members.send(
                 name,
@@ -90,10 +97,33 @@ class Generation:
                 ),
             )
 
+    def join(self, placement: Mapping[str, int], order: Order, logs: Mapping[str, str]) -> None:
+        """Send the order to nodes whose processes join the others at the end of a step."""
+        assert self.workforce is not None
+        assert self._store is not None
+        for name, launch in self.workforce.orders(
+            placement, replace(order, generation=self.number, store=self._store.port), self.members, logs
+        ).items():
+            self._ends.pop(name, None)
+            self._lost.pop(name, None)
+            self.placement[name] = launch.slots
+            self.members.send(name, launch)
+            self.note("worker-joins", node=name, ranks=[launch.first_rank + i for i in range(launch.slots)])
+
+    def recovers(self, name: str, *, script_failed: bool = False) -> bool:
+        """Return whether the others train on when a node's workers are lost."""
+        if self.workforce is None:
+            return False
+        left = sum(self.placement[node] for node in self._left if node != name)
+        ending = self.stop is not None or self._killed is not None or bool(self._said & set(_SAID_END))
+        return self.workforce.recovers(left, self.minimum, stopping=ending, script_failed=script_failed)
+
     def close(self) -> None:
         """Release what only its processes needed, once they are gone."""
         if self._channel is not None:
             self._channel.close()
+        if self.workforce is not None and self._store is not None:
+            self.workforce.close()
         self._store = None
 
     # --- what happens to it -------------------------------------------------------------------------------
@@ -112,6 +142,9 @@ class Generation:
         now = self.clock.now()
         for name, loss in lost.items():
             if name in self.placement and name not in self._ends:
+                if self.recovers(name):
+                    self._release(name, loss.how)
+                    continue
                 self._lost[name] = loss
                 self._suspects += [name] if loss.hung else []
                 self._end_after_loss(f"node {name} was lost: {loss.how}", now)
@@ -120,6 +153,7 @@ class Generation:
                 self._lost[name] = Loss("ended by the launcher")
         self._listen(now)
         self._collect(now)
+        self._look_at_workforce(now)
         left = self._left
         if not left:
             self._listen(now)  # what was said last
@@ -209,6 +243,13 @@ class Generation:
                 self._look_for_start(now)
                 self._take_printed(member.beat, now)
             if (end := member.wire.agent_end(self.number)) is not None:
+                if end.state != "succeeded" and self.recovers(name, script_failed=script_failed(end)):
+                    self._release(name, describe_end(end), idle=True)
+                    continue
+                if self.workforce is not None and name in self.workforce.retired and self.recovers(name):
+                    self._release(name, "it was asked to leave")
+                    self.members.end([name])
+                    continue
                 self._ends[name] = end
                 self._take_printed(end, now)
                 self.note("agent-ended", node=name, state=end.state, at=end.time)
@@ -235,12 +276,48 @@ class Generation:
         size = {"gpus": sum(self.placement.values()), "nodes": len(self.placement)}
         self.on_report(Report("step", 0, now, self._last, size))
 
+    def _release(self, name: str, how: str, *, idle: bool = False) -> None:
+        """Let the others train on without a node; one that is ``idle`` may join them again."""
+        workforce = self.workforce
+        assert workforce is not None
+        for rank in workforce.ranks.get(name, ()):
+            self._watch.forget(rank)
+        workforce.leave(name, how)
+        del self.placement[name]
+        self.note("worker-lost", node=name, how=how, idle=idle)
+        if idle and name in self.members and self.members[name].notice is None:
+            workforce.idle.append(name)
+
+    def _look_at_workforce(self, now: float) -> None:
+        """Let workers train on without those that do not move, or without an aggregator."""
+        workforce = self.workforce
+        if workforce is None or self._killed is not None:
+            return
+        for name in self._left:
+            workforce.leave_dead(name, self.members[name].beat)
+        for name, how in workforce.silent().items():
+            if self.recovers(name):
+                self._release(name, how)
+                self._suspects.append(name)
+                self.members.end([name])
+        for name in workforce.lost_aggregators():
+            self.note("aggregator-lost", aggregator=name)
+
     def _look_for_hang(self, now: float, left: list[str]) -> None:
         if self._hung or self._killed is not None or self.stop is not None:
             return  # a generation that is to end has a deadline as it is
         if (verdict := self._watch.verdict(now)) is None:
             if not self._said and not self._nodes and now - self.begun > self.form + _SPARE:
                 self._cut(now)  # the agents should have given up by now
+            return
+        nodes = {self.node_of(rank) for rank in verdict.ranks}
+        if nodes and all(self.recovers(name) for name in nodes):
+            for rank in verdict.ranks:
+                self.note("hang", reason=verdict.reason, ranks=[rank], nodes=[self.node_of(rank)])
+                self._kill(rank)
+                self._watch.forget(rank)
+                if self.workforce is not None:
+                    self.workforce.leave_rank(rank)
             return
         self._hung = verdict.reason
         self._suspects += [self._nodes[rank] for rank in verdict.ranks if rank in self._nodes]
@@ -319,13 +396,3 @@ def _saves(report: Report) -> bool:
     if report.kind == "checkpoint":
         return "error" not in report.content
     return report.kind in ("stopped", "finished") and bool(report.content.get("saved"))
-
-
-def describe(failure: RankFailure) -> str:
-    """Return a failure in a line: who, how, and the last line of its error."""
-    who = f"rank {failure.rank} on {failure.node}" if failure.rank is not None else f"node {failure.node}"
-    how = f"was ended by {failure.signal}" if failure.signal else f"ended with status {failure.exit_code}"
-    if failure.exit_code is None and not failure.signal:
-        how = "failed"
-    lines = [line for line in (failure.error or failure.log).splitlines() if line.strip()]
-    return f"{who} {how}: {lines[-1].strip()}" if lines else f"{who} {how}"

@@ -28,6 +28,7 @@ class HangRule:
     factor: float = 10.0  # ... and never less than so many times the median time between reports
     start: float = 120.0  # the same before the first report: data are being loaded
     limit: float = 3600.0  # nothing is reported, whatever the processes do
+    worker_silence: float = 10.0  # a worker of the aggregation service shows no sign of life
     busy: float = 0.02  # share of a processor below which a process is taken to wait
 
     def quiet(self) -> "HangRule":
@@ -78,6 +79,10 @@ class HangWatch:
                 seen.stopped = None
             elif seen.stopped is None:
                 seen.stopped = now
+
+    def forget(self, rank: int) -> None:
+        """Do without a process that has left."""
+        self._ranks.pop(rank, None)
 
     @property
     def bound(self) -> float:

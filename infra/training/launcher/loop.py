@@ -26,10 +26,12 @@ from ebbflow.planners.model.trainings import RunSettings
 
 if TYPE_CHECKING:
     from ebbflow.infra.training.channel.exchange import Exchange
+    from ebbflow.infra.training.launcher.service import AggregatorGroup, Workforce
 
 _HOPELESS = 20  # generations in a row without a step won, whatever is decided
 _OWN_PROGRESS = 60.0  # seconds after which a script that prints no steps is taken to have got further
 _POLL = 0.05  # seconds between polls
+_REJOINS = 3  # times that a node's processes are started within a generation
 _NOTED = ("checkpoint", "metrics", "skipped", "spilled", "damaged", "communication")
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class Loop:
         self._on_report, self._clock = on_report, clock
         self._settings = job.settings or RunSettings()
         self._environment: dict[str, str] = {}
+        self._aggregators: AggregatorGroup | None = None
         self._moves = Resizer(control, members, record, options, clock)
         # number of the last event that the decider knows of; those of earlier launchers are no news
         self._told = max((event.number for event in record.events()), default=0)
@@ -80,6 +83,8 @@ class Loop:
     def _finish(self, halt: Halt, release: Callable[[], None]) -> None:
         try:
             self._members.end(self._members.names)
+            if self._aggregators is not None:
+                self._aggregators.close()
             self._look_for_refusals(everything=True)
             self._record.note("ended", state=halt.state, reason=halt.reason)
             self._write(halt.state)
@@ -123,7 +128,7 @@ class Loop:
         self._write("running")
         generation = Generation(
             number,
-            placement,
+            dict(placement),
             self._members,
             self._exchange,
             self._clock,
@@ -133,10 +138,12 @@ class Loop:
             self._options.form,
             self._hear,
             self._settings.own_checkpoints,
+            minimum=self._options.minimum,
         )
         self._members.end(self._noticed & placement.keys())  # asked for under the name of a node that leaves
         before = {name for name in placement if name in self._members and self._members[name].ready}
         self._members.start(placement)
+        generation.workforce = self._workforce(number)
         jobs.load_torch()
         if missing := self._await_ready(placement):
             return _unformed(generation.end(), missing, before)
@@ -147,7 +154,8 @@ class Loop:
         # Those that are not needed any more take their time to end, and training need not wait for that.
         self._members.end([name for name in self._members.names if name not in placement])
         while not generation.look(self._members.look()):
-            self._moves.serve(generation, self._settings.termination_grace)
+            self._moves.serve(generation, self._settings.termination_grace, self._join)
+            self._follow_members(generation)
             if self._control.closed:
                 self._members.end(self._members.names)
             self._look_for_refusals()
@@ -155,6 +163,35 @@ class Loop:
         self.generation = None
         generation.close()
         return generation.end()
+
+    def _workforce(self, number: int) -> "Workforce | None":
+        """Return the workers of a generation whose gradients meet at aggregators, which are there then."""
+        if self._settings.sync != "service":
+            return None
+        from ebbflow.infra.training.launcher.service import AggregatorGroup, Workforce
+
+        if self._aggregators is None:
+            host = self._exchange.address.rpartition(":")[0]
+            self._aggregators = AggregatorGroup(host, self._settings.aggregators)
+        self._aggregators.start()
+        return Workforce(self._aggregators, self._exchange, number, self._options.hang.worker_silence)
+
+    def _join(self, generation: Generation, placement: dict[str, int]) -> None:
+        """Let nodes join a generation that trains."""
+        logs = {name: self._logs_of(name, generation.number) for name in placement}
+        generation.join(placement, self._order(), logs)
+
+    def _follow_members(self, generation: Generation) -> None:
+        """Start processes again on nodes that have lost theirs, and take note of who trains."""
+        workforce = generation.workforce
+        if workforce is None:
+            return
+        idle, workforce.idle = workforce.idle, []
+        for name in idle:
+            if generation.stop is None and workforce.started[name] < _REJOINS and name in self._members:
+                self._join(generation, {name: self._members[name].slots})
+        if self._record.status.placement != generation.placement:
+            self._record.stand(placement=dict(generation.placement))
 
     def _await_ready(self, placement: Mapping[str, int]) -> dict[str, str]:
         """Wait until the nodes have reported; return those that have not, and why."""
@@ -191,6 +228,7 @@ class Loop:
             names.RUN_ID: self._job.id,
             names.RUN_FOLDER: self._job.folder,
             names.GENERATION: str(status.generation),
+            **(self._aggregators.environment if self._aggregators is not None else {}),
             names.CHANNEL: self._exchange.address,
             keys.SERVER_KEY: self._exchange.public,
             SETTINGS: settings.to_json(),
@@ -215,7 +253,7 @@ class Loop:
     def _hear(self, report: Report) -> None:
         if report.kind in ("started", "step") and self._record.status.state == "starting":
             self._record.stand(state="running")
-        if report.kind == "step" and self.generation is not None:
+        if report.kind == "step" and self.generation is not None and self.generation.workforce is None:
             self._moves.look_for_straggler(report, self.generation)
         if report.kind == "damaged" and report.content.get("restarted"):
             self._record.restart()

@@ -1,8 +1,9 @@
 """What is asked of a generation that runs, and its doing: to stop, to yield to a notice, to move to other nodes."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
+from typing import TYPE_CHECKING
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.training.launcher.generation import Generation
@@ -12,9 +13,15 @@ from ebbflow.infra.training.launcher.journal import Record
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.process.channel import Report
 
+if TYPE_CHECKING:
+    from ebbflow.infra.training.launcher.service import Workforce
+
 _PREPARING = 0.5  # of the time to a deadline, that new nodes may take; the rest is for saving
 _SPARE = 3.0  # seconds before a deadline by which a run has to save: processes take their time to end
 _LEAST = 1.0  # seconds to save in, however late it is
+
+
+Join = Callable[[Generation, dict[str, int]], None]
 
 
 class Control:
@@ -94,28 +101,67 @@ class Resizer:
         self._options, self._clock = options, clock
         self._lateness = StragglerDetector() if options.stragglers else None
         self._preparing: dict[str, int] = {}  # placement whose new nodes have been started
+        self._leaving: set[str] = set()  # nodes that were asked to leave in place
         self._prepared_by = inf  # when the run moves even if they are not ready
 
     def restart(self) -> None:
         """Begin with a new generation."""
         self._preparing = {}
+        self._leaving = set()
         if self._lateness is not None:
             self._lateness.restart()
 
-    def serve(self, generation: Generation, grace: float) -> None:
-        """Pass on to the generation what was asked; it gets ``grace`` seconds to save where nothing else is said."""
+    def serve(
+        self, generation: Generation, grace: float, join: Join = lambda generation, nodes: None
+    ) -> None:
+        """Pass on to the generation what was asked; it gets ``grace`` seconds to save where nothing else is said.
+
+        ``join`` lets nodes join a generation that others leave and join while it trains.
+        """
         control = self._control
         if control.deadline is not None:
             self._record.stand(state="stopping")
             generation.ask_to_stop("stop", control.deadline)
         names = [name for name in generation.placement if name in self._members]
         notices = [at for name in names if (at := self._members[name].notice) is not None]
+        workforce = generation.workforce if generation.stop is None else None
+        if workforce is not None and workforce.formed and self._serve_in_place(generation, workforce, join):
+            return
         if notices:
             generation.ask_to_stop("notice", min(notices))
         elif (reason := control.ending(generation.number)) and generation.stop is None:
             generation.ask_to_stop(reason, self._clock.now() + grace)
         elif control.target is not None and generation.stop is None:
             self._move(control.target, generation, grace)
+
+    def _serve_in_place(self, generation: Generation, workforce: "Workforce", join: Join) -> bool:
+        """Let nodes join and leave while the others train; return whether nothing else is to be done."""
+        control, members = self._control, self._members
+        if control.deadline is not None or control.ending(generation.number):
+            return False
+        target = control.target
+        placement = generation.placement
+        if target is not None and any(placement.get(name, slots) != slots for name, slots in target.items()):
+            return False  # a node's share of the machine changes
+        noticed = [name for name in placement if name in members and members[name].notice is not None]
+        leaving = set(noticed) | (set(placement) - set(target) if target is not None else set())
+        staying = set(placement) - leaving
+        if not staying and leaving:
+            return False
+        for name in leaving - self._leaving:
+            self._leaving.add(name)
+            self._record.note("worker-leaves", node=name)
+            workforce.retire(name)
+        if target is not None:
+            new = {name: slots for name, slots in target.items() if name not in placement}
+            members.start(new)
+            ready = {name: slots for name, slots in new.items() if name in members and members[name].ready}
+            if ready:
+                join(generation, ready)
+            failed = [name for name in new if name not in members or self._is_late(name)]
+            if failed or target == placement:
+                control.drop(target)
+        return True
 
     def look_for_straggler(self, report: Report, generation: Generation) -> None:
         """Ask for a move away from the node that holds all others up, when a report shows that one does."""

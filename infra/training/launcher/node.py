@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -128,7 +129,9 @@ class Node:
     def _launch(self, order: Order) -> None:
         self._end_processes(0.0)  # nothing of an older generation may be left
         self._generation, self._slots, self._ranks = order.generation, order.slots, []
-        private.make_folder(self._end_file(order.generation).parent)
+        folder = self._end_file(order.generation).parent
+        shutil.rmtree(folder, ignore_errors=True)  # of processes that these replace
+        private.make_folder(folder)
         self._empty_since = None
         self._printed = None
         if order.own_checkpoints and order.first_rank == 0:

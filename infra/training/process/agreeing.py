@@ -60,6 +60,16 @@ def from_all(value: Any, group: Any = None) -> list[Any]:
     return gathered
 
 
+def to_text(value: Any) -> str:
+    """Return a value that can be exchanged, as text. Raises ``TrainingError``."""
+    return _encoded(value).decode()
+
+
+def from_text(text: str) -> Any:
+    """Return what ``to_text`` wrote. Raises ``TrainingError``."""
+    return _parsed(text)
+
+
 def _device(group: Any) -> torch.device:
     """Return where a group's backend takes tensors from: CPUs where it can."""
     kinds = {str(kind) for kind in (group or dist.group.WORLD)._device_types}
@@ -77,8 +87,12 @@ def _encoded(value: Any) -> bytes:
 
 
 def _decoded(content: torch.Tensor) -> Any:
+    return _parsed(content.cpu().numpy().tobytes())
+
+
+def _parsed(text: str | bytes) -> Any:
     try:
-        return _value(json.loads(content.cpu().numpy().tobytes()))
+        return _value(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise TrainingError(f"another process sent an invalid value: {type(exc).__name__}") from exc
 

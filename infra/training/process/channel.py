@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ebbflow.infra.errors import LauncherLostError, MessageError
 from ebbflow.infra.training.channel import keys, messages
 from ebbflow.infra.training.channel.messages import Answer, Question, Report, ReportKind, StopRequest
+from ebbflow.planners.aggregation.membership import Agreement, View
 
 if TYPE_CHECKING:
     from ebbflow.infra.training.channel.client import MessageClient
@@ -36,6 +37,8 @@ class Channel:
     def __init__(self, client: "MessageClient", generation: int, *, timeout: float = TIMEOUT) -> None:
         """``timeout``: seconds for one answer of the launcher."""
         self._client, self._generation, self._timeout = client, generation, timeout
+        self._rank = int(os.environ.get("RANK", "-1"))
+        self.newest_view = 0  # number of the newest view that an answer to ``stop_request`` has named
         self._session = secrets.token_hex(8)
         self._number = 0
         self._lock = threading.Lock()
@@ -66,7 +69,9 @@ class Channel:
 
     def stop_request(self) -> StopRequest | None:
         """Return the latest request to stop, if there is any. Raises ``LauncherLostError``."""
-        return self._ask("stop").stop
+        answer = self._ask("stop", rank=self._rank)
+        self.newest_view = max(self.newest_view, answer.newest)
+        return answer.stop
 
     def claim(self, name: str) -> bool:
         """Return whether this process is the first of its generation to ask for ``name``.
@@ -79,13 +84,48 @@ class Channel:
         """Report that this node's agent is there, and return how many are. Raises ``LauncherLostError``."""
         return self._ask("meet").count
 
+    def enter(self) -> View:
+        """Report that this process is ready to train with others, and return the view that it is a member of.
+
+        Raises ``LauncherLostError``, also where the generation is over.
+        """
+        return _view(self._ask("enter", patient=True, rank=self._rank))
+
+    def view(self) -> View:
+        """Return the view that holds. Raises ``LauncherLostError``."""
+        return _view(self._ask("view", rank=self._rank))
+
+    def agree(self, view: int, index: int, value: str, *, boundary: bool = False) -> Agreement:
+        """Contribute to an agreement, and return it once it is made, or the view has changed.
+
+        Args:
+            view: number of the view that this process is in.
+            index: of the agreement.
+            value: this process' part.
+            boundary: whether a step ends with it.
+
+        Raises ``LauncherLostError``.
+        """
+        part = {"rank": self._rank, "view": view, "index": index, "value": value, "boundary": boundary}
+        answer = self._ask("agree", patient=True, **part)
+        return Agreement(_view(answer), answer.values)
+
     def close(self) -> None:
         """End the connection. May be called twice."""
         with self._lock:
             self._client.close()
 
-    def _ask(self, do: Literal["post", "stop", "claim", "meet"], **fields: Any) -> Answer:
-        """Ask until there is an answer: again, under the same number, when the connection was made again."""
+    def _ask(
+        self,
+        do: Literal["post", "stop", "claim", "meet", "enter", "agree", "view"],
+        *,
+        patient: bool = False,
+        **fields: Any,
+    ) -> Answer:
+        """Ask until there is an answer: again, under the same number, when the connection was made again.
+
+        ``patient``: the answer may take as long as others do, while the launcher can be reached.
+        """
         with self._lock:
             self._number += 1
             frame = messages.encode(Question(self._session, self._number, self._generation, do, **fields))
@@ -102,8 +142,14 @@ class Channel:
                         if answer.refused:
                             raise LauncherLostError(f"the launcher refused the request: {answer.refused}")
                         return answer
-                elif time.monotonic() > end:
+                elif time.monotonic() > end and not patient:
                     raise LauncherLostError(f"the launcher does not answer within {self._timeout:g} s")
+
+
+def _view(answer: Answer) -> View:
+    if answer.view is None:
+        raise LauncherLostError("this process' generation is over")
+    return answer.view
 
 
 def _answer(frames: list[bytes]) -> Answer:

@@ -13,9 +13,18 @@ from ebbflow.infra.storage.locks import RunLock
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.process import channel as names
 from ebbflow.infra.training.process.channel import Channel
-from ebbflow.infra.training.process.link import Link
+from ebbflow.infra.training.process.link import LISTEN_EVERY, SERVICE_LISTEN_EVERY, Link
 from ebbflow.infra.training.process.world import World
 from ebbflow.planners.model.trainings import RunSettings
+
+
+def _join(channel: Channel | None, settings: RunSettings) -> World:
+    """Join the processes that a launcher trains over the aggregation service, or those that torchrun has started."""
+    if settings.sync == "service" and channel is not None:
+        from ebbflow.infra.training.service.world import ServiceWorld
+
+        return ServiceWorld.join_service(channel)
+    return World.join(settings.collective_timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +72,11 @@ class Generation:
         if channel is None and place is not None and environment.get("RANK", "0") == "0":
             lock = RunLock(place, Path(place.root).name).acquire()  # a launcher has locked its runs itself
         try:
-            world = World.join(settings.collective_timeout)
-            return cls(world, Link(channel, world.rank, settings.termination_grace), settings, place, lock)
+            world = _join(channel, settings)
+            every = SERVICE_LISTEN_EVERY if world.elastic else LISTEN_EVERY
+            speaker = int(environment.get("RANK", "0"))
+            link = Link(channel, speaker, settings.termination_grace, listen_every=every)
+            return cls(world, link, settings, place, lock)
         except BaseException:
             if lock is not None:
                 lock.release()

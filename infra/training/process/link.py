@@ -14,6 +14,7 @@ from ebbflow.infra.errors import MessageError
 from ebbflow.infra.training.process.channel import Channel, Report, ReportKind, StopRequest
 
 LISTEN_EVERY = 0.2  # seconds
+SERVICE_LISTEN_EVERY = 0.1  # the same where others train on without a process that is lost
 LAUNCHER_LOST = "launcher lost"
 TERMINATED = "terminated"
 
@@ -27,12 +28,20 @@ class Link:
         channel: to the launcher; ``None`` without one.
         rank: of this process.
         grace: seconds between SIGTERM and the end, unless a request says otherwise.
+        listen_every: seconds between two questions to the launcher.
     """
 
     def __init__(
-        self, channel: Channel | None, rank: int, grace: float, *, clock: Clock | None = None
+        self,
+        channel: Channel | None,
+        rank: int,
+        grace: float,
+        *,
+        listen_every: float = LISTEN_EVERY,
+        clock: Clock | None = None,
     ) -> None:
         self._channel, self._rank, self._grace = channel, rank, grace
+        self._every = listen_every
         self._clock = clock or SystemClock()
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._wake = threading.Event()
@@ -118,7 +127,7 @@ class Link:
             if ended:
                 return
             self._watch_deadline()
-            self._clock.wait(self._wake, LISTEN_EVERY)
+            self._clock.wait(self._wake, self._every)
 
     def _exchange(self) -> None:
         if self._channel is None or self.lost:

@@ -24,6 +24,10 @@ _PEER_LOST = (
 )
 
 
+class ViewChangedError(Exception):
+    """Processes have been lost before a step was agreed on; the others repeat it. Never leaves a step."""
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """One process's place among all of its generation."""
@@ -33,6 +37,11 @@ class World:
     local_rank: int = 0
     nodes: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def elastic(self) -> bool:
+        """Tell whether processes come and go while the others train on."""
+        return False
 
     @classmethod
     def join(cls, timeout: float, environment: Mapping[str, str] = os.environ) -> "World":
@@ -69,6 +78,10 @@ class World:
         dist.all_reduce(summed)
         found: list[float] = summed.tolist()
         return found
+
+    def sum_step(self, values: Sequence[float]) -> list[float]:
+        """Return the sums with which a step ends; see ``sum``."""
+        return self.sum(values)
 
     def from_first(self, value: object) -> object:
         """Return what the first process gives; see ``agreeing`` for what can travel."""

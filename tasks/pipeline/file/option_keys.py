@@ -12,7 +12,8 @@ QUERY_OPTIONS = (
 TRIAL_OPTIONS = ("adaptive", "checkpoint_interval", "termination_grace", "final_save_timeout", "spill_dir")
 TRAINING_OPTIONS = (
     "keep_checkpoints", "partial_checkpoint_interval", "partial_checkpoint_fraction", "interruption_rate",
-    "communication", "own_checkpoints", "step_pattern", "preflight", "retry_policy", "retry_backoff", "node_timeout",
+    "communication", "own_checkpoints", "step_pattern", "sync", "aggregators", "mirrors", "preflight",
+    "retry_policy", "retry_backoff", "node_timeout",
     "collective_timeout",
 )  # fmt: skip
 TUNING_OPTIONS = (

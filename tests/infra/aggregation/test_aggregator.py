@@ -10,9 +10,11 @@ import zmq
 from ebbflow.infra.aggregation.agent import AggregationAgent, AggregatorAddress
 from ebbflow.infra.aggregation.aggregator import Aggregator
 from ebbflow.infra.aggregation.frames import Kind, TensorFrame, decode, encode
-from ebbflow.infra.aggregation.rules import Adam, OptimizerState, Sgd, as_bfloat16, mean_gradient
+from ebbflow.infra.aggregation.master_copy import MasterCopy
+from ebbflow.infra.aggregation.rules import Adam, OptimizerState, Sgd, as_bfloat16, gradient_sum
 from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.machine.encrypted_router import CurveKeys
+from tests.infra.aggregation.round_worker import RoundWorker
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -30,7 +32,7 @@ class Service:
 
     def __init__(self) -> None:
         self.aggregators = {name: Aggregator(name, threads=2) for name in ("A", "B")}
-        self.agents: list[AggregationAgent] = []
+        self.agents: list[RoundWorker] = []
 
     def __enter__(self) -> "Service":
         return self
@@ -49,9 +51,18 @@ class Service:
             one.admit(job, {f"w{i}": pair.public for i, pair in enumerate(pairs)})
         return pairs
 
-    def agent(self, keys: CurveKeys, timeout_s: float = PATIENCE) -> AggregationAgent:
-        table = {"weight": "A", "bias": "B"}
-        made = AggregationAgent(keys, self.addresses, table, timeout_s=timeout_s, retry_s=1.0)
+    def agent(
+        self,
+        keys: CurveKeys,
+        timeout_s: float = PATIENCE,
+        *,
+        place: int = 0,
+        places: int = 1,
+        mirrors: bool = False,
+    ) -> RoundWorker:
+        table = {"weight": ["A", "B"], "bias": ["B", "A"]} if mirrors else {"weight": ["A"], "bias": ["B"]}
+        agent = AggregationAgent(keys, self.addresses, table, timeout_s=timeout_s, retry_s=1.0)
+        made = RoundWorker(agent, place, places)
         self.agents.append(made)
         return made
 
@@ -79,30 +90,44 @@ def _gradient(worker: int, number: int, size: int) -> np.ndarray:
     return np.random.default_rng(1000 * worker + number).standard_normal(size).astype(np.float32)
 
 
-SIZES = {"weight": 4000, "bias": 7}
+SIZES = {"weight": 40000, "bias": 7}
+_LARGE = 1 << 17  # bytes of a tensor that is worked on in a thread
 
 
 @pytest.mark.parametrize("rule", [Sgd(lr=0.1, momentum=0.9), Adam(decoupled=True, weight_decay=0.1)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_workers_train_as_one_process_does(service: Service, rule: Sgd | Adam, dtype: str) -> None:
-    """Equal to the bit: gradients are summed in the order of workers."""
+@pytest.mark.parametrize("mirrors", [False, True])
+def test_workers_train_as_one_process_does(
+    service: Service, rule: Sgd | Adam, dtype: str, mirrors: bool
+) -> None:
+    """Equal to the bit: gradients are summed in the order of workers. With mirrors, an aggregator is lost halfway."""
     begin = {name: np.ones(size, np.float32) for name, size in SIZES.items()}
     rounds, workers = 12, 3
     ended: dict[int, dict[str, np.ndarray]] = {}
+    halfway = threading.Barrier(workers)
 
     def sent(worker: int, number: int, size: int) -> np.ndarray:
         gradient = _gradient(worker, number, size)
         return as_bfloat16(gradient) if dtype == "bfloat16" else gradient
 
-    def work(worker: int, agent: AggregationAgent) -> None:
+    def work(worker: int, agent: RoundWorker) -> None:
         agent.init(begin, rule)
-        found = agent.pull(dict.fromkeys(SIZES, 0))
+        found = agent.pull(SIZES, 0)
         for number in range(rounds):
+            if mirrors and number == rounds // 2:
+                halfway.wait(PATIENCE)
+                if worker == 0:
+                    service.aggregators["A"].close()
+                halfway.wait(PATIENCE)
+                agent.agent.drop("A")
             gradients = {name: sent(worker, number, size).data for name, size in SIZES.items()}
             found = agent.push(gradients, number, dtype=dtype)
         ended[worker] = {name: one.copy() for name, one in found.items()}
 
-    agents = [service.agent(keys) for keys in service.admit("job", workers)]
+    agents = [
+        service.agent(keys, place=place, places=workers, mirrors=mirrors)
+        for place, keys in enumerate(service.admit("job", workers))
+    ]
     _together(*(lambda i=i, agent=agent: work(i, agent) for i, agent in enumerate(agents)))
 
     for name, size in SIZES.items():
@@ -111,7 +136,7 @@ def test_workers_train_as_one_process_does(service: Service, rule: Sgd | Adam, d
             gradients = [_gradient(worker, number, size) for worker in range(workers)]
             if dtype == "bfloat16":
                 gradients = [(as_bfloat16(g).astype(np.uint32) << 16).view(np.float32) for g in gradients]
-            rule.update(expected, mean_gradient(gradients), state)
+            rule.update(expected, gradient_sum(gradients), state)
         assert [ended[worker][name].tobytes() == expected.tobytes() for worker in range(workers)] == [
             True
         ] * workers
@@ -121,12 +146,12 @@ def test_two_trainings_do_not_reach_each_others_tensors(service: Service) -> Non
     first, second = (service.agent(service.admit(job, 1)[0]) for job in ("first", "second"))
     first.init({"weight": np.full(3, 5, np.float32)}, Sgd(lr=1.0))
     with pytest.raises(AggregationError, match="this training has no tensor 'weight' on aggregator A"):
-        second.pull({"weight": 0})
+        second.pull(["weight"], 0)
     with pytest.raises(AggregationError, match="this training has no tensor 'weight'"):
         second.push({"weight": np.ones(3, np.float32).data}, 0)
     second.init({"weight": np.full(2, 7, np.float32)}, Sgd(lr=1.0))
     assert second.push({"weight": np.ones(2, np.float32).data}, 0)["weight"].tolist() == [6, 6]
-    assert first.pull({"weight": 0})["weight"].tolist() == [5, 5, 5]
+    assert first.pull(["weight"], 0)["weight"].tolist() == [5, 5, 5]
 
 
 def test_a_key_that_is_not_admitted_gets_nothing(service: Service) -> None:
@@ -134,8 +159,8 @@ def test_a_key_that_is_not_admitted_gets_nothing(service: Service) -> None:
     owner.init({"weight": np.ones(3, np.float32)}, Sgd())
     stranger = service.agent(CurveKeys.make(), timeout_s=1.5)
     with pytest.raises(AggregationError, match="aggregator A must answer for tensor 'weight' within"):
-        stranger.pull({"weight": 0})
-    assert owner.pull({"weight": 0})["weight"].tolist() == [1, 1, 1]
+        stranger.pull(["weight"], 0)
+    assert owner.pull(["weight"], 0)["weight"].tolist() == [1, 1, 1]
     with pytest.raises(AggregationError, match="a key must be 64 hexadecimal digits"):
         service.aggregators["A"].admit("job", {"w9": "no key"})
 
@@ -146,7 +171,7 @@ def test_an_aggregator_in_anothers_place_gets_nothing(service: Service) -> None:
         name: AggregatorAddress(one.address, CurveKeys.make().public)
         for name, one in service.addresses.items()
     }
-    agent = AggregationAgent(keys, wrong, {"weight": "A"}, timeout_s=1.5)
+    agent = RoundWorker(AggregationAgent(keys, wrong, {"weight": ["A"]}, timeout_s=1.5))
     service.agents.append(agent)
     with pytest.raises(AggregationError, match="must answer"):
         agent.init({"weight": np.ones(3, np.float32)}, Sgd())
@@ -198,20 +223,38 @@ def test_a_malformed_message_ends_its_connection_only(service: Service, broken: 
     again.init({"weight": np.ones(3, np.float32)}, Sgd())
 
 
-def test_a_round_does_not_wait_for_a_worker_that_left(service: Service) -> None:
-    agents = [service.agent(keys) for keys in service.admit("job", 2)]
-    for one in agents:
-        one.init({"weight": np.zeros(3, np.float32)}, Sgd(lr=1.0))
-    found: dict[str, np.ndarray] = {}
-    pushing = threading.Thread(
-        target=lambda: found.update(agents[0].push({"weight": np.ones(3, np.float32).data}, 0))
-    )
-    pushing.start()
-    pushing.join(0.5)
-    assert pushing.is_alive()
-    service.aggregators["A"].dismiss("job", "w1")
-    pushing.join(PATIENCE)
-    assert found["weight"].tolist() == [-1, -1, -1]
+def test_a_round_that_lost_a_worker_is_repeated_without_it(service: Service) -> None:
+    """What was pushed in the view before does not count, and nothing has changed by it."""
+    agents = [service.agent(keys, place=i, places=2) for i, keys in enumerate(service.admit("job", 2))]
+    agents[0].init({"weight": np.zeros(3, np.float32)}, Sgd(lr=1.0))
+    agents[1].agent.push("weight", np.full(3, 7, np.float32).data, 0, 1, 1, 2)
+    agents[1].agent.flush()
+    survivor = agents[0].agent
+    survivor.abandon()
+    assert agents[0].pull({"weight": 3}, 0)["weight"].tolist() == [0, 0, 0]
+    agents[0].view, agents[0].places = 2, 1
+    assert agents[0].push({"weight": np.ones(3, np.float32).data}, 0)["weight"].tolist() == [-1, -1, -1]
+    agents[1].agent.push("weight", np.full(3, 7, np.float32).data, 1, 1, 1, 2)  # it was only slow
+    agents[1].agent.flush()
+    assert agents[0].push({"weight": np.ones(3, np.float32).data}, 1)["weight"].tolist() == [-2, -2, -2]
+
+
+def test_a_step_that_workers_leave_out_changes_nothing_and_ends_the_round(service: Service) -> None:
+    agent = service.agent(service.admit("job", 1)[0])
+    agent.init({"weight": np.zeros(3, np.float32)}, Adam(lr=1.0))
+    found = agent.push({"weight": np.full(3, np.inf, np.float32).data}, 0, skip=True)
+    assert (agent.squares["weight"], found["weight"].tolist()) == (float("inf"), [0, 0, 0])
+    agent.push({"weight": np.ones(3, np.float32).data}, 1)
+    state = agent.agent.states(["weight"], 2)["weight"]
+    assert state.options == {"step": 1, "moments": ["mean", "square"]}
+    assert np.frombuffer(state.payload, np.float32).tolist() == pytest.approx([0.1] * 3 + [0.001] * 3)
+
+
+def test_moments_that_come_with_parameters_are_used(service: Service) -> None:
+    agent = service.agent(service.admit("job", 1)[0])
+    both = np.array([1, 1, 1, 10, 10, 10], np.float32)
+    agent.init({"weight": both}, Sgd(lr=1.0, momentum=0.5), step=1, moments=["momentum"])
+    assert agent.push({"weight": np.ones(3, np.float32).data}, 0)["weight"].tolist() == [-5, -5, -5]
 
 
 def test_what_does_not_fit_a_tensor_is_refused(service: Service) -> None:
@@ -219,19 +262,23 @@ def test_what_does_not_fit_a_tensor_is_refused(service: Service) -> None:
     agent.init({"weight": np.zeros(3, np.float32)}, Sgd())
     with pytest.raises(AggregationError, match="must have 3 elements, not 2"):
         agent.push({"weight": np.ones(2, np.float32).data}, 0)
-    with pytest.raises(AggregationError, match="is there with another rule or length"):
-        agent.init({"weight": np.zeros(3, np.float32)}, Adam())
-    with pytest.raises(AggregationError, match="at most 65536 tensors on an aggregator, none of them empty"):
+    with pytest.raises(AggregationError, match="must have a multiple of 1 elements, above 0, not 0"):
         agent.init({"bias": np.zeros(0, np.float32)}, Sgd())
+    with pytest.raises(AggregationError, match="must have a multiple of 3 elements"):
+        agent.init({"bias": np.zeros(4, np.float32)}, Adam(), moments=["mean", "square"])
+    with pytest.raises(AggregationError, match=r"moments of sgd must be .* or none"):
+        agent.init({"bias": np.zeros(4, np.float32)}, Sgd(), moments=["mean", "square"])
     with pytest.raises(AggregationError, match="tensor 'other' has no aggregator"):
-        agent.pull({"other": 0})
+        agent.pull(["other"], 0)
 
 
 def test_a_training_has_a_limit_of_bytes() -> None:
     with Service() as service:
         service.aggregators["C"] = Aggregator("C", max_bytes=100)
         keys = service.admit("job", 1)[0]
-        agent = AggregationAgent(keys, service.addresses, {"x": "C", "y": "C"}, timeout_s=PATIENCE)
+        agent = RoundWorker(
+            AggregationAgent(keys, service.addresses, {"x": ["C"], "y": ["C"]}, timeout_s=PATIENCE)
+        )
         service.agents.append(agent)
         agent.init({"x": np.zeros(20, np.float32)}, Sgd())
         with pytest.raises(AggregationError, match="at most 100 bytes together"):
@@ -242,24 +289,24 @@ def test_a_training_has_a_limit_of_bytes() -> None:
 def test_a_worker_that_floods_a_busy_tensor_loses_its_connection(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The update is held up; requests beyond the limit are not kept."""
+    """The sum is held up; requests beyond the limit are not kept."""
     hold = threading.Event()
-    update = Sgd.update
+    add_up = MasterCopy.sum
 
-    def slow(*arguments: object) -> None:
+    def slow(copy: MasterCopy) -> None:
         hold.wait(PATIENCE)
-        update(*arguments)  # type: ignore[arg-type]
+        add_up(copy)
 
-    monkeypatch.setattr(Sgd, "update", slow)
+    monkeypatch.setattr(MasterCopy, "sum", slow)
     keys = service.admit("job", 1)[0]
     raw = _raw(service, keys)
     try:
-        init = TensorFrame(Kind.INIT, "weight", payload=b"\0" * 12, options={"name": "sgd"})
+        init = TensorFrame(Kind.INIT, "weight", payload=b"\0" * _LARGE, options={"rule": {"name": "sgd"}})
         raw.send_multipart([bytes(one) for one in encode([init])])
         assert decode(raw.recv_multipart())[0].kind is Kind.READY
         monitor = raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        push = [bytes(one) for one in encode([TensorFrame(Kind.PUSH, "weight", 0, b"\0" * 12)])]
-        for _ in range(40):
+        push = [bytes(one) for one in encode([TensorFrame(Kind.PUSH, "weight", 0, b"\0" * _LARGE, view=1)])]
+        for _ in range(60):
             raw.send_multipart(push)
         assert monitor.poll(20_000), "the connection is closed"
         raw.disable_monitor()

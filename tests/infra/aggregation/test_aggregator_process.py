@@ -14,6 +14,7 @@ from ebbflow.infra.aggregation.process import AggregatorProcess
 from ebbflow.infra.aggregation.rules import Sgd
 from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.machine.encrypted_router import CurveKeys
+from tests.infra.aggregation.round_worker import RoundWorker
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
@@ -25,10 +26,12 @@ def process() -> Iterator[AggregatorProcess]:
     made.close()
 
 
-def _agent(process: AggregatorProcess, job: str, timeout_s: float = 60.0) -> AggregationAgent:
+def _agent(process: AggregatorProcess, job: str, timeout_s: float = 60.0) -> RoundWorker:
     keys = CurveKeys.make()
     process.command(do="admit", job=job, workers={"w0": keys.public})
-    return AggregationAgent(keys, {"A": process.where}, {"t": "A"}, timeout_s=timeout_s, retry_s=0.5)
+    return RoundWorker(
+        AggregationAgent(keys, {"A": process.where}, {"t": ["A"]}, timeout_s=timeout_s, retry_s=0.5)
+    )
 
 
 def test_two_trainings_share_a_process(process: AggregatorProcess) -> None:
@@ -39,7 +42,8 @@ def test_two_trainings_share_a_process(process: AggregatorProcess) -> None:
         found = [agent.push({"t": np.ones(4, np.float32).data}, number)["t"] for agent in agents.values()]
         assert [one.tolist() for one in found] == [[-number - 1] * 4, [-number] * 4]
     process.command(do="remove", job="first")
-    assert process.command(do="status") == {"done": "status", "refused": 0}
+    found = process.command(do="status")
+    assert found == {"done": "status", "refused": 0, "tensors": 1, "bytes": 16, "updates": 6}
     agents["second"].push({"t": np.ones(4, np.float32).data}, 3)
     for agent in agents.values():
         agent.close()
@@ -62,7 +66,7 @@ def test_an_aggregator_that_is_killed_is_noticed(process: AggregatorProcess) -> 
     agent.init({"t": np.ones(4, np.float32)}, Sgd())
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(AggregationError, match="aggregator A must answer for tensor 't' within 2 s"):
-        agent.push({"t": np.ones(4, np.float32).data}, 0)
+        agent.pull(["t"], 0)
     with pytest.raises(AggregationError, match="aggregator A has ended"):
         process.command(do="status")
     agent.close()

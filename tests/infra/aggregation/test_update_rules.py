@@ -13,10 +13,11 @@ from ebbflow.infra.aggregation.rules import (
     Sgd,
     as_bfloat16,
     as_float32,
+    gradient_sum,
     item_size,
-    mean_gradient,
     rule_from,
     rule_values,
+    squared_norm,
 )
 from ebbflow.infra.errors import AggregationError
 from ebbflow.planners.errors import OptionError
@@ -80,7 +81,7 @@ def test_parameters_follow_torch(name: str, dtype: str) -> None:
     assert set(state.moments) == set(rule.moments)
 
 
-def test_several_workers_are_one_with_their_mean() -> None:
+def test_several_workers_are_one_with_the_sum_of_their_weighted_gradients() -> None:
     rule, state = Adam(), OptimizerState()
     torch.manual_seed(2)
     reference = torch.nn.Parameter(torch.randn(1000))
@@ -90,7 +91,7 @@ def test_several_workers_are_one_with_their_mean() -> None:
         gradients = torch.randn(4, 1000)
         reference.grad = gradients.mean(0)
         optimizer.step()
-        rule.update(ours, mean_gradient(list(gradients.numpy())), state)
+        rule.update(ours, gradient_sum(list((gradients / 4).numpy())), state)
     np.testing.assert_allclose(ours, reference.detach().numpy(), **BOUND)
 
 
@@ -105,7 +106,7 @@ def test_nothing_is_lost_where_no_sum_is_rounded() -> None:
         gradients = [rng.integers(-3, 4, 5000).astype(np.float32) for _ in range(4)]
         reference.grad = torch.from_numpy(sum(gradients) / np.float32(4))
         optimizer.step()
-        rule.update(ours, mean_gradient(gradients), state)
+        rule.update(ours, gradient_sum([one / np.float32(4) for one in gradients]), state)
     assert ours.tobytes() == reference.detach().numpy().tobytes()
 
 
@@ -133,15 +134,14 @@ def test_bfloat16_is_rounded_as_torch_rounds() -> None:
     assert [item_size(one) for one in ("float32", "float16", "bfloat16")] == [4, 2, 2]
 
 
-def test_weights_of_workers() -> None:
+def test_gradients_are_added_and_their_square_is_that_of_all_blocks() -> None:
     gradients = [np.full(3, 1, np.float32), np.full(3, 4, np.float32)]
-    assert mean_gradient(gradients, [1, 2]).tolist() == pytest.approx([3, 3, 3])
-    with pytest.raises(AggregationError, match="one for each of 2 gradients, with a positive sum"):
-        mean_gradient(gradients, [0, 0])
+    assert gradient_sum(gradients).tolist() == [5, 5, 5]
+    assert squared_norm(np.full(100_000, 2, np.float32)) == 400_000
     with pytest.raises(AggregationError, match="at least one gradient"):
-        mean_gradient([])
+        gradient_sum([])
     with pytest.raises(AggregationError, match=r"one length, not \[3, 2\]"):
-        mean_gradient([gradients[0], gradients[1][:2]])
+        gradient_sum([gradients[0], gradients[1][:2]])
 
 
 def test_what_does_not_fit_changes_nothing() -> None:

@@ -69,6 +69,7 @@ class Generation:
     number = 3
 
     def __init__(self, placement: dict[str, int]) -> None:
+        self.workforce = None  # an all-reduce
         self.placement = placement
         self.asked: list[str] = []
 

@@ -13,8 +13,8 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent, TrainingJob
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.channel.wire import RankState
-from ebbflow.infra.training.launcher.decide import Persist
-from ebbflow.infra.training.launcher.generation import Generation, describe
+from ebbflow.infra.training.launcher.decide import Persist, describe
+from ebbflow.infra.training.launcher.generation import Generation
 from ebbflow.infra.training.launcher.hang import HangRule, HangWatch, StragglerDetector
 from ebbflow.infra.training.launcher.job import checked_placement, fresh_name
 from ebbflow.infra.training.launcher.journal import Journal, Record

@@ -1,0 +1,177 @@
+"""A tensor's master copy on an aggregator: parameters, moments, the round's gradients, and what is done to them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from ebbflow.infra.aggregation.frames import Kind, TensorFrame
+from ebbflow.infra.aggregation.rules import (
+    Adam,
+    Floats,
+    OptimizerState,
+    Sgd,
+    as_float32,
+    gradient_sum,
+    rule_from,
+    squared_norm,
+)
+from ebbflow.infra.errors import AggregationError
+from ebbflow.planners.aggregation.migration import TensorHost
+from ebbflow.planners.errors import OptionError
+
+TRAINING = "training"  # whose push is a commit, which all workers have agreed on
+
+
+@dataclass(slots=True)
+class MasterCopy:
+    """One tensor of a training. An update changes it in a thread of its own; nothing else does meanwhile.
+
+    Args:
+        job_id: of the training.
+        name: of the tensor.
+        host: which round it is in, and who waits for parameters.
+        rule: by which it is updated.
+        parameters: flat.
+        state: of the rule.
+        encoded: parameters of the round, as they are sent.
+        view: the newest in which a gradient of the round was pushed.
+        gradients: of the round and the view, by place.
+        total: their sum, once all are here.
+        norm: its squared norm.
+        asked: connections that pushed, and wait for it, with the frame to answer.
+        busy: whether a sum or an update is under way.
+        waiting: what has arrived meanwhile, with its connection.
+    """
+
+    job_id: str
+    name: str
+    host: TensorHost
+    rule: Sgd | Adam
+    parameters: Floats
+    state: OptimizerState = field(default_factory=OptimizerState)
+    encoded: bytes = b""
+    view: int = 0
+    gradients: dict[int, Floats] = field(default_factory=dict)
+    total: Floats | None = None
+    norm: float = 0.0
+    asked: dict[bytes, TensorFrame] = field(default_factory=dict)
+    busy: bool = False
+    waiting: list[tuple[bytes, TensorFrame]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, aggregator: str, job_id: str, frame: TensorFrame) -> "MasterCopy":
+        """Return the master copy that an ``INIT`` frame describes.
+
+        Args:
+            aggregator: its name.
+            job_id: of the training.
+            frame: parameters, followed by the moments that ``options`` names; ``round`` is the one they begin.
+
+        Raises ``AggregationError`` for a frame that describes none.
+        """
+        rule, step, names = _described(frame.options)
+        values = as_float32(frame.payload, frame.dtype)
+        size, rest = divmod(len(values), len(names) + 1)
+        if rest or not size:
+            raise AggregationError(
+                f"{frame.tensor!r} with {len(names)} moments must have a multiple of {len(names) + 1} elements, above"
+                f" 0, not {len(values)}"
+            )
+        parts = [
+            values[i * size : (i + 1) * size].astype(np.float32, copy=True) for i in range(len(names) + 1)
+        ]
+        state = OptimizerState(step, dict(zip(names, parts[1:], strict=True)))
+        host = TensorHost(aggregator, "serving", frozenset({TRAINING}), frame.round)
+        return cls(job_id, frame.tensor, host, rule, parts[0], state, parts[0].tobytes())
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of parameters and moments."""
+        return self.parameters.nbytes + self.state.nbytes
+
+    def push(self, connection: bytes, frame: TensorFrame) -> bool:
+        """Take a gradient, and return whether all are here and have to be summed.
+
+        Raises ``AggregationError`` for one of another length.
+        """
+        gradient = as_float32(frame.payload, frame.dtype)
+        if len(gradient) != len(self.parameters):
+            raise AggregationError(
+                f"a gradient of {frame.tensor!r} must have {len(self.parameters)} elements, not {len(gradient)}"
+            )
+        if frame.round != self.host.round or frame.view < self.view:
+            return False
+        if frame.view > self.view:
+            self.forget()
+            self.view = frame.view
+        self.asked[connection] = replace(frame, payload=b"")
+        if self.total is not None:
+            return False
+        self.gradients.setdefault(frame.place, gradient)
+        return len(self.gradients) == frame.places
+
+    def sum(self) -> None:
+        """Add the gradients up, in the order of places whatever that of arrival: the sum is the same each time."""
+        self.total = gradient_sum([self.gradients[place] for place in sorted(self.gradients)])
+        self.norm = squared_norm(self.total)
+        self.gradients = {}
+
+    def summed(self) -> list[tuple[bytes, TensorFrame]]:
+        """Return the answers to those that have pushed."""
+        options = {"norm": self.norm if isfinite(self.norm) else repr(self.norm)}
+        answers = [
+            (one, TensorFrame(Kind.SUMMED, self.name, frame.round, request=frame.request, options=options,
+                              view=self.view))
+            for one, frame in self.asked.items()
+        ]  # fmt: skip
+        self.asked = {}
+        return answers
+
+    def update(self, options: Mapping[str, Any]) -> None:
+        """Carry out what all workers have agreed on.
+
+        Args:
+            options: ``lr``, or a whole ``rule``; ``scale`` of the sum; ``square``: factor on second moments before;
+                or ``skip``.
+        """
+        total, self.total = self.total, None
+        if options.get("skip") or total is None:
+            return
+        if "rule" in options:
+            self.rule = rule_from(options["rule"])
+        if (factor := float(options.get("square", 1.0))) != 1.0 and "square" in self.state.moments:
+            self.state.moments["square"] *= np.float32(factor)
+        if (scale := float(options.get("scale", 1.0))) != 1.0:
+            total *= np.float32(scale)
+        self.rule.update(self.parameters, total, self.state, options.get("lr"))
+        self.encoded = self.parameters.tobytes()
+
+    def described(self, frame: TensorFrame) -> TensorFrame:
+        """Return the answer to who asks for moments."""
+        names = list(self.state.moments)
+        options = {"step": self.state.step, "moments": names}
+        payload = b"".join(one.tobytes() for one in self.state.moments.values())
+        return TensorFrame(
+            Kind.STATE, self.name, self.host.round, payload, request=frame.request, options=options
+        )
+
+    def forget(self) -> None:
+        """Drop what was pushed in the round."""
+        self.gradients, self.total, self.asked = {}, None, {}
+
+
+def _described(options: Mapping[str, Any]) -> tuple[Sgd | Adam, int, list[str]]:
+    """Return rule, step and names of moments of an ``INIT`` frame. Raises ``AggregationError``."""
+    rule, step, names = options.get("rule"), options.get("step", 0), options.get("moments", [])
+    if not isinstance(rule, dict) or not isinstance(step, int) or not isinstance(names, list):
+        raise AggregationError("a tensor must come with rule, step and moments")
+    try:
+        made = rule_from(rule)
+    except OptionError as exc:
+        raise AggregationError(str(exc)) from exc
+    if names and sorted(names) != sorted(made.moments):
+        raise AggregationError(f"moments of {made.name} must be {list(made.moments)} or none, not {names}")
+    return made, step, names

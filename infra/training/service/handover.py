@@ -1,0 +1,91 @@
+"""What a member tells those that join: the state of the run that is not on aggregators, as plain values."""
+
+import base64
+from typing import Any
+
+import torch
+
+from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.training.prepared import PreparedTraining
+
+_TENSOR = "tensor"  # before a tensor's values
+
+
+def state_of(prepared: PreparedTraining, asked: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return what who joins needs.
+
+    Args:
+        prepared: the training.
+        asked: what the script asks of it.
+        number: of the round that begins.
+    """
+    return {
+        "asked": packed(asked),
+        "number": number,
+        "run": packed(prepared.run_state()),
+        "extra": packed(prepared.extra_state()),
+        "groups": packed(prepared.optimizer.state_dict()["param_groups"]),
+        "buffers": packed(dict(prepared.inner.named_buffers())),
+        "meter": prepared.meter.steps,
+    }
+
+
+def take_over(prepared: PreparedTraining, state: dict[str, Any]) -> None:
+    """Take what ``state_of`` gave."""
+    own = prepared.optimizer.state_dict()
+    prepared.optimizer.load_state_dict({**own, "param_groups": unpacked(state["groups"])})
+    prepared.load_run(unpacked(state["run"]))
+    prepared.load_extra(unpacked(state["extra"]))
+    prepared.meter.steps = int(state["meter"])
+    take_buffers(prepared.inner, state["buffers"])
+
+
+def take_buffers(model: torch.nn.Module, buffers: Any) -> None:
+    """Set a model's buffers to what ``packed`` made of another one's."""
+    found = unpacked(buffers)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(found[name])
+
+
+def check_asked(asked: dict[str, Any], state: dict[str, Any]) -> None:
+    """Raise ``TrainingError`` where a process that joins asks for something else than the others."""
+    for name, value in unpacked(state["asked"]).items():
+        if asked.get(name) != value:
+            raise TrainingError(
+                f"all processes must ask for the same: {name} is {value!r} in the training and {asked.get(name)!r}"
+                " in the process that joins it"
+            )
+
+
+def packed(value: Any) -> Any:
+    """Return values with their tensors as text. What cannot be exchanged is left to ``process.agreeing``."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+        data = base64.b64encode(flat.numpy().tobytes()).decode()
+        return (_TENSOR, str(value.dtype).removeprefix("torch."), list(value.shape), data)
+    if isinstance(value, dict):
+        return {name: packed(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(packed(one) for one in value)
+    if isinstance(value, list):
+        return [packed(one) for one in value]
+    return value
+
+
+def unpacked(value: Any) -> Any:
+    """Return what was given to ``packed``. Raises ``TrainingError`` for a tensor of an unknown type."""
+    if isinstance(value, tuple) and len(value) == 4 and value[0] == _TENSOR:
+        _, kind, shape, data = value
+        dtype = getattr(torch, str(kind), None)
+        if not isinstance(dtype, torch.dtype):
+            raise TrainingError(f"another process sent a tensor of an unknown type: {str(kind)[:40]!r}")
+        raw = bytearray(base64.b64decode(data))
+        return (torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)).reshape(shape)
+    if isinstance(value, dict):
+        return {name: unpacked(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(unpacked(one) for one in value)
+    if isinstance(value, list):
+        return [unpacked(one) for one in value]
+    return value

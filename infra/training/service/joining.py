@@ -1,0 +1,166 @@
+"""How a process takes part in a training over the aggregation service: it begins with others, or joins them."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ebbflow.infra.aggregation.agent import AggregationAgent, AggregatorAddress
+from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.training.channel import keys
+from ebbflow.infra.training.prepared import Options, PreparedTraining
+from ebbflow.infra.training.process.world import World
+from ebbflow.infra.training.service import handover
+from ebbflow.infra.training.service.optimizer import ServiceOptimizer, trained
+from ebbflow.infra.training.service.world import ServiceWorld
+from ebbflow.planners.aggregation.assignment import spread_tensors
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.trainings import RunSettings, SyncChoice
+
+AGGREGATORS = "EBBFLOW_AGGREGATORS"  # JSON: name, address and public key of each, which are public
+
+
+class ServiceMembers:
+    """One process's taking part; see ``infra.training.stepper.Members``.
+
+    A process that joins others waits here for the end of their step.
+
+    Args:
+        world: the training's processes.
+        asked: what the script asks of the training.
+        settings: of the run.
+
+    Raises ``TrainingError`` where a process asks for something else than the others.
+    """
+
+    def __init__(self, world: ServiceWorld, asked: dict[str, Any], settings: RunSettings) -> None:
+        self._world, self._asked, self._settings = world, asked, settings
+        self._prepared: PreparedTraining | None = None
+        self._state: dict[str, Any] | None = None
+        if world.later:
+            world.enter()
+        self.begun = world.view.number
+        if world.later:
+            found = world.from_first_of(lambda: None)
+            if not isinstance(found, dict):
+                raise TrainingError("those that knew the state of the training are lost")
+            self._state = found
+            handover.check_asked(asked, found)
+        else:
+            world.check_same(asked)
+
+    @property
+    def joins(self) -> bool:
+        """Tell whether others train already."""
+        return self._world.later
+
+    @property
+    def view(self) -> int:
+        """Return the number of the view that this process is in."""
+        return self._world.view.number
+
+    def connect(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ServiceOptimizer:
+        """Connect to the aggregators. Raises ``OptionError`` for what they cannot train."""
+        parameters = trained(model, optimizer)
+        where = addresses()
+        sizes = {name: 4 * parameter.numel() for name, parameter in parameters.items()}
+        table = spread_tensors(sizes, list(where), self._settings.mirrors)
+        _, pair = keys.handed_down(os.environ)
+        watched: list[ServiceOptimizer] = []
+
+        def watch(others: bool) -> None:
+            for one in watched:
+                one.watch(others)
+
+        agent = AggregationAgent(pair, where, table, timeout_s=self._settings.collective_timeout, watch=watch)
+        made = ServiceOptimizer(self._world, model, optimizer, parameters, agent)
+        watched.append(made)
+        made.without(self._world.view)
+        return made
+
+    def begin(self, prepared: PreparedTraining) -> None:
+        """Take up the training, once everything is prepared. Raises ``AggregationError``."""
+        self._prepared = prepared
+        service = prepared.service
+        assert service is not None
+        if self._state is not None:
+            handover.take_over(prepared, self._state)
+            service.number = self._state["number"]
+            self._state = None
+        else:
+            buffers = self._world.from_first_of(self._hand_over)
+            handover.take_buffers(prepared.inner, buffers)
+        service.pull()
+
+    def stay(self) -> None:
+        """Raise ``RunStopped`` where this process was asked to leave."""
+        self._world.stay()
+
+    def welcome(self) -> None:
+        """Tell those that have entered with the view where the training is."""
+        if self._world.view.entered:
+            self._world.from_first_of(self._describe)
+
+    def _hand_over(self) -> object:
+        prepared = self._prepared
+        assert prepared is not None
+        assert prepared.service is not None
+        prepared.service.hand_over()
+        return handover.packed(dict(prepared.inner.named_buffers()))
+
+    def _describe(self) -> object:
+        prepared = self._prepared
+        assert prepared is not None
+        assert prepared.service is not None
+        return handover.state_of(prepared, self._asked, prepared.service.number)
+
+
+def take_part(
+    world: World,
+    sync: SyncChoice | None,
+    options: Options,
+    asked: dict[str, Any],
+    settings: RunSettings,
+    launched: bool,
+) -> ServiceMembers | None:
+    """Take part in a training over the aggregation service; ``None`` where gradients meet otherwise.
+
+    Args:
+        world: the training's processes.
+        sync: what the script asks for.
+        options: the same of other things.
+        asked: all of it, in which processes must agree.
+        settings: of the run.
+        launched: whether there is a launcher.
+
+    Raises ``OptionError`` where the launcher has prepared something else, and ``TrainingError`` where processes ask
+    for different things.
+    """
+    present: SyncChoice = "service" if isinstance(world, ServiceWorld) else "allreduce"
+    if sync not in (None, "allreduce", "service"):
+        raise OptionError(f"sync must be allreduce or service; got {sync!r}")
+    if sync not in (None, present) and (launched or world.size > 1):
+        raise OptionError(f"sync={sync!r} must be the launcher's choice, too: ebbflow train --sync {sync}")
+    if not isinstance(world, ServiceWorld):
+        world.check_same(asked)
+        return None
+    check_options(options, settings)
+    return ServiceMembers(world, asked, settings)
+
+
+def check_options(options: Options, settings: RunSettings) -> None:
+    """Raise ``OptionError`` for what a training over the aggregation service does not do."""
+    if options.precision == "fp16":
+        raise OptionError("with sync='service' precision must be fp32 or bf16; got 'fp16'")
+    if settings.partial_checkpoint_interval > 0:
+        raise OptionError(
+            "partial checkpoints need sync='allreduce': with 'service' moments are on aggregators"
+        )
+
+
+def addresses(environment: Mapping[str, str] = os.environ) -> dict[str, AggregatorAddress]:
+    """Return where the aggregators listen that the launcher has named."""
+    found = json.loads(environment.get(AGGREGATORS, "[]"))
+    return {one["name"]: AggregatorAddress(one["address"], one["public"]) for one in found}

@@ -1,0 +1,30 @@
+"""When a training that lost workers continues in place, and when it begins again."""
+
+from dataclasses import replace
+
+import pytest
+
+from ebbflow.planners.training.failures.recovery import WorkerLoss, recovery_of
+
+LOSS = WorkerLoss(service=True, formed=True, left=2, minimum=1)
+
+
+def test_the_others_train_on_over_aggregators() -> None:
+    assert recovery_of(LOSS).in_place
+    assert recovery_of(LOSS).reason == "2 slots continue"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"service": False}, "all of its processes"),
+        ({"formed": False}, "had not met"),
+        ({"left": 0}, "0 slots are left, 1 are needed"),
+        ({"stopping": True}, "was to end"),
+        ({"script_failed": True}, "script itself failed"),
+    ],
+)
+def test_otherwise_a_generation_ends(changes: dict[str, object], reason: str) -> None:
+    found = recovery_of(replace(LOSS, **changes))  # type: ignore[arg-type]
+    assert not found.in_place
+    assert reason in found.reason
