@@ -16,15 +16,9 @@ from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model import names, options
+from ebbflow.planners.model import names, options, trainings
 from ebbflow.planners.model.options import option
-from ebbflow.planners.model.trainings import (
-    CommunicationChoice,
-    PreflightChoice,
-    RetryChoice,
-    RunSettings,
-    SyncChoice,
-)
+from ebbflow.planners.model.trainings import CommunicationChoice, PreflightChoice, RetryChoice, RunSettings
 from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.training.faults import FAULTS
 
@@ -113,7 +107,7 @@ class TrainingRequest:
         in_file="With own_checkpoints: regular expression whose first group is the step in the output of rank 0",
         metavar="REGEX",
     )
-    sync: SyncChoice = option(
+    sync: trainings.SyncChoice = option(
         "allreduce",
         "Where gradients meet: allreduce is among the processes, all of which are needed; service is at aggregators, "
         "so that processes are lost and join while the others train on",
@@ -279,8 +273,9 @@ class TrainingRequest:
             "partial_checkpoint_interval": self.partial_checkpoint_interval > 0,
             "nodes of the fleet": bool(self.pool),
         }
-        if self.sync == "service" and (wrong := [name for name, is_given in given.items() if is_given]):
-            raise OptionError(f"{wrong[0]} must be left out with sync=service, which does not go with it")
+        wrong = next((name for name, is_given in given.items() if is_given), "")
+        if self.sync == "service" and wrong:
+            raise OptionError(f"{wrong} must be left out with sync=service")
 
     @property
     def pool(self) -> str:
