@@ -1,9 +1,10 @@
 """Progress propagation: what a candidate plan still has to do, given what others have done (QOOP, 5.5)."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.plan.state import ExecutionState, RunningStage
@@ -180,7 +181,8 @@ def drift(running: Iterable[RunningStage], cores: float, now: float) -> float:
     Stages that run side by side share the cores, so they are judged together: work W of which a fraction f is
     done after e seconds will take about e/f in all, and at least e. Both that and the estimate W/cores are
     lengthened by a few seconds, which a young executor may lose on anything. An estimate that is wrong for these
-    stages is wrong for others too: the factor is meant for the whole cost model.
+    stages is wrong for others too: the factor is meant for the whole cost model. ``cores`` are those that the stages
+    have had; of more than they have tasks, the rest does not help them.
     """
     known = [r for r in running if now - r.started >= _EVIDENCE]
     work = sum(r.stage.core_seconds for r in known)
@@ -188,7 +190,8 @@ def drift(running: Iterable[RunningStage], cores: float, now: float) -> float:
         return 1.0
     done = sum(r.stage.core_seconds * r.tasks_done / r.tasks_total for r in known if r.tasks_total) / work
     elapsed = max(now - r.started for r in known)
-    expected = max(r.stage.latency for r in known) + work / max(cores, 1.0)
+    used = min(cores, sum(r.tasks_total for r in known))
+    expected = max(r.stage.latency for r in known) + work / max(used, 1.0)
     if done > 0:
         implied = elapsed / done
     elif elapsed > expected:
@@ -196,3 +199,17 @@ def drift(running: Iterable[RunningStage], cores: float, now: float) -> float:
     else:
         return 1.0
     return min(max((implied + _YOUTH) / (expected + _YOUTH), 0.5), 8.0)
+
+
+def mean_cores(seen: Sequence[tuple[float, float]], since: float, now: float) -> float:
+    """Return how many cores there were on average from ``since`` to ``now``.
+
+    ``seen`` are times (s) from which on there were so many cores, in order.
+
+    >>> mean_cores([(0.0, 1.0), (8.0, 6.0)], 0.0, 10.0)
+    2.0
+    """
+    total = 0.0
+    for (begun, cores), (ended, _) in zip(seen, [*seen[1:], (inf, 0.0)], strict=True):
+        total += cores * max(min(ended, now) - max(begun, since), 0.0)
+    return total / (now - since) if now > since and total > 0.0 else seen[-1][1]

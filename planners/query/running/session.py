@@ -16,7 +16,7 @@ from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.planners.query.plan.state import ReplanDecision, StageOutput
 from ebbflow.planners.query.planner import QueryPlanner
 from ebbflow.planners.query.running.execution import Cancel, Execution, Finish, Reuse, Start
-from ebbflow.planners.query.running.progress import drift, repriced
+from ebbflow.planners.query.running.progress import drift, mean_cores, repriced
 from ebbflow.planners.query.running.replanner import Replanner
 
 MAX_PARALLEL_STAGES = 4
@@ -92,6 +92,7 @@ class Session:
         self.planner = planner
         self.share = share  # the newest that was told
         self._capacity: Capacity | None = None  # likewise
+        self._cores: list[tuple[float, float]] = []  # since when (s) there are how many
         self.measured: list[Measured] = []  # stages that this run has computed
         self.plans: dict[str, QueryExecutionPlan] = {}  # all that were considered, by id, as first made
         self._policy = policy
@@ -183,12 +184,14 @@ class Session:
             now: s since the Unix epoch, here and below.
             sliced: fractions of stages that they have left in slices.
         """
+        self._cores = [(now, self.share.total.cores)]
         for fp, fraction in (sliced or {}).items():
             self.execution.on_slices(fp, fraction)
         return self._answer(self.execution.begin(self.share, found, now))
 
     def on_capacity(self, change: str, now: float) -> list[Action]:
         """Plan anew for the present share; ``change`` says for people what has happened."""
+        self._cores.append((now, self.share.total.cores))
         plans = self._anew(now)
         return self._answer(self.execution.on_share(self.share, now, change, plans or None))
 
@@ -268,10 +271,7 @@ class Session:
             return ()
         self.planner.keep_divided(self._divided)
         model = self._fit([*self._history, *self.measured])
-        cores = (
-            self._first.total.cores + self.share.total.cores
-        ) / 2  # about what the running stages have had
-        factor = self._drift(model, cores, now)
+        factor = self._drift(model, now)
         self.planner.model = model.slower(factor)
         self.planner.rivals = tuple(rival.slower(factor) for rival in self.planner.rivals)
         if self.share.total.cores <= 0:
@@ -286,7 +286,7 @@ class Session:
         self.planner.model, self.planner.rivals = models[0], tuple(models[1:])
         return models[0]
 
-    def _drift(self, model: CostModel, cores: float, now: float) -> float:
+    def _drift(self, model: CostModel, now: float) -> float:
         """Return how many times slower than by ``model`` the stages run that run now.
 
         Their estimates are as old as the last planning, and count how slow things were then already.
@@ -296,7 +296,8 @@ class Session:
             repriced(r, models.get(r.stage.engine, model).core_seconds(r.stage.work) + r.stage.waiting)
             for r in self.execution.state(now).running.values()
         ]
-        return drift(running, cores, now)
+        since = min((r.started for r in running), default=now)
+        return drift(running, mean_cores(self._cores, since, now), now)
 
     def _learn(self, plans: Sequence[QueryExecutionPlan]) -> None:
         """Remember new plans, and which versions of which tables their stages are computed from."""

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan
 from ebbflow.planners.query.plan.state import ExecutionState, RunningStage
-from ebbflow.planners.query.running.progress import drift, propagate, repriced, task_seconds, whole
+from ebbflow.planners.query.running.progress import (
+    drift,
+    mean_cores,
+    propagate,
+    repriced,
+    task_seconds,
+    whole,
+)
 from tests.planners.query.replanning_cases import fig_2_4, output, plan, queries, stage
 
 LEFT_DEEP, BUSHY, WIDE = fig_2_4()
@@ -122,6 +129,19 @@ def test_a_stage_that_is_slower_than_estimated_tells_by_how_much() -> None:
     assert drift([running], 2, 32) == (64 + 5) / (16 + 5)
     assert drift([running], 2, 1) == 1  # too young to tell
     assert drift([], 2, 32) == 1
+
+
+def test_cores_that_stages_have_not_had_or_cannot_use_do_not_make_them_slow() -> None:
+    """One core for 10 s; then five more come, which a stage of a single task cannot use."""
+    cores = mean_cores([(0.0, 1.0), (10.0, 6.0)], 0.0, 10.0)
+    assert cores == 1.0
+    assert mean_cores([(0.0, 1.0), (10.0, 6.0)], 10.0, 20.0) == 6.0
+    assert mean_cores([(0.0, 2.0)], 0.0, 0.0) == 2.0
+    single = RunningStage(stage("A", tasks=1, duration=40), 0, tasks_total=1)
+    assert drift([single], 6, 40) == drift([single], 1, 40) == 1
+    two = [RunningStage(stage(fp, tasks=1, duration=40), 0, tasks_total=1) for fp in "AB"]
+    assert drift(two, 6, 40) == 1
+    assert drift(two, 1, 100) == (100 + 5) / (80 + 5)
 
 
 def test_what_an_earlier_estimate_counted_as_slow_already_is_not_forgotten() -> None:
