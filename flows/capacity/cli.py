@@ -163,6 +163,15 @@ def start(
             rich_help_panel=_LOOP,
         ),
     ] = False,
+    metrics: Annotated[
+        str,
+        typer.Option(
+            help="Serve /metrics for Prometheus and /healthz at HOST:PORT, such as 127.0.0.1:9464. Default: not "
+            "served.",
+            metavar="HOST:PORT",
+            rich_help_panel=_LOOP,
+        ),
+    ] = "",
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print no events.", rich_help_panel=_LOOP)
     ] = False,
@@ -192,6 +201,7 @@ def start(
         take_over,
         seed,
         prices,
+        metrics,
         # what is typed here may be imported; what a file names only with the option
         checked_names([*(allow_policy or []), *([policy] if ":" in policy else [])]),
     )

@@ -78,6 +78,7 @@ def capacity_loop(
     take_over: bool = False,
     seed: int = 0,
     prices: str | None = None,
+    metrics: str = "",
     allow_policies: list[str] | None = None,
 ) -> dict[str, Any]:
     """Run the capacity loop of a cluster: observe nodes, hold auctions, grant and revoke leases, scale node pools.
@@ -108,6 +109,7 @@ def capacity_loop(
         take_over: take over from a running leader, whose fencing token becomes invalid.
         seed: of what policies draw at random.
         prices: a file of on-demand prices of one's own, for ``aws``; by default the AWS Price List.
+        metrics: ``HOST:PORT`` at which ``/metrics`` for Prometheus and ``/healthz`` are served; off by default.
         allow_policies: policies that may be imported, each ``MODULE:NAME``, whether ``policy``, the block or the
             configuration file names them; in a run of a deployment, of those the ones that the deployment itself has.
 
@@ -137,6 +139,7 @@ def capacity_loop(
             take_over,
             seed,
             prices,
+            metrics,
             checked_names(allowed("allow_policies", allow_policies)),
         )
         return _lead(request, None)

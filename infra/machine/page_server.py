@@ -1,7 +1,7 @@
-"""A page for the people of this machine: a small read-only HTTP server on the loopback interface.
+"""A page for the people of this machine: a small read-only HTTP server, by default on the loopback interface.
 
-It answers GET and HEAD, and only where the request names this very machine: a page of somebody else's that had its
-name point here (DNS rebinding) is refused by its ``Host``.
+It answers GET and HEAD. On the loopback interface it answers only where the request names this very machine: a page
+of somebody else's that had its name point here (DNS rebinding) is refused by its ``Host``.
 """
 
 import threading
@@ -46,20 +46,20 @@ Answerer = Callable[[str, Mapping[str, str]], PageResponse | None]
 class PageServer:
     """Serves what ``answer`` gives, from ``start`` until ``close``; a context manager that does both."""
 
-    def __init__(self, answer: Answerer, port: int = 0) -> None:
-        """Take a port, 0 for any that is free.
+    def __init__(self, answer: Answerer, port: int = 0, host: str = HOST) -> None:
+        """Take a port, 0 for any that is free, on the interface of ``host``.
 
         Raises ``OptionError`` for a port that is none, ``InfraError`` for one that is taken or not allowed.
         """
         if not 0 <= port <= 65535:
             raise OptionError(f"a port is 0 to 65535; got {port}")
         try:
-            self._server = _Server((HOST, port), _Handler)
+            self._server = _Server((host, port), _Handler)
         except OSError as error:
-            raise InfraError(
-                f"port {port} cannot be used: {error.strerror or error}; name another"
-            ) from error
+            where = f"port {port}" if host == HOST else f"port {port} of {host}"
+            raise InfraError(f"{where} cannot be used: {error.strerror or error}; name another") from error
         self._server.answer = answer
+        self._server.own = host in (HOST, "localhost")
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), daemon=True)
 
     @property
@@ -68,7 +68,7 @@ class PageServer:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}/"
+        return f"http://{self._server.server_address[0]!s}:{self.port}/"
 
     def start(self) -> None:
         """Answer from now on, in threads of its own."""
@@ -95,6 +95,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # a silent browser does not hold up the end
     answer: Answerer
+    own: bool  # for this machine alone
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of browsers that went away."""
@@ -125,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         names = {f"{name}:{port}" for name in (HOST, "localhost")} | (
             {HOST, "localhost"} if port == 80 else set()
         )
-        if self.headers.get("Host", "").lower() not in names:
+        if self.server.own and self.headers.get("Host", "").lower() not in names:
             return PageResponse(
                 "This server answers to this machine's own name only.\n", "text/plain; charset=utf-8", 421
             )

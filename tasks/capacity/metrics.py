@@ -1,12 +1,25 @@
-"""How fast a loop is, in memory that does not grow."""
+"""How fast a loop is, in memory that does not grow; and what a cluster tells Prometheus."""
 
+import contextlib
 import resource
-from collections import deque
-from collections.abc import Mapping, Sequence
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ebbflow.infra.errors import LedgerError
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.machine.page_server import PageResponse, PageServer
+from ebbflow.tasks.capacity.request import address_of
+from ebbflow.tasks.capacity.status import ClusterView, look
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 _KEPT = 4096  # newest latencies
+_SILENT = 15.0  # s without a report after which a loop does not count as healthy
+_PLAIN = "text/plain; charset=utf-8"
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -59,3 +72,167 @@ def _summary(values: Sequence[float]) -> Mapping[str, float | None]:
         name: None if (found := percentile(values, share)) is None else round(found, 4)
         for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("worst", 1.0))
     }
+
+
+# --- for Prometheus -----------------------------------------------------------------------------------------------
+
+
+def exposition(view: ClusterView) -> str:
+    """Return a cluster's metrics in Prometheus' text format; each has the label ``cluster``."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    class Collector:
+        def collect(self) -> Iterator["Metric"]:
+            yield from (*_loop_metrics(view), *_node_metrics(view), *_app_metrics(view))
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector())
+    return generate_latest(registry).decode()
+
+
+def health(view: ClusterView) -> str:
+    """Return why a cluster's loop is not healthy; empty where it is."""
+    if not view.leads:
+        return "no capacity loop is the leader"
+    if view.loop_silent is None or view.loop_silent > _SILENT:
+        return f"the loop has not reported for {view.loop_silent or 0:.0f} s"
+    return ""
+
+
+@contextlib.contextmanager
+def serving_metrics(address: str, opened: Callable[[], Ledger]) -> Iterator[PageServer | None]:
+    """Serve ``/metrics`` and ``/healthz`` of a cluster meanwhile; nothing where no address is given.
+
+    Args:
+        address: see ``address_of``; "": none.
+        opened: opens the cluster's ledger, at the first request.
+
+    Raises ``OptionError`` for an address that is none, and ``InfraError`` for a port that is taken.
+    """
+    if not address:
+        yield None
+        return
+    lock = threading.Lock()
+    with contextlib.ExitStack() as stack:
+        found: list[Ledger] = []
+
+        def answer(path: str, query: Mapping[str, str]) -> PageResponse | None:
+            if path not in ("/metrics", "/healthz"):
+                return None
+            try:
+                with lock:  # a scrape at a time
+                    if not found:
+                        found.append(stack.enter_context(opened()))
+                    view = look(found[0], decisions=0, over=0)
+            except LedgerError as error:
+                return PageResponse(f"the ledger does not respond: {error}\n", _PLAIN, 503)
+            if path == "/metrics":
+                return PageResponse(exposition(view), "text/plain; version=0.0.4; charset=utf-8")
+            why = health(view)
+            return PageResponse(f"{why or 'ok'}\n", _PLAIN, 503 if why else 200)
+
+        host, port = address_of(address)
+        yield stack.enter_context(PageServer(answer, port, host))
+
+
+def _gauge(
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    rows: Mapping[tuple[str, ...], float | None],
+    kind: str = "gauge",
+) -> "Metric":
+    """Return a metric with a sample for each row of labels; rows without a value are left out."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    made = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+    found = made(f"ebbflow_{name}", text, labels=labels)
+    for key, value in rows.items():
+        if value is not None:
+            found.add_metric(list(key), float(value))
+    return found
+
+
+def _loop_metrics(view: ClusterView) -> Iterator["Metric"]:
+    loop, own = view.loop, (view.cluster,)
+    yield _gauge(
+        "loop_leads", "1 while a capacity loop leads the cluster.", ["cluster"], {own: float(view.leads)}
+    )
+    silent = {own: view.loop_silent}
+    yield _gauge("loop_report_age_seconds", "Time since the loop's last report.", ["cluster"], silent)
+    if loop is None:
+        return
+    said = loop.metrics
+    info = {(view.cluster, loop.holder, loop.policy): 1.0}
+    yield _gauge("loop_info", "The loop that leads.", ["cluster", "holder", "policy"], info)
+    for name, text in (
+        ("cycles", "Cycles of the loop."),
+        ("changes", "Changes of capacity that the loop has answered."),
+        ("dropped", "Decisions dropped because capacity had moved on."),
+        ("outages", "Outages of the ledger."),
+    ):
+        yield _gauge(f"loop_{name}", text, ["cluster"], {own: said.get(name)}, "counter")
+    away = {own: said.get("away_s")}
+    yield _gauge("loop_ledger_away_seconds", "Time without a ledger.", ["cluster"], away, "counter")
+    for name, text in (
+        ("latency", "From a change of capacity until its leases are written, of the newest 4096."),
+        ("deciding", "Of a decision, of the newest 4096."),
+    ):
+        quantiles = said.get(f"{name}_s") or {}
+        rows = {
+            (view.cluster, share): quantiles.get(key)
+            for key, share in (("p50", "0.5"), ("p95", "0.95"), ("p99", "0.99"), ("worst", "1"))
+        }
+        yield _gauge(f"loop_{name}_seconds", text, ["cluster", "quantile"], rows)
+    memory = said.get("memory_mib")
+    rows = {own: None if memory is None else memory * 2**20}
+    yield _gauge("loop_memory_bytes", "Largest resident memory of the loop.", ["cluster"], rows)
+    yield _gauge("loop_capacity_age_seconds", "Age of what is seen.", ["cluster"], {own: loop.capacity_age})
+    yield _gauge("loop_problems", "Problems that the status shows.", ["cluster"], {own: len(view.problems)})
+
+
+def _node_metrics(view: ClusterView) -> Iterator["Metric"]:
+    labels = ["cluster", "market", "zone"]
+    sums: dict[str, Counter[tuple[str, ...]]] = {
+        name: Counter() for name in ("nodes", "cores", "gpus", "gpus_leased", "dollars_per_hour")
+    }
+    for node in view.nodes:
+        key = (view.cluster, node.market, node.zone)
+        sums["nodes"][key] += 1
+        sums["cores"][key] += node.cores
+        sums["gpus"][key] += node.gpus
+        sums["gpus_leased"][key] += node.leased
+        sums["dollars_per_hour"][key] += node.price  # type: ignore[assignment]
+    texts = {
+        "nodes": "Nodes of the cluster.",
+        "cores": "Processor cores of its nodes.",
+        "gpus": "GPUs of its nodes.",
+        "gpus_leased": "GPUs that apps hold.",
+        "dollars_per_hour": "Price of its nodes.",
+    }
+    for name, rows in sums.items():
+        yield _gauge(name, texts[name], labels, rows)
+    notices = Counter((view.cluster, node.notice) for node in view.nodes if node.notice)
+    yield _gauge("nodes_with_notice", "Nodes that are about to leave.", ["cluster", "kind"], notices)
+
+
+def _app_metrics(view: ClusterView) -> Iterator["Metric"]:
+    phases = Counter((view.cluster, app.kind, app.phase) for app in view.apps)
+    yield _gauge("apps", "Apps that are not over.", ["cluster", "kind", "phase"], phases)
+    labels = ["cluster", "app", "kind", "team"]
+    for name, text, value in (
+        ("gpus", "GPUs that an app holds.", lambda app: app.gpus),
+        ("gpus_wanted", "GPUs that it has asked for.", lambda app: app.wanted),
+        (
+            "rho",
+            "Finish-time fairness: expected time here over the time alone on an even share.",
+            lambda app: app.rho,
+        ),
+        ("progress_ratio", "Share of its work that is done.", lambda app: app.progress),
+        ("seconds_left", "Seconds that it expects to need.", lambda app: app.seconds_left),
+        ("report_age_seconds", "Time since its last report.", lambda app: app.silent),
+    ):
+        rows = {(view.cluster, app.id, app.kind, app.team): value(app) for app in view.apps}
+        yield _gauge(f"app_{name}", text, labels, rows)
+    rows = {(view.cluster, app.id, app.kind, app.team): app.dollars for app in view.apps}
+    yield _gauge("app_dollars", "What its leases have cost.", labels, rows, "counter")

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ebbflow.infra.clock import Clock, SystemClock
@@ -22,6 +23,7 @@ from ebbflow.planners.model.fleet import Fleet, Offer
 from ebbflow.tasks.capacity.actuator import Evictor, LocalEvictor, RemoteEvictor
 from ebbflow.tasks.capacity.listeners import LoopListener
 from ebbflow.tasks.capacity.loop import CapacityLoop
+from ebbflow.tasks.capacity.metrics import serving_metrics
 from ebbflow.tasks.capacity.observation import FleetObservation
 from ebbflow.tasks.capacity.request import CapacityRequest, LoopRules
 from ebbflow.tasks.query.request import check_master
@@ -119,7 +121,8 @@ def opened_loop(
 ) -> Iterator[OpenedLoop]:
     """Open ledger and nodes; the loop is not started. ``holder`` is what others are told of who leads.
 
-    Raises ``OptionError``, ``SettingsError``, ``LedgerError``, ``EngineUnavailableError``, ``ClusterError``.
+    Raises ``OptionError``, ``SettingsError``, ``LedgerError``, ``EngineUnavailableError``, ``ClusterError``, and
+    ``InfraError`` for a port of metrics that is taken.
     """
     clock = clock or SystemClock()
     rules = request.rules()
@@ -137,6 +140,8 @@ def opened_loop(
             seed=request.seed,
             holder=holder,
         )
+        opened = partial(Ledger.open, request.ledger, cluster=request.cluster, clock=clock)
+        stack.enter_context(serving_metrics(request.metrics, opened))
         yield OpenedLoop(loop, ledger, settings, rules)
 
 

@@ -105,12 +105,15 @@ class CapacityRequest:
     take_over: bool = False
     seed: int = 0
     prices: str | None = None  # file of on-demand prices, for aws
+    metrics: str = ""  # HOST:PORT of /metrics and /healthz for Prometheus; "": not served
     allow_policies: tuple[str, ...] = ()  # MODULE:NAME of policies that may be imported, whoever names them
 
     def __post_init__(self) -> None:
         names.CLUSTER.check(self.cluster)
         if self.seed < 0:
             raise OptionError(f"seed must be >= 0; got {self.seed}")
+        if self.metrics:
+            address_of(self.metrics)
 
     def rules(self) -> LoopRules:
         """Read the configuration file. Raises ``OptionError``."""
@@ -127,6 +130,14 @@ class CapacityRequest:
         policy = policy_of(named, options, lease_s=times.get("lease_s"), allowed=self.allow_policies)
         given: dict[str, Any] = {**times, "policy": policy}
         return Settings(limits=rules.fleet.limits, teams=rules.teams, scaling=rules.scaling, **given)
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``, ``:PORT`` (this machine alone) or ``PORT``. Raises ``OptionError``."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise OptionError(f"metrics must be HOST:PORT, such as 127.0.0.1:9464; got {text!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _scaling(content: object, where: str, rules: FleetRules) -> Scaling | None:
