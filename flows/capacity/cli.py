@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebbflow.flows.capacity.options import LEDGER_HELP, Cluster, LedgerAt, options_of
+from ebbflow.flows.capacity.options import LEDGER_HELP, START_HELP, Cluster, LedgerAt, options_of
 from ebbflow.flows.runs.answers import confirm, fail, print_json
 from ebbflow.flows.runs.exit_status import status_of
 from ebbflow.flows.runs.options import AsJson, Runner, Yes, duration_option, wants_prefect
@@ -43,39 +43,8 @@ errors = Console(stderr=True)
 
 _CLUSTER, _POLICY, _LOOP = "Cluster", "Policy and quotas", "Loop"  # panels of help
 
-_START_HELP = """Start the capacity loop of a cluster; it runs until Ctrl-C, SIGTERM or ebbflow capacity stop.
 
-[b]Examples[/b]
-
-    ebbflow capacity start
-
-    ebbflow capacity start --source aws:prod.json --config ebbflow.toml
-
-    ebbflow capacity start --policy themis --policy-option knob=0.5 \\
-        --lease-duration 10m --auction-interval 1m
-
-    ebbflow capacity start --policy mymodule:MyPolicy     (docs/own-policy.md)
-
-[b]The configuration file[/b] (--config or $EBBFLOW_CONFIG; docs/operations.md) holds
-
-    \\[quotas]            dollars_per_hour = 40, nodes = 60
-
-    \\[quotas.teams.vision] gpus = 48
-
-    \\[teams.vision]      weight = 2
-
-    \\[scaling]           scale_in_idle = "5m", pools = { etl = "cores" }
-
-    \\[policy]            name = "rho-bounded", options = { rho = 1.5 }
-
-While another loop is the leader, this one waits as a standby and takes over when the leader fails.
---take-over does not wait; the fencing token of the other loop becomes invalid.
-
-Exit status: 0 stopped, 1 failed, 2 usage error, 4 the ledger was unavailable for too long, 5 another loop took over.
-"""
-
-
-@app.command(help=_START_HELP)
+@app.command(help=START_HELP)
 def start(
     source: Annotated[
         str,
