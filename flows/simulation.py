@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ebbflow.flows import aggregation
 from ebbflow.flows.runs.options import duration_option, without_native_output
 from ebbflow.planners.model.options import check_report_paths
 from ebbflow.planners.scheduling.catalogue import ENTRIES
@@ -19,7 +20,8 @@ from ebbflow.planners.scheduling.catalogue import ENTRIES
 app = typer.Typer(
     help="Simulate training jobs with the code that schedules real clusters.\n\n"
     "[b]Example[/b]\n\n"
-    "    ebbflow simulate training --policy themis,tiresias --report out.html",
+    "    ebbflow simulate training --policy themis,tiresias --report out.html\n\n"
+    "    ebbflow simulate aggregation --workload philly:200",
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -291,6 +293,9 @@ def training(
     write_reports(reports, html=lambda: report_page(records, request.shown()), json=lambda: text)
     for path in filter(None, (output, csv, *reports)):
         errors.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+app.command("aggregation", help=aggregation.HELP)(aggregation.aggregation)
 
 
 def _print_comparison(records: Sequence[dict[str, Any]]) -> None:

@@ -62,6 +62,15 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("from ebbflow import", "check", OURS),
         Plan("torchrun", "check", "takes minutes; tests/infra/communication/test_train_dlrm.py runs it"),
     ),
+    "docs/aggregation.md": (
+        Plan(
+            "ebbflow train",
+            "check",
+            "trains the reader's script; tests/infra/training/service runs real ones",
+        ),
+        Plan("from ebbflow import", "check", OURS),
+        Plan("ebbflow simulate aggregation", "slow"),
+    ),
     "docs/simulation.md": (Plan("ebbflow simulate training", "slow"),),
     "docs/own-query.md": (
         Plan("# what is in there", "run", given=("shop",)),

@@ -1,8 +1,8 @@
 """A training over the aggregation service, for its tests.
 
-Arguments: the folder in which it writes what it trained on, epochs, the optimizer, seconds that a batch takes, and
-the elements' type of the model. Writes a line for each step that was taken: step, rank, positions, and when; at the
-end the parameters.
+Arguments: the folder in which it writes what it trained on, epochs, the optimizer, seconds that a batch takes, the
+elements' type of the model, and the width of its hidden layer, 300 unless given. Writes a line for each step that was
+taken: step, rank, positions, and when; at the end the parameters.
 """
 
 import json
@@ -25,14 +25,14 @@ OPTIMIZERS = {
 }
 
 
-def make_model() -> torch.nn.Module:
+def make_model(width: int) -> torch.nn.Module:
     torch.manual_seed(1)
     return torch.nn.Sequential(
-        torch.nn.Linear(10, 300),
+        torch.nn.Linear(10, width),
         torch.nn.ReLU(),
-        torch.nn.Linear(300, 80),
+        torch.nn.Linear(width, width // 4),
         torch.nn.ReLU(),
-        torch.nn.Linear(80, 1),
+        torch.nn.Linear(width // 4, 1),
     )
 
 
@@ -41,9 +41,9 @@ def dataset() -> tuple[torch.Tensor, torch.Tensor]:
     return x, (x[:, :3].sum(1, keepdim=True) * 0.5).sin()
 
 
-def train(folder: Path, epochs: int, optimizer: str, pause: float, dtype: str) -> None:
+def train(folder: Path, epochs: int, optimizer: str, pause: float, dtype: str, width: int) -> None:
     data = dataset()
-    model = make_model()
+    model = make_model(width)
     if dtype == "bfloat16":
         model = model.bfloat16()
         data = tuple(part.bfloat16() for part in data)  # type: ignore[assignment]
@@ -69,4 +69,5 @@ def train(folder: Path, epochs: int, optimizer: str, pause: float, dtype: str) -
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[5])
+    wide = int(sys.argv[6]) if len(sys.argv) > 6 else 300
+    train(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[5], wide)
