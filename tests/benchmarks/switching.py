@@ -1,0 +1,285 @@
+"""Does it pay to change plans in a live run? The same system with its plan frozen, on nodes that come and go.
+
+    python -m tests.benchmarks.switching --tables ~/.cache/ebbflow/tpch/sf1 --out docs/benchmarks       (as root)
+
+A local fleet of nodes of a third of a core on limited links; real workers are killed and started while a query runs.
+Policies take turns within each query: ``qoop`` plans anew at every change, ``clarinet`` keeps what the same planner
+picks at the start. The capacity grows (1 node, then 5) or falls and returns (6, 2, 6); ``--schedules`` names others,
+as nodes at the start and faults. One join a stage, as in QOOP's engine: a plan of one statement has nothing to switch
+between. Beside wall seconds, which the load of the machine moves, stand the bytes on the links, the stages run and
+reused, and how long each stage was expected to take. Every answer is compared with DuckDB's. Twenty minutes;
+``--minutes`` ends it earlier.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.local_fleet import LocalFleet, LocalPool
+from ebbflow.infra.machine.network.plan import beginning, parse_rates
+from ebbflow.infra.storage.files import home, write_text
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.nodes import FAULTS, schedule_of
+from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
+from ebbflow.tasks.query.report import QueryReport
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import execute
+from tests.benchmarks.sql.class_archive import java_options
+
+POLICIES = ("qoop", "clarinet")
+SCHEDULES = ("1/1s:add:spark:4", "6/3s:remove:spark:4,20s:add:spark:4")
+CPUS = 1 / 3  # of this machine behind the one core of a node
+_MOST = 6  # nodes
+_MEMORY = 1.5  # GiB of a node
+_ARRIVAL = 240.0  # s for nodes to come and go between runs
+_LOOK = 0.25
+CLOCK = SystemClock()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How many nodes there are at the start, and what happens after that."""
+
+    nodes: int
+    faults: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Schedule":
+        """Return a schedule such as ``1/1s:add:spark:4``. Raises ``OptionError``."""
+        nodes, _, faults = text.partition("/")
+        if not nodes.isdigit() or not 1 <= int(nodes) <= _MOST or not faults:
+            raise OptionError(f"a schedule must be NODES/FAULT,... with 1 to {_MOST} nodes; got {text!r}")
+        found = tuple(faults.split(","))
+        for fault in found:
+            FAULTS.parse(fault)
+        return cls(int(nodes), found)
+
+    def __str__(self) -> str:
+        return f"{self.nodes}/{','.join(self.faults)}"
+
+
+class Links:
+    """Counts the bytes that cross the nodes' links, those of nodes that are gone included."""
+
+    def __init__(self, tag: str) -> None:
+        self._prefix = beginning(tag)
+        self._first: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+        self._stop = threading.Event()
+
+    @contextmanager
+    def counting(self) -> Iterator["Links"]:
+        self._look(self._first)
+        thread = threading.Thread(target=self._run, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            thread.join()
+
+    @property
+    def megabytes(self) -> float:
+        return sum(n - self._first.get(name, 0) for name, n in self._last.items()) / 1e6
+
+    def _run(self) -> None:
+        while True:
+            self._look(self._last)
+            if CLOCK.wait(self._stop, _LOOK):
+                self._look(self._last)
+                return
+
+    def _look(self, into: dict[str, int]) -> None:
+        for path in Path("/sys/class/net").glob(f"{self._prefix}*"):
+            if path.name[len(self._prefix) + 1 :].isdigit():  # a node's, not the bridge
+                try:
+                    into[path.name] = int((path / "statistics/rx_bytes").read_text())
+                except OSError:  # it went with its node
+                    continue
+
+
+def ready(fleet: LocalFleet, opened: OpenedEngine, nodes: int) -> None:
+    """Bring the fleet to so many nodes, each of which the query's application may use. Raises ``SystemExit``."""
+    planned = fleet.state.plans["spark"].nodes
+    if planned > nodes:
+        fleet.remove("spark", planned - nodes)
+    elif planned < nodes:
+        fleet.add("spark", nodes - planned)
+    end = CLOCK.now() + _ARRIVAL
+    while len(opened.source.capacity().usable) != nodes:
+        if CLOCK.now() > end:
+            raise SystemExit(f"{nodes} nodes were to be there; there are {opened.source.capacity().usable}")
+        CLOCK.sleep(_LOOK)
+
+
+def run(
+    fleet: LocalFleet, opened: OpenedEngine, number: int, policy: str, schedule: Schedule, given: Any
+) -> dict[str, Any]:
+    """Run one query once and return its row."""
+    assert fleet.state.network is not None
+    ready(fleet, opened, schedule.nodes)
+    store = given.store / "run"
+    shutil.rmtree(store, ignore_errors=True)
+    if (given.store / "cache").exists():  # statistics of the tables, and how fast stages were before
+        shutil.copytree(given.store / "cache", store / "cache")
+    request = QueryRequest(
+        files("ebbflow.flows").joinpath("tpch", f"q{number}.sql").read_text(),
+        tables=given.tables,
+        engine="spark",
+        master=fleet.spark_master,
+        planner=policy,  # type: ignore[arg-type]
+        materialize="every-join",
+        store=str(store),
+        reuse=False,
+        verify=True,
+        interruption_rate=0.05,
+    )
+    faults = schedule_of(map(FAULTS.parse, schedule.faults), fleet, lambda line: None, CLOCK)
+    with Links(fleet.state.network.tag).counting() as links, faults:
+        faults.begin()
+        report = execute(request, opened=opened).report
+    shutil.copytree(store / "cache", given.store / "cache", dirs_exist_ok=True)
+    return {
+        "query": number,
+        "schedule": str(schedule),
+        "policy": policy,
+        "seconds": round(report.seconds, 2),
+        "megabytes": round(links.megabytes, 1),
+        "verified": report.verified,
+        "stages": _stages(report),
+        "capacity": [[round(c.at, 1), c.nodes] for c in report.capacity],
+        "switches": [{"at": round(s.at, 1), "reason": s.reason} for s in report.switches],
+        "load": os.getloadavg()[0],
+    }
+
+
+def _stages(report: QueryReport) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": s.name,
+            "status": s.status,
+            "seconds": round(s.seconds, 2),
+            "expected": None if s.estimated_seconds is None else round(s.estimated_seconds, 2),
+            "tasks": s.tasks,
+        }
+        for s in report.stages
+    ]
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return, for each query and schedule, the frozen plan's time and bytes over those of re-planning: medians."""
+    found = []
+    for query, schedule in dict.fromkeys((r["query"], r["schedule"]) for r in rows):
+        of = {
+            policy: [r for r in rows if (r["query"], r["schedule"], r["policy"]) == (query, schedule, policy)]
+            for policy in POLICIES
+        }
+        if all(of.values()):
+            each = {
+                measure: {p: statistics.median(r[measure] for r in of[p]) for p in POLICIES}
+                for measure in ("seconds", "megabytes")
+            }
+            found.append(
+                {
+                    "query": query,
+                    "schedule": schedule,
+                    "pairs": min(len(found) for found in of.values()),
+                    "switches": sum(len(r["switches"]) for r in of["qoop"]),
+                    "frozen over re-planned": round(each["seconds"]["clarinet"] / each["seconds"]["qoop"], 3),
+                    "bytes, frozen over re-planned": round(
+                        each["megabytes"]["clarinet"] / max(each["megabytes"]["qoop"], 1e-3), 3
+                    ),
+                }
+            )
+    return found
+
+
+def q_errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return by how much stages' expected times were off: the larger of the quotients."""
+    errors = sorted(
+        max(s["seconds"] / s["expected"], s["expected"] / s["seconds"])
+        for r in rows
+        for s in r["stages"]
+        if s["status"] == "completed" and s["expected"] and s["seconds"]
+    )
+    if not errors:
+        return {}
+    return {
+        "stages": len(errors),
+        "median": round(statistics.median(errors), 2),
+        "95th percentile": round(errors[min(int(0.95 * len(errors)), len(errors) - 1)], 2),
+    }
+
+
+def main() -> None:
+    """Run and write ``switching.json`` into ``--out``."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tables", required=True, help="folder of TPC-H tables (ebbflow data makes one)")
+    parser.add_argument("--queries", default="7,8,9", help="TPC-H queries, by commas")
+    parser.add_argument(
+        "--schedules", nargs="+", default=list(SCHEDULES), help="NODES/FAULT,... of a pool called spark"
+    )
+    parser.add_argument("--network", default="200mbit", help="rate of a node's link")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of each query and schedule")
+    parser.add_argument("--minutes", type=float, default=20.0, help="after which no pair begins")
+    parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
+    given = parser.parse_args()
+    schedules = [Schedule.parse(text) for text in given.schedules]
+    end = CLOCK.now() + 60.0 * given.minutes
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as folder:
+        given.store = Path(folder)
+        # workers that come are of use sooner: the first compiler, and classes from an archive
+        os.environ["JDK_JAVA_OPTIONS"] = java_options(home(), "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        pool = LocalPool("spark", "spark", memory=_MEMORY, initial=_MOST, max_nodes=_MOST, cpus_per_slot=CPUS)
+        network = parse_rates(given.network)
+        with LocalFleet.start([pool], f"switching-{os.getpid()}", network=network, wait=300.0) as fleet:
+            first = QueryRequest("SELECT 1", tables=given.tables, engine="spark", master=fleet.spark_master)
+            with opened_engine(first) as opened:
+                for number, schedule, turn in _order(given, schedules):
+                    if CLOCK.now() > end:
+                        break
+                    # a first run warms up and tells how fast stages are
+                    for policy in POLICIES if turn % 2 else POLICIES[::-1] if turn else POLICIES[1:]:
+                        row = run(fleet, opened, number, policy, schedule, given) | {"round": turn}
+                        print(json.dumps(row), flush=True)
+                        rows += [row] if turn else []
+    result = {
+        "benchmark": "switching",
+        "tables": Path(given.tables).name,
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "network": given.network,
+        "summary": summary(rows),
+        "q_error": q_errors(rows),
+        "runs": rows,
+    }
+    write_text(given.out / "switching.json", json.dumps(result, indent=1) + "\n")
+    print(json.dumps({"summary": result["summary"], "q_error": result["q_error"]}, indent=1))
+    raise SystemExit(not all(row["verified"] for row in rows))
+
+
+def _order(given: Any, schedules: Sequence[Schedule]) -> Iterator[tuple[int, Schedule, int]]:
+    """Yield query, schedule and round; round 0 once for each query."""
+    numbers = [int(number) for number in given.queries.split(",")]
+    yield from ((number, schedules[0], 0) for number in numbers)
+    for turn in range(1, given.rounds + 1):
+        for schedule in schedules:
+            yield from ((number, schedule, turn) for number in numbers)
+
+
+if __name__ == "__main__":
+    main()
