@@ -62,6 +62,8 @@ class RigOptions:
 class TestCluster:
     """A running cluster with one application on it. Made by ``started_rig``."""
 
+    __test__ = False  # no test, whatever its name begins with
+
     def __init__(self, cluster: LocalSparkCluster, session: Any, options: RigOptions, clock: Clock) -> None:
         self.cluster = cluster
         self.session = session
