@@ -17,6 +17,7 @@ from tests.benchmarks import (
     document_plans,
     document_recovery,
     document_sql,
+    document_switching,
     document_system_chaos,
     document_training,
 )
@@ -29,7 +30,8 @@ HEAD = """# Benchmarks
 Where a section says nothing else, times are medians of runs in which the things compared take turns; ratios say more
 than seconds. Each section names its command; the figures are read from the JSON files in `docs/benchmarks` by
 `python -m tests.benchmarks.document`. `make bench` runs all of them but `make chaos`,
-`python -m tests.benchmarks.sql` and `tests.benchmarks.undisturbed_cost`, which needs an older checkout.
+`python -m tests.benchmarks.sql`, `tests.benchmarks.switching`, which needs root, and
+`tests.benchmarks.undisturbed_cost`, which needs an older checkout.
 """
 
 
@@ -40,6 +42,8 @@ def main() -> None:
         parts.append(_planning(_read("planning")))
     if (FOLDER / "plans.json").exists():
         parts.append(document_plans.section(_read("plans")))
+    if (FOLDER / "switching.json").exists():
+        parts.append(document_switching.section(_read("switching")))
     for name in document_sql.RESULTS:
         if (FOLDER / f"sql-{name}.json").exists():
             parts.append(document_sql.section(_read(f"sql-{name}"), name))

@@ -19,7 +19,7 @@ import shutil
 import statistics
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -31,11 +31,13 @@ from ebbflow.infra.local_fleet import LocalFleet, LocalPool
 from ebbflow.infra.machine.network.plan import beginning, parse_rates
 from ebbflow.infra.storage.files import home, write_text
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.tasks.nodes import FAULTS, schedule_of
+from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
-from ebbflow.tasks.query.run import execute
+from ebbflow.tasks.query.run import PlainOrchestrator, execute
 from tests.benchmarks.sql.class_archive import java_options
 
 POLICIES = ("qoop", "clarinet")
@@ -68,6 +70,16 @@ class Schedule:
 
     def __str__(self) -> str:
         return f"{self.nodes}/{','.join(self.faults)}"
+
+
+class Beginning(NullQueryListener):
+    """Begins the faults when the query's first stage starts."""
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self._begin = begin
+
+    def stage_started(self, stage: Stage) -> None:
+        self._begin()
 
 
 class Links:
@@ -148,8 +160,7 @@ def run(
     )
     faults = schedule_of(map(FAULTS.parse, schedule.faults), fleet, lambda line: None, CLOCK)
     with Links(fleet.state.network.tag).counting() as links, faults:
-        faults.begin()
-        report = execute(request, opened=opened).report
+        report = execute(request, PlainOrchestrator(Beginning(faults.begin)), opened=opened).report
     shutil.copytree(store / "cache", given.store / "cache", dirs_exist_ok=True)
     return {
         "query": number,

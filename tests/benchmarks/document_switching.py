@@ -1,0 +1,46 @@
+"""The section on changes of plan in live runs of the page of benchmarks."""
+
+from typing import Any
+
+
+def section(found: dict[str, Any]) -> str:
+    """Return it as Markdown."""
+    rows = "\n".join(
+        f"| Q{r['query']} | {_words(r['schedule'])} | {r['pairs']} | {r['switches']} "
+        f"| {r['frozen over re-planned']:.2f} | {r['bytes, frozen over re-planned']:.2f} |"
+        for r in found["summary"]
+    )
+    runs = found["runs"]
+    loads = [r["load"] for r in runs]
+    reasons = [
+        f"- Q{r['query']}, {_words(r['schedule'])}, {s['at']:.0f} s after the start: {s['reason']}"
+        for r in runs
+        for s in r["switches"]
+    ]
+    errors = found["q_error"]
+    return f"""## Changes of plan in live runs
+
+`python -m tests.benchmarks.switching --tables ~/.cache/ebbflow/tpch/sf1 --out docs/benchmarks` (as root)
+
+Spark on local nodes of a third of a core with links of {found["network"]}, TPC-H at scale factor 1, one join a stage.
+Workers are killed and started while a query runs. The time of the plan that the same planner picks at the start and
+keeps, over the time with re-planning at every change (medians; above 1: re-planning is faster), and the same of the
+bytes on the links. {found["machine"]}, with other work on it: load {min(loads):.0f} to {max(loads):.0f}. With so few
+pairs and such a load times are leads, not results. All {len(runs)} answers were DuckDB's.
+
+| query | nodes | pairs | switches | time, frozen over re-planned | bytes, frozen over re-planned |
+|---|---|---|---|---|---|
+{rows}
+
+Expected against measured times of {errors["stages"]} stages, as a q-error: median {errors["median"]:.2f}, 95th
+percentile {errors["95th percentile"]:.2f}.
+
+The switches, each with the reason in its report:
+
+{chr(10).join(reasons) or "- none"}
+"""
+
+
+def _words(schedule: str) -> str:
+    nodes, _, faults = schedule.partition("/")
+    return f"{nodes} at first; {', '.join(fault.replace(':spark', '') for fault in faults.split(','))}"
