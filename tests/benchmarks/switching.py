@@ -47,6 +47,12 @@ _MOST = 6  # nodes
 _MEMORY = 1.5  # GiB of a node
 _ARRIVAL = 240.0  # s for nodes to come and go between runs
 _LOOK = 0.25
+# for nodes that vanish without a word: with Spark's 120 s, tasks wait that long for one
+_SPOT = {
+    "spark.network.timeout": "30s",
+    "spark.network.timeoutInterval": "10s",
+    "spark.executor.heartbeatInterval": "5s",
+}
 CLOCK = SystemClock()
 
 
@@ -130,7 +136,8 @@ def ready(fleet: LocalFleet, opened: OpenedEngine, nodes: int) -> None:
     elif planned < nodes:
         fleet.add("spark", nodes - planned)
     end = CLOCK.now() + _ARRIVAL
-    while len(opened.source.capacity().usable) != nodes:
+    # Spark's driver notices late that a machine is silent: until then it would give it tasks
+    while len(opened.source.capacity().usable) != nodes or getattr(opened.source, "held", nodes) != nodes:
         if CLOCK.now() > end:
             raise SystemExit(f"{nodes} nodes were to be there; there are {opened.source.capacity().usable}")
         CLOCK.sleep(_LOOK)
@@ -259,7 +266,9 @@ def main() -> None:
         pool = LocalPool("spark", "spark", memory=_MEMORY, initial=_MOST, max_nodes=_MOST, cpus_per_slot=CPUS)
         network = parse_rates(given.network)
         with LocalFleet.start([pool], f"switching-{os.getpid()}", network=network, wait=300.0) as fleet:
-            first = QueryRequest("SELECT 1", tables=given.tables, engine="spark", master=fleet.spark_master)
+            first = QueryRequest(
+                "SELECT 1", tables=given.tables, engine="spark", master=fleet.spark_master, conf=_SPOT
+            )
             with opened_engine(first) as opened:
                 for number, schedule, turn in _order(given, schedules):
                     if CLOCK.now() > end:
