@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure
 from ebbflow.infra.training.channel.wire import AgentEnd
 from ebbflow.infra.training.launcher.job import fresh_name
+from ebbflow.infra.training.process.channel import Report
 from ebbflow.infra.training.process.leaving import PEER_LOST
 
 _STUBBORN = 3  # generations without progress before a failure that may pass counts as one that does not
@@ -79,3 +80,10 @@ def describe(failure: RankFailure) -> str:
         how = "failed"
     lines = [line for line in (failure.error or failure.log).splitlines() if line.strip()]
     return f"{who} {how}: {lines[-1].strip()}" if lines else f"{who} {how}"
+
+
+def saves(report: Report) -> bool:
+    """Return whether a report says that the run is saved as of its step."""
+    if report.kind == "checkpoint":
+        return "error" not in report.content
+    return report.kind in ("stopped", "finished") and bool(report.content.get("saved"))

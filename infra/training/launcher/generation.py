@@ -8,7 +8,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import GenerationEnd, GenerationKind, RankFailure
 from ebbflow.infra.training.channel.wire import AgentEnd, Heartbeat, Order
 from ebbflow.infra.training.launcher import job as jobs
-from ebbflow.infra.training.launcher.decide import describe, describe_end, script_failed
+from ebbflow.infra.training.launcher.decide import describe, describe_end, saves, script_failed
 from ebbflow.infra.training.launcher.hang import HangRule, HangWatch
 from ebbflow.infra.training.launcher.members import Loss, Members, Note
 from ebbflow.infra.training.process.channel import Report, StopRequest
@@ -175,7 +175,9 @@ class Generation:
         failures = self._failures()
         kind, reason = self._outcome(failures)
         members = self.members
-        usable = {n: s for n, s in self.placement.items() if n in members and members[n].notice is None}
+        gone = self.workforce.gone if self.workforce is not None else ()
+        there = self.placement | {name: members[name].slots for name in gone if name in members}
+        usable = {n: s for n, s in there.items() if n in members and members[n].notice is None}
         return GenerationEnd(
             generation=self.number,
             kind=kind,
@@ -230,7 +232,7 @@ class Generation:
             if report.kind == "started" and self._first < 0:
                 self._first = report.step
             self._last = max(self._last, report.step)
-            if _saves(report):
+            if saves(report):
                 self._saved = max(self._saved, report.step)
             self.on_report(report)
 
@@ -302,6 +304,8 @@ class Generation:
                 self.members.end([name])
         for name in workforce.lost_aggregators():
             self.note("aggregator-lost", aggregator=name)
+            if not workforce.has_copies:
+                self._end_after_loss(f"{name} was lost, which had no mirror", now)
 
     def _look_for_hang(self, now: float, left: list[str]) -> None:
         if self._hung or self._killed is not None or self.stop is not None:
@@ -372,6 +376,8 @@ class Generation:
             # whatever the status: a script may leave with 0 after SIGTERM, and is not done for that
             killed = "" if self._killed is None else ": killed at the deadline"
             return "stopped", f"{self.stop.reason}{killed}"
+        if self.workforce is not None and not self.workforce.has_copies and self.stop is not None:
+            return "lost", self.stop.reason
         if failures and any(f.rank is not None for f in failures):
             return "failed", describe(next(f for f in failures if f.rank is not None))
         if "stopped" in self._said:
@@ -389,10 +395,3 @@ class Generation:
             "the script ended without connecting to its launcher: it must train inside "
             "`with ElasticRun.start() as run:`"
         )
-
-
-def _saves(report: Report) -> bool:
-    """Return whether a report says that the run is saved as of its step."""
-    if report.kind == "checkpoint":
-        return "error" not in report.content
-    return report.kind in ("stopped", "finished") and bool(report.content.get("saved"))

@@ -174,7 +174,8 @@ class Loop:
             host = self._exchange.address.rpartition(":")[0]
             self._aggregators = AggregatorGroup(host, self._settings.aggregators)
         self._aggregators.start()
-        return Workforce(self._aggregators, self._exchange, number, self._options.hang.worker_silence)
+        silence = self._options.hang.worker_silence
+        return Workforce(self._aggregators, self._exchange, number, silence, self._settings.mirrors)
 
     def _join(self, generation: Generation, placement: dict[str, int]) -> None:
         """Let nodes join a generation that trains."""

@@ -104,12 +104,14 @@ class Workforce:
         exchange: with their nodes.
         number: of the generation.
         silence: seconds without a sign of life after which a worker is lost.
+        mirrors: further aggregators that hold each tensor.
     """
 
     aggregators: AggregatorGroup
     exchange: Exchange
     number: int
     silence: float
+    mirrors: int = 0
     meeting: Meeting = field(init=False)
     ranks: dict[str, range] = field(default_factory=dict)  # by node
     started: dict[str, int] = field(default_factory=dict)  # times, by node
@@ -226,6 +228,11 @@ class Workforce:
                 if now - self.meeting.heard.setdefault(rank, now) > self.silence:
                     found[name] = f"rank {rank} showed no sign of life for {self.silence:g} s"
         return found
+
+    @property
+    def has_copies(self) -> bool:
+        """Tell whether every tensor is still on an aggregator, whichever have ended."""
+        return len(self._lost) <= self.mirrors
 
     def lost_aggregators(self) -> list[str]:
         """Return aggregators that ended since the last look, of which the workers are told."""

@@ -13,6 +13,7 @@ import pytest
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.protocols import TrainingJob, TrainingStatus
+from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.local_nodes import LocalNodes
 from ebbflow.planners.model.trainings import RunSettings
@@ -26,15 +27,21 @@ PER_PASS = SAMPLES // BATCH
 
 
 class Run:
-    """A training of some nodes with one worker each, over two aggregators that mirror each other."""
+    """A training of some nodes with one worker each, by default over two aggregators that mirror each other."""
 
-    def __init__(self, folder: Path, nodes: int, pause: float = 0.02) -> None:
+    def __init__(
+        self, folder: Path, nodes: int, *, pause: float = 0.02, mirrors: int = 1, hang: HangRule | None = None
+    ) -> None:
         self.folder = folder
         self.unwritten: list[int] = []  # steps of which a killed worker has not written its part down
         self.pool = LocalNodes(folder / "nodes")
-        self.trainer = TorchTrainer(self.pool, logs=folder / "logs")
+        self.trainer = TorchTrainer(self.pool, logs=folder / "logs", hang=hang)
         settings = RunSettings(
-            sync="service", adaptive=False, checkpoint_interval=1e6, aggregators=2, mirrors=1
+            sync="service",
+            adaptive=False,
+            checkpoint_interval=1e6 if mirrors else 1.0,
+            aggregators=mirrors + 1,
+            mirrors=mirrors,
         )
         arguments = (str(folder), "100000", "adam", str(pause), "float32")
         job = TrainingJob(
@@ -77,6 +84,14 @@ class Run:
 
     def pid(self, rank: int) -> int:
         return int(next(one["pid"] for one in self.steps if one["rank"] == rank))
+
+    @property
+    def aggregator(self) -> int:
+        """Return the process ID of the first aggregator."""
+        loop = self.trainer._loop
+        assert loop is not None
+        assert loop._aggregators is not None
+        return next(iter(loop._aggregators.pids.values()))
 
     def kinds(self, kind: str) -> list[dict[str, object]]:
         return [dict(event.content) for event in self.trainer.events() if event.kind == kind]
@@ -130,10 +145,7 @@ def test_workers_nodes_and_an_aggregator_are_lost_and_nodes_come_within_one_gene
     run.pool.kill("node-2")
     run.until(lambda: len(run.kinds("worker-lost")) == 3, "loss of a node")
     run.advance(3)
-    loop = run.trainer._loop
-    assert loop is not None
-    assert loop._aggregators is not None
-    os.kill(next(iter(loop._aggregators.pids.values())), signal.SIGKILL)
+    os.kill(run.aggregator, signal.SIGKILL)
     run.until(lambda: bool(run.kinds("aggregator-lost")), "loss of an aggregator")
     run.advance(3)
     run.trainer.resize({"node-0": 1, "node-7": 1})
@@ -159,3 +171,51 @@ def test_a_worker_is_killed_at_a_random_point(start: Callable[..., Run], seed: i
     assert status.generation == 1
     run.check_data(status.step - 1)  # nobody writes the last one down: it ends the script
     assert len(run.unwritten) <= 1
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_heard_of_no_more_is_left_out(start: Callable[..., Run]) -> None:
+    """As when its link is cut and no connection ends: it is stopped, and nobody looks at its process."""
+    run = start(nodes=3, hang=HangRule(stopped=1e6, worker_silence=2.0))
+    run.until(lambda: run.step > 5, "steps")
+    os.kill(run.pid(1), signal.SIGSTOP)
+    run.until(lambda: bool(run.kinds("worker-lost")), "loss")
+    assert "showed no sign of life for 2 s" in str(run.kinds("worker-lost")[0]["how"])
+    run.advance(5)
+    status = run.stop()
+    assert status.generation == 1
+    run.check_data(status.step - 1)
+
+
+@pytest.mark.slow
+def test_a_node_with_a_notice_ends_its_step_and_leaves(start: Callable[..., Run]) -> None:
+    run = start(nodes=2)
+    run.until(lambda: run.step > 5, "steps")
+    run.pool.notice("node-1", 30.0)
+    run.until(lambda: "node-1" not in run.trainer.status().placement, "node that leaves")
+    run.advance(5)
+    status = run.stop()
+    assert status.generation == 1
+    assert run.kinds("worker-lost")[0]["how"] == "it was asked to leave"
+    run.check_data(status.step - 1)
+    assert run.unwritten == []
+
+
+@pytest.mark.slow
+def test_without_a_mirror_a_lost_aggregator_ends_the_generation_and_the_next_one_resumes(
+    start: Callable[..., Run],
+) -> None:
+    run = start(nodes=2, mirrors=0)
+    run.until(lambda: bool(run.kinds("checkpoint")), "checkpoint")
+    run.advance(5)
+    os.kill(run.aggregator, signal.SIGKILL)
+    run.until(lambda: run.trainer.status().generation == 2, "new generation")
+    end = run.trainer.status().end
+    assert end is not None
+    assert (end.kind, end.reason) == ("lost", "aggregator-1 was lost, which had no mirror")
+    assert end.left == {"node-0": 1, "node-1": 1}
+    run.until(lambda: len(run.kinds("started")) == 2, "start")
+    restored = run.kinds("started")[1]["restored"]
+    assert isinstance(restored, int)
+    run.until(lambda: run.step > restored + 5, "steps")
+    assert run.stop().generation == 2
