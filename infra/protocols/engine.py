@@ -104,6 +104,11 @@ class SqlEngine(Protocol):
         """Return the tables that the engine's own catalogue knows, for ``--catalog``."""
         ...
 
+    def output_names(self, sql: str, tables: Sequence[Relation]) -> tuple[str, ...] | None:
+        """Return the names that the engine gives to the columns of a query's result, in its own dialect; ``None`` if
+        it cannot run the query. No table is read."""
+        ...
+
     def close(self) -> None:
         """Stop the engine; running jobs are cancelled. May be called twice."""
         ...

@@ -19,7 +19,8 @@ from ebbflow.infra.errors import (
     StorageFullError,
 )
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
-from ebbflow.infra.query.duckdb_statements import register_view, storable
+from ebbflow.infra.query.duckdb_statements import output_names, register_view, storable
+from ebbflow.infra.query.results import count_rows
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import filesystem
 from ebbflow.infra.storage.places import StorageLocation
@@ -184,6 +185,9 @@ class DuckDbEngine:
         """Return nothing: the database is in memory and empty."""
         return ()
 
+    def output_names(self, sql: str, tables: Sequence[Relation]) -> tuple[str, ...] | None:
+        return output_names(sql, tables)
+
     def close(self) -> None:
         with self._lock:
             if self._closed:
@@ -243,7 +247,9 @@ class DuckDbEngine:
         part = job.output.path(_PART)
         if job.output.local:
             target = part.replace("'", "''")
-            rows = int(_scalar(cursor, f"COPY ({statement}) TO '{target}' (FORMAT parquet)"))
+            cursor.execute(f"COPY ({statement}) TO '{target}' (FORMAT parquet)")
+            told = cursor.fetchone()  # nothing where several statements were made of one, as of PIVOT ... ON
+            rows = int(told[0]) if told is not None else count_rows(job.output)
             private.seal(part)
             return rows, columns
         return _stream(running, statement, job.output.scheme, part), columns

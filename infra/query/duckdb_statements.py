@@ -48,6 +48,23 @@ def refusal(sql: str, relations: Sequence[Relation], everything: bool = False) -
     return ""
 
 
+def output_names(sql: str, relations: Sequence[Relation], everything: bool = False) -> tuple[str, ...] | None:
+    """Return the names that DuckDB gives to the columns of a query's result; ``None`` if it cannot run the query.
+
+    No file of the tables is opened. ``everything``: the user has allowed functions that read files.
+    """
+    import duckdb
+
+    with duckdb.connect(config=configuration()) as connection:
+        lock(connection, AllowedAccess(everything=everything))
+        try:
+            for relation in relations:
+                register_view(connection, replace(relation, files=(), external=False))
+            return tuple(name for name, *_ in connection.sql(sql).description)
+        except duckdb.Error:
+            return None
+
+
 def _dataset(relation: Relation) -> Any:
     import pyarrow.dataset as ds
 

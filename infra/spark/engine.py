@@ -210,6 +210,18 @@ class SparkEngine:
                     _log.warning("table %s cannot be read and is ignored: %s", name, first_line(error))
         return sorted(found, key=lambda relation: relation.name)
 
+    def output_names(self, sql: str, tables: Sequence[Relation]) -> tuple[str, ...] | None:
+        from pyspark.errors import PySparkException
+
+        try:
+            session = self._session.newSession()
+            session.conf.set("spark.sql.variable.substitute", "false")
+            for relation in tables:
+                relations.register(session, replace(relation, files=()))
+            return tuple(session.sql(sql).columns)
+        except PySparkException:
+            return None
+
     def close(self) -> None:
         with self._lock:
             if self._closed:

@@ -1,22 +1,27 @@
 """Reads tables, statistics, samples and history, and makes a planner of them."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+
+from sqlglot import exp
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError, TableError
 from ebbflow.infra.protocols import Relation, SqlEngine
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.infra.query.duckdb_statements import output_names
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.infra.tables import statistics
+from ebbflow.planners.errors import UnknownColumnError
 from ebbflow.planners.model import Catalogue, Measured, Table, Work
 from ebbflow.planners.query.costs.cost import DEFAULTS
 from ebbflow.planners.query.costs.sampling import questions
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
+from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.functions import reaches_out
 from ebbflow.planners.query.sql.parse import ParsedQuery, parse, parse_query, table_names
 from ebbflow.tasks.query.request import QueryRequest
@@ -57,7 +62,7 @@ def prepare(
     clock: Clock,
     *,
     run_id: str,
-    engine: SqlEngine | None = None,
+    engine: Callable[[], SqlEngine | None] = lambda: None,
     options: PlannerOptions | None = None,
 ) -> tuple[Gathered, QueryPlanner]:
     """Return the query's tables, statistics and history, and a planner that has them and samples of the tables.
@@ -67,7 +72,8 @@ def prepare(
         store: keeps statistics and history.
         clock: gives the time that clock functions of the SQL are frozen to.
         run_id: unique to the run.
-        engine: whose catalog has the tables, for ``request.catalog`` only.
+        engine: waits for the engine, whose catalog has the tables for ``request.catalog``, and which names what
+            the query does not name; ``None`` where none starts.
         options: of the planner; those of ``request`` unless given.
 
     Raises ``TableError``, ``PlanningError``, ``StorageError``.
@@ -82,7 +88,7 @@ def gather(
     clock: Clock,
     *,
     run_id: str,
-    engine: SqlEngine | None = None,
+    engine: Callable[[], SqlEngine | None] = lambda: None,
 ) -> Gathered:
     """Find the tables, and read their statistics (cached by version) and the history. Raises as ``prepare``."""
     parsed, relations, now, named = _read(request, clock, engine)
@@ -102,26 +108,58 @@ def tables_of(request: QueryRequest, clock: Clock) -> tuple[ParsedQuery, tuple[R
 
     Raises ``TableError``, ``PlanningError``.
     """
-    parsed, relations, _, named = _read(request, clock, None)
+    parsed, relations, _, named = _read(request, clock, lambda: None)
     return parsed, tuple(relation for name, relation in relations.items() if name in named)
 
 
 def _read(
-    request: QueryRequest, clock: Clock, engine: SqlEngine | None
+    request: QueryRequest, clock: Clock, engine: Callable[[], SqlEngine | None]
 ) -> tuple[ParsedQuery, dict[str, Relation], datetime, set[str]]:
     """Return the query, all tables, what its clock functions are frozen to, and the names of its tables."""
     # a syntax error is told before any file is opened
-    named = {
-        name.lower() for name in table_names(parse(request.sql, request.dialect, request.allow_functions))
-    }
+    tree = parse(request.sql, request.dialect, request.allow_functions)
+    named = {name.lower() for name in table_names(tree)}
     relations = _relations(request, engine)
     # unknown tables and columns too: what cannot be planned leaves nothing in the store
     plain = Catalogue({name: Table(one.name, one.columns, "") for name, one in relations.items()})
     now = datetime.fromtimestamp(clock.now(), UTC)
-    parsed = parse_query(
-        request.sql, plain, now=now, dialect=request.dialect, allowed=request.allow_functions
-    )
-    return parsed, relations, now, named
+
+    def parsed(outputs: Sequence[str] | None = None) -> ParsedQuery:
+        return parse_query(
+            request.sql,
+            plain,
+            now=now,
+            dialect=request.dialect,
+            allowed=request.allow_functions,
+            outputs=outputs,
+        )
+
+    def asked() -> tuple[str, ...] | None:
+        return _output_names(request, tree, [one for name, one in relations.items() if name in named], engine)
+
+    try:
+        found = parsed(asked() if request.engine == "duckdb" else None)
+    except UnknownColumnError:
+        outputs = asked() if request.engine == "spark" else None
+        if outputs is None:
+            raise
+        found = parsed(outputs)
+    if found.unnamed and request.engine == "spark":
+        found = parsed(asked())
+    return found, relations, now, named
+
+
+def _output_names(
+    request: QueryRequest, tree: exp.Expr, read: Sequence[Relation], engine: Callable[[], SqlEngine | None]
+) -> tuple[str, ...] | None:
+    """Return the names that the engine gives to the columns of the result, in the words of the query's author where
+    they are of the engine's own dialect; ``None`` where no engine can tell."""
+    own = request.dialect.lower() == request.engine
+    if request.engine == "duckdb":
+        everything = reaches_out(frozenset(request.allow_functions))
+        return output_names(request.sql if own else duckdb_sql(tree), read, everything)
+    running = engine()
+    return None if running is None else running.output_names(request.sql if own else spark_sql(tree), read)
 
 
 def planner_of(
@@ -149,12 +187,13 @@ def planner_of(
     return planner
 
 
-def _relations(request: QueryRequest, engine: SqlEngine | None) -> dict[str, Relation]:
+def _relations(request: QueryRequest, engine: Callable[[], SqlEngine | None]) -> dict[str, Relation]:
     if request.tables_place:
         found: Iterable[Relation] = tables.discover(request.tables_place)
     else:
-        assert engine is not None
-        found = engine.tables()
+        running = engine()
+        assert running is not None
+        found = running.tables()
     relations = {r.name.lower(): r for r in found}
     if not relations:
         raise TableError("the session's catalogue has no tables; register some, or give --tables DIR")

@@ -3,7 +3,7 @@
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -179,20 +179,27 @@ def _prepared_and_opened(
     """Plan while the engine starts, which takes seconds for Spark. A bad query is told first."""
     run_id = uuid.uuid4().hex
     if given is not None:
-        yield *prepare(request, store, clock, run_id=run_id, engine=given.engine), given
+        yield *prepare(request, store, clock, run_id=run_id, engine=lambda: given.engine), given
         return
     if request.catalog:
         with opened_engine(request, clock) as opened:
-            yield *prepare(request, store, clock, run_id=run_id, engine=opened.engine), opened
+            yield *prepare(request, store, clock, run_id=run_id, engine=lambda: opened.engine), opened
         return
+    started: Future[SqlEngine | None] = Future()
     with ThreadPoolExecutor(1, thread_name_prefix="ebbflow-planning") as pool:
-        planning = pool.submit(prepare, request, store, clock, run_id=run_id)
+        planning = pool.submit(prepare, request, store, clock, run_id=run_id, engine=started.result)
         try:
             with opened_engine(request, clock) as opened:
+                started.set_result(opened.engine)
                 yield *planning.result(), opened
         except EngineUnavailableError:
+            if not started.done():
+                started.set_result(None)
             planning.result()
             raise
+        finally:
+            if not started.done():  # whatever else has failed: the planning thread does not wait for it
+                started.set_result(None)
 
 
 @contextmanager

@@ -1,15 +1,20 @@
 """Spark 4's SQL for sqlglot: what its own Spark dialect reads otherwise, or does not write as it was read."""
 
 from collections.abc import Callable
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any, ClassVar
 
+import sqlglot.parser
 from sqlglot import exp
+from sqlglot.dialects.dialect import UsingColumnOrder
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.dialects.spark import Spark
 from sqlglot.generator import Generator
 from sqlglot.generators.duckdb import DuckDBGenerator
 from sqlglot.generators.spark import SparkGenerator
 from sqlglot.parsers.spark import SparkParser
+
+from ebbflow.planners.errors import UnsupportedQueryError
 
 # their trees lose an argument, the type of the result, or its last digits: log10(1000) is 3, log(10, 1000) is not
 _VERBATIM = ("LOG10", "PARSE_JSON", "TO_CHAR")
@@ -86,6 +91,12 @@ class Spark4(Spark):
         TYPE_MAPPING: ClassVar = {**SparkGenerator.TYPE_MAPPING, exp.DType.TIME: "TIME"}
 
 
+class UsingInPlace(Spark):
+    """Spark's rules for names, but ``*`` has the columns of USING and NATURAL at their places, as DuckDB's has."""
+
+    USING_COLUMN_ORDER = UsingColumnOrder.IN_PLACE
+
+
 class QuantileDuckDB(DuckDB):
     """DuckDB's SQL with its names for Spark's percentiles."""
 
@@ -105,6 +116,16 @@ def spark_sql(tree: exp.Expr, **options: Any) -> str:
 def duckdb_sql(tree: exp.Expr, **options: Any) -> str:
     """Return ``tree`` as DuckDB's SQL, without comments; ``options`` are those of sqlglot's generator."""
     return tree.sql(QuantileDuckDB, comments=False, **options)
+
+
+def check_interpreted() -> None:
+    """Raise ``UnsupportedQueryError`` where sqlglot runs compiled: no class of Python can extend its parsers then."""
+    where = sqlglot.parser.__file__
+    if where.endswith(tuple(EXTENSION_SUFFIXES)):
+        raise UnsupportedQueryError(
+            f"SQL cannot be read with sqlglot's compiled form ({where}): its dialects cannot be extended. "
+            f"Run: pip uninstall sqlglotc"
+        )
 
 
 def kept(tree: exp.Expr, dialect: str) -> exp.Expr:

@@ -3,7 +3,7 @@
 import difflib
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
@@ -20,14 +20,16 @@ from ebbflow.planners.errors import (
     UnsupportedQueryError,
 )
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.sql.dialect import Spark4, kept, spark_sql
+from ebbflow.planners.query.sql.dialect import Spark4, UsingInPlace, check_interpreted, kept, spark_sql
 from ebbflow.planners.query.sql.forbidden import check_reach
 from ebbflow.planners.query.sql.freezing import draws_again, freeze
 from ebbflow.planners.query.sql.functions import (
     BARE,
 )
+from ebbflow.planners.query.sql.naming import first_select, named, ordered_by_outputs
 from ebbflow.planners.query.sql.nesting import check_depth, check_length, within_bounds
 
+_FAILURES = (AssertionError, AttributeError, LookupError, TypeError, ValueError)  # sqlglot's own, on some SQL
 _AFTER = ("with_", "distribute", "sort", "cluster", "order", "limit", "offset")  # what may follow a query
 
 
@@ -40,6 +42,7 @@ class ParsedQuery:
     text: str
     notes: tuple[str, ...]  # what was frozen, renamed or is volatile, as sentences
     qualified: bool = True
+    unnamed: bool = False  # a column of the result has no name of its author's, nor one of the engine's
 
 
 @within_bounds
@@ -49,6 +52,7 @@ def parse(text: str, dialect: str = "spark", allowed: Collection[str] = ()) -> e
     Raises ``SqlSyntaxError`` with line, column and the offending piece; ``UnsupportedQueryError`` when the text
     is empty, holds several statements, is not a query, or is too long or too deep; ``ForbiddenSqlError``.
     """
+    check_interpreted()
     check_length(text)
     statements = [kept(s, dialect) for s in _parsed(text, dialect) if not isinstance(s, exp.Semicolon)]
     if len(statements) != 1:
@@ -59,13 +63,14 @@ def parse(text: str, dialect: str = "spark", allowed: Collection[str] = ()) -> e
     if isinstance(statement, exp.Subquery):
         statement = statement.unnest()
     if isinstance(statement, exp.Values):
-        columns = [
-            f"col{i}" for i in range(1, len(statement.expressions[0].expressions) + 1)
-        ]  # Spark's names
+        start = 0 if dialect.lower() == "duckdb" else 1  # as the engines name them
+        columns = [f"col{i}" for i in range(start, start + len(statement.expressions[0].expressions))]
         statement = exp.select("*").from_(exp.alias_(statement, "_values", table=columns))
+    if isinstance(statement, exp.Pivot):  # DuckDB's PIVOT ... ON and UNPIVOT ... ON
+        statement = exp.select("*").from_(exp.Subquery(this=statement))
     if not isinstance(statement, exp.Query):
         raise UnsupportedQueryError(
-            f"only queries (SELECT, WITH, UNION, VALUES) can be run; "
+            f"only queries (SELECT, WITH, UNION, VALUES, PIVOT) can be run; "
             f"got {statement.key.upper()}: {_short(text)!r}"
         )
     check_reach(statement, allowed)
@@ -191,28 +196,63 @@ def check_tables(query: exp.Query, catalogue: Catalogue) -> None:
 
 @within_bounds
 def parse_query(
-    text: str, catalogue: Catalogue, *, now: datetime, dialect: str = "spark", allowed: Collection[str] = ()
+    text: str,
+    catalogue: Catalogue,
+    *,
+    now: datetime,
+    dialect: str = "spark",
+    allowed: Collection[str] = (),
+    outputs: Sequence[str] | None = None,
 ) -> ParsedQuery:
     """Parse, check, freeze and qualify ``text`` against ``catalogue``.
+
+    ``outputs`` are the names that the engine gives to the result's columns: those that the query does not name take
+    them, and what cannot be planned though the engine understands it runs whole.
 
     Raises the errors of ``parse`` and ``check_tables``, and ``UnknownColumnError``.
     """
     query = _divided(parse(text, dialect, allowed), dialect)
     check_tables(query, catalogue)
+    reason = _expanded_by_engine(query)
     if draws_again(query):
+        reason = "an alias of what is not deterministic is used again in its SELECT"
+    if not reason:
+        try:
+            qualified = qualified_copy(query, catalogue, dialect)
+        except OptimizeError as error:
+            if outputs is None and not _defines_columns(query):
+                raise UnknownColumnError(_column_error(str(error), query, catalogue)) from error
+            reason = str(error)
+        except _FAILURES as error:
+            reason = f"its names cannot be resolved ({type(error).__name__}: {_short(str(error))})"
+        else:
+            reason = _misnumbered(first_select(qualified), outputs)
+    if reason:
         frozen, notes = freeze(_called(query, catalogue), now)
-        reason = "the query runs whole: an alias of what is not deterministic is used again in its SELECT"
-        return ParsedQuery(frozen, text, (*notes, reason), qualified=False)
-    try:
-        qualified = qualified_copy(query, catalogue)
-    except OptimizeError as error:
-        if not _defines_columns(query):
-            raise UnknownColumnError(_column_error(str(error), query, catalogue)) from error
-        frozen, notes = freeze(_called(query, catalogue), now)
-        return ParsedQuery(frozen, text, (*notes, f"the query runs whole: {error}"), qualified=False)
-    named, renamed = _named(_ordered_by_outputs(qualified), query, catalogue)
-    frozen, notes = freeze(named, now)  # after qualify, which names the projections
-    return ParsedQuery(frozen, text, (*notes, *renamed))
+        return ParsedQuery(frozen, text, (*notes, f"the query runs whole: {reason}"), qualified=False)
+    final, renamed, unnamed = named(ordered_by_outputs(qualified), query, catalogue, outputs)
+    frozen, notes = freeze(final, now)  # after qualify, which names the projections
+    return ParsedQuery(frozen, text, (*notes, *renamed), unnamed=unnamed)
+
+
+def _expanded_by_engine(query: exp.Query) -> str:
+    """Return why only an engine knows the columns of ``query``, if that is so."""
+    if query.find(exp.Columns) is not None:
+        return "COLUMNS(...) names columns that the engine looks up"
+    if any(isinstance(node.this, exp.Pivot) for node in query.find_all(exp.Subquery)):
+        return "the columns of PIVOT ... ON and UNPIVOT ... ON follow from the rows"
+    return ""
+
+
+def _misnumbered(first: exp.Query, outputs: Sequence[str] | None) -> str:
+    """Return that the engine makes other columns of the SELECT ``first`` than it seems to have, if it does."""
+    if outputs is None:
+        return ""
+    if first.is_star:
+        return "only the engine knows the columns of *"
+    if len(outputs) == len(first.selects):
+        return ""
+    return f"the engine gives it {len(outputs)} columns where {len(first.selects)} are written"
 
 
 def _called(query: exp.Query, catalogue: Catalogue) -> exp.Query:
@@ -240,32 +280,23 @@ def _divided(query: exp.Query, dialect: str) -> exp.Query:
     return query
 
 
-def qualified_copy(query: exp.Query, catalogue: Catalogue) -> exp.Query:
+def qualified_copy(query: exp.Query, catalogue: Catalogue, dialect: str = "spark") -> exp.Query:
     """Return ``query`` with every column under its table and every projection named.
 
-    Raises sqlglot's ``OptimizeError`` for a column that cannot be resolved.
+    In SQL of DuckDB's ``dialect`` the columns of USING and NATURAL stay at their places in ``*``. Raises sqlglot's
+    ``OptimizeError`` for a column that cannot be resolved.
     """
     schema = cast("dict[str, Any]", catalogue.schema())
-    return qualify(query.copy(), schema=schema, dialect="spark", quote_identifiers=False, identify=False)
-
-
-def _ordered_by_outputs(query: exp.Query) -> exp.Query:
-    """Point the ORDER BY of a SELECT DISTINCT at its outputs: above DISTINCT Spark knows no other names.
-
-    Before: ``SELECT DISTINCT t.a AS a FROM t ORDER BY t.a``; after: ``... ORDER BY a``.
-    """
+    rules = UsingInPlace if dialect.lower() == "duckdb" else "spark"
+    query = query.copy()
     for select in query.find_all(exp.Select):
-        order = select.args.get("order")
-        if order is None or not select.args.get("distinct"):
-            continue
-        outputs = {
-            item.unalias().unnest(): item.alias for item in select.selects if isinstance(item, exp.Alias)
-        }
-        for key in order.expressions:
-            found = outputs.get(key.this.unnest()) if isinstance(key, exp.Ordered) else None
-            if found is not None:
-                key.set("this", exp.column(found))
-    return query
+        for position, item in enumerate(select.expressions):
+            if (
+                isinstance(item, exp.Subquery) and not item.alias
+            ):  # qualify would make it look like one of FROM
+                name = exp.to_identifier(f"_col_{position}")
+                item.replace(exp.Alias(this=item.copy(), alias=name))
+    return qualify(query, schema=schema, dialect=rules, quote_identifiers=False, identify=False)
 
 
 def _defines_columns(query: exp.Query) -> bool:
@@ -273,55 +304,6 @@ def _defines_columns(query: exp.Query) -> bool:
     return query.find(exp.Lateral, exp.UDTF, exp.Pivot) is not None or any(
         not isinstance(t.this, exp.Identifier) for t in query.find_all(exp.Table)
     )
-
-
-def _named(
-    qualified: exp.Query, written: exp.Query, catalogue: Catalogue
-) -> tuple[exp.Query, tuple[str, ...]]:
-    """Give the result's columns distinct names, in the author's case or, for ``*``, the table's.
-
-    Qualifying turns names to lower case, and a Parquet file cannot hold two columns of one name.
-    """
-    first, original = _first_select(qualified), _first_select(written)
-    stars = any(item.is_star for item in original.selects)
-    cased = _stored_names(first, catalogue) if stars else [item.output_name for item in original.selects]
-    seen: set[str] = set()
-    taken = {name.lower() for name in first.named_selects}  # ORDER BY may mean them
-    notes: list[str] = []
-    for item, wanted in zip(first.selects, cased, strict=False):
-        if not isinstance(item, exp.Alias):
-            continue
-        name = wanted if wanted.lower() == item.alias.lower() else item.alias
-        fresh, number = name, 0
-        while fresh.lower() in seen or (number and fresh.lower() in taken):
-            number += 1
-            fresh = f"{name}_{number}"
-        seen.add(fresh.lower())
-        if fresh != name:
-            notes.append(f"a second output column {name} is named {fresh}: Parquet needs distinct names")
-        if fresh != item.alias:
-            item.set("alias", exp.to_identifier(fresh))
-    return qualified, tuple(notes)
-
-
-def _stored_names(select: exp.Query, catalogue: Catalogue) -> list[str]:
-    """Return the names of columns taken straight from tables as the tables have them, of others nothing."""
-    tables = {t.alias_or_name: catalogue.get(t.name) for t in select.find_all(exp.Table)}
-    out = []
-    for item in select.selects:
-        column = item.unalias()
-        table = tables.get(column.table) if isinstance(column, exp.Column) else None
-        names = [n for n, _ in table.columns if n.lower() == column.name.lower()] if table is not None else []
-        out.append(names[0] if names else "")
-    return out
-
-
-def _first_select(query: exp.Query) -> exp.Query:
-    """Return the SELECT that names the output of ``query``."""
-    node = query.unnest()
-    while isinstance(node, exp.SetOperation):
-        node = node.this.unnest()
-    return cast("exp.Query", node)
 
 
 def _column_error(message: str, query: exp.Query, catalogue: Catalogue) -> str:

@@ -1,0 +1,118 @@
+"""What the columns of a result are called: as the author, the engine or the tables call them, each name once."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from sqlglot import exp
+
+from ebbflow.planners.model import Catalogue
+
+_MADE_UP = re.compile(r"_(col_)?\d+")  # a name that qualifying gives
+
+
+def ordered_by_outputs(query: exp.Query) -> exp.Query:
+    """Point the ORDER BY of a SELECT DISTINCT at its outputs: above DISTINCT Spark knows no other names.
+
+    Before: ``SELECT DISTINCT t.a AS a FROM t ORDER BY t.a``; after: ``... ORDER BY a``.
+    """
+    for select in query.find_all(exp.Select):
+        order = select.args.get("order")
+        if order is None or not select.args.get("distinct"):
+            continue
+        outputs = {
+            item.unalias().unnest(): item.alias for item in select.selects if isinstance(item, exp.Alias)
+        }
+        for key in order.expressions:
+            found = outputs.get(key.this.unnest()) if isinstance(key, exp.Ordered) else None
+            if found is not None:
+                key.set("this", exp.column(found))
+    return query
+
+
+def named(
+    qualified: exp.Query, written: exp.Query, catalogue: Catalogue, outputs: Sequence[str] | None
+) -> tuple[exp.Query, tuple[str, ...], bool]:
+    """Give the result's columns distinct names: the author's, the engine's (``outputs``) for what has none, or, for
+    ``*``, the table's. Return the query, what was named otherwise, and whether a column is without such a name.
+
+    Qualifying turns names to lower case, and a Parquet file cannot hold two columns of one name.
+    """
+    first, original = first_select(qualified), first_select(written)
+    stars = any(item.is_star for item in original.selects)
+    if stars:
+        free = [_is_made_up(item) for item in first.selects]
+    else:
+        free = [not item.alias and not isinstance(item, exp.Column) for item in original.selects]
+    cased = _stored_names(first, catalogue) if stars else [item.output_name for item in original.selects]
+    wanted_names = [
+        wanted if wanted.lower() == item.alias.lower() else item.alias
+        for item, wanted in zip(first.selects, cased, strict=False)
+    ]
+    theirs = outputs is not None and all(
+        one or ours.lower() == engine.lower()
+        for one, ours, engine in zip(free, wanted_names, outputs, strict=False)
+    )
+    if outputs is not None and theirs:
+        wanted_names = list(outputs)
+    seen: set[str] = set()
+    taken = {name.lower() for name in first.named_selects}  # ORDER BY may mean them
+    renamed: dict[str, str] = {}
+    notes: list[str] = []
+    for item, name in zip(first.selects, wanted_names, strict=False):
+        if not isinstance(item, exp.Alias):
+            continue
+        fresh, number = name, 0
+        while fresh.lower() in seen or (number and fresh.lower() in taken):
+            number += 1
+            fresh = f"{name}_{number}"
+        seen.add(fresh.lower())
+        if fresh != name:
+            notes.append(f"a second output column {name} is named {fresh}: Parquet needs distinct names")
+        renamed.setdefault(item.alias, fresh)
+        if fresh != item.alias:
+            item.set("alias", exp.to_identifier(fresh))
+    _follow(qualified, first, {old: new for old, new in renamed.items() if old.lower() != new.lower()})
+    return qualified, tuple(notes), any(free) and not theirs
+
+
+def _is_made_up(item: exp.Expr) -> bool:
+    """Tell whether qualifying has named a projection, or named it as its argument is."""
+    if not isinstance(item, exp.Alias):
+        return not item.alias or _MADE_UP.fullmatch(item.alias) is not None
+    if isinstance(item.this, exp.Column):
+        return _MADE_UP.fullmatch(item.alias) is not None
+    return _MADE_UP.fullmatch(item.alias) is not None or item.alias == item.this.output_name
+
+
+def _follow(query: exp.Query, first: exp.Query, renamed: Mapping[str, str]) -> None:
+    """Have what names outputs of ``first``, such as ORDER BY, name them as they are called after renaming."""
+    owners = {id(first)}
+    node = first.parent
+    while node is not None:
+        owners.add(id(node))
+        node = node.parent
+    for column in list(query.find_all(exp.Column)) if renamed else ():
+        owner = column.find_ancestor(exp.Select, exp.SetOperation)
+        if not column.table and column.name in renamed and id(owner) in owners:
+            column.set("this", exp.to_identifier(renamed[column.name]))
+
+
+def _stored_names(select: exp.Query, catalogue: Catalogue) -> list[str]:
+    """Return the names of columns taken straight from tables as the tables have them, of others nothing."""
+    tables = {t.alias_or_name: catalogue.get(t.name) for t in select.find_all(exp.Table)}
+    out = []
+    for item in select.selects:
+        column = item.unalias()
+        table = tables.get(column.table) if isinstance(column, exp.Column) else None
+        names = [n for n, _ in table.columns if n.lower() == column.name.lower()] if table is not None else []
+        out.append(names[0] if names else "")
+    return out
+
+
+def first_select(query: exp.Query) -> exp.Query:
+    """Return the SELECT that names the output of ``query``."""
+    node = query.unnest()
+    while isinstance(node, exp.SetOperation):
+        node = node.this.unnest()
+    return cast("exp.Query", node)

@@ -1,0 +1,107 @@
+"""Names, rows and errors of generated queries are those of the plain engine, however they are planned."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import sqlglot.parser
+
+from ebbflow.planners.errors import UnknownColumnError, UnsupportedQueryError
+from ebbflow.planners.query.sql.parse import parse
+from ebbflow.tasks.query.opening import opened_engine
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import PlainOrchestrator, execute
+from tests.tasks.query.generated_sql import Statement, comparison, generated
+
+_SEEDS = 25
+WRITTEN = (
+    "SELECT k + 1, count(*), upper(s) FROM a GROUP BY ALL ORDER BY 1 DESC",
+    "SELECT K, upper(S), CAST(k AS VARCHAR), 1, 'x', NULL FROM a",
+    "SELECT (SELECT max(k) FROM c), EXISTS (SELECT 1 FROM c) FROM a ORDER BY 1",
+    "SELECT * FROM (SELECT k + 1, n FROM a) q",
+    'SELECT "(k + 1)" FROM (SELECT k + 1 FROM a) q',
+    "SELECT a.k + c.k FROM a JOIN c ON a.n = c.n JOIN b ON b.k = a.k ORDER BY a.k + c.k",
+    "SELECT k + 1 FROM a UNION ALL SELECT k FROM c ORDER BY 1",
+    "SELECT * FROM (SELECT s, n FROM c) q NATURAL JOIN (SELECT n, k FROM b) p",
+    "WITH x AS (WITH y AS (SELECT * FROM b JOIN (SELECT k, n AS m FROM c) z USING (k)) FROM y) FROM x",
+    "SELECT COLUMNS('k|n'), d FROM a",
+    "SELECT min(COLUMNS(*)) FROM c",
+    "PIVOT c ON k USING sum(n) GROUP BY s",
+    "SELECT q.* FROM (PIVOT c ON k USING count(n) GROUP BY s) q JOIN a ON q.s = a.s",
+    "SELECT * FROM (SELECT k, n, s FROM c) PIVOT (sum(n) FOR k IN (1, 2))",
+    "UNPIVOT (SELECT k, n, s FROM c) ON k, n INTO NAME which VALUE val",
+    "VALUES (1, 2)",
+    "SELECT * FROM range(3)",
+    "SELECT a FROM a",
+    "SELECT nope FROM a",
+)
+
+
+def test_a_query_answers_as_the_plain_engine_does(tmp_path: Path) -> None:
+    wrong, stages, planned = {}, 0, 0
+    with comparison(tmp_path) as differences:
+        for statement in [
+            *(Statement(sql, frozenset()) for sql in WRITTEN),
+            *(generated(seed) for seed in range(_SEEDS)),
+        ]:
+            found, answer = differences(statement)
+            stages, planned = max(stages, answer.stages), planned + answer.planned
+            if found:
+                wrong[statement.sql] = found
+    assert not wrong
+    assert stages > 2  # not one statement each
+    assert planned > _SEEDS * 0.7
+
+
+@pytest.mark.parametrize("planner", ["qoop", "single"])
+def test_a_resumed_query_keeps_its_names(planner: str, tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    pq.write_table(pa.table({"k": [1, 2]}), tmp_path / "tables" / "t.parquet")
+    request = QueryRequest(
+        "SELECT k + 1, count(*) FROM t GROUP BY k ORDER BY 1",
+        tables=str(tmp_path / "tables"),
+        engine="duckdb",
+        dialect="duckdb",
+        planner=planner,  # type: ignore[arg-type]
+        store=str(tmp_path / "store"),
+    )
+    for status in ("completed", "reused"):
+        outcome = execute(request, PlainOrchestrator())
+        assert outcome.to_arrow().to_pydict() == {"(k + 1)": [2, 3], "count_star()": [1, 1]}
+        assert outcome.report.stages[-1].status == status
+
+
+@pytest.mark.spark
+def test_spark_names_what_the_query_does_not(tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    pq.write_table(pa.table({"k": [1, 2], "s": ["a", "b"]}), tmp_path / "tables" / "t.parquet")
+
+    def request(sql: str) -> QueryRequest:
+        return QueryRequest(
+            sql, tables=str(tmp_path / "tables"), engine="spark", store=str(tmp_path / "store")
+        )
+
+    with opened_engine(request("SELECT 1")) as opened:
+        found = execute(
+            request("SELECT k + 1, count(*), CAST(k AS STRING) FROM t JOIN t u USING (k) GROUP BY k"),
+            PlainOrchestrator(),
+            opened=opened,
+        )
+        assert found.to_arrow().column_names == ["(k + 1)", "count(1)", "k"]
+        inner = execute(
+            request("SELECT `(k + 1)` FROM (SELECT k + 1 FROM t) ORDER BY 1"),
+            PlainOrchestrator(),
+            opened=opened,
+        )
+        assert inner.to_arrow().to_pydict() == {"(k + 1)": [2, 3]}
+        with pytest.raises(UnknownColumnError, match="nope"):
+            execute(request("SELECT nope FROM t"), PlainOrchestrator(), opened=opened)
+
+
+def test_a_compiled_sqlglot_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sqlglot.parser, "__file__", "/packages/sqlglot/parser.cpython-311-x86_64-linux-gnu.so"
+    )
+    with pytest.raises(UnsupportedQueryError, match="pip uninstall sqlglotc"):
+        parse("SELECT 1")
