@@ -1,7 +1,7 @@
-"""Generated queries, run by Ebbflow in several stages and by DuckDB alone: differences, and the share that is planned.
+"""Generated queries, run by Ebbflow in several stages and by DuckDB alone: differences, and the share planned.
 
-Run from the repository root: ``python -m tests.benchmarks.generated_queries --count 2000 [--first SEED]``. Prints each
-difference with its query and seed, and a table by construct; exits with 1 when there is a difference.
+Run from the repository root: ``python -m tests.benchmarks.generated_queries --count 2000 [--first SEED]``. Prints
+each difference with its query and seed, and a table by construct; exits with 1 when there is a difference.
 """
 
 import argparse
