@@ -111,7 +111,12 @@ def event_text(event: TrainingEvent) -> str:
             return f"unusable checkpoints: {found}{again}"
         case "resumed":
             reached, saved = said.get("reached", -1), said.get("saved", -1)
-            return f"the run had reached step {reached}; step {saved} was saved" if reached != saved else ""
+            if reached == saved:
+                return ""
+            return (
+                f"its launcher last knew of step {reached}, with step {saved} saved; processes that outlived it may "
+                "have saved more"
+            )
         case "communication":
             return _communication_text(said)
         case "checkpoint":
