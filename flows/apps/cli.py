@@ -155,7 +155,7 @@ def logs(
 
         ebbflow apps logs script-1121-101500-a1b2 --rank 0 --follow
 
-        ebbflow apps logs fit-1121-101500-a1b2 --runs-dir s3://bucket/runs --generation 2
+        ebbflow apps logs fit-1121-101500-a1b2 --runs-dir s3://bucket/runs
 
     Logs are in the run directory. One in object storage has them a second after they are written, and keeps them
     when their node is gone.
