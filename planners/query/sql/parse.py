@@ -28,6 +28,7 @@ from ebbflow.planners.query.sql.functions import (
 )
 from ebbflow.planners.query.sql.naming import first_select, named, ordered_by_outputs
 from ebbflow.planners.query.sql.nesting import check_depth, check_length, within_bounds
+from ebbflow.planners.query.sql.using import remember_using, simplify_using
 
 _FAILURES = (AssertionError, AttributeError, LookupError, TypeError, ValueError)  # sqlglot's own, on some SQL
 _AFTER = ("with_", "distribute", "sort", "cluster", "order", "limit", "offset")  # what may follow a query
@@ -296,7 +297,10 @@ def qualified_copy(query: exp.Query, catalogue: Catalogue, dialect: str = "spark
             ):  # qualify would make it look like one of FROM
                 name = exp.to_identifier(f"_col_{position}")
                 item.replace(exp.Alias(this=item.copy(), alias=name))
-    return qualify(query, schema=schema, dialect=rules, quote_identifiers=False, identify=False)
+    remember_using(query)
+    return simplify_using(
+        qualify(query, schema=schema, dialect=rules, quote_identifiers=False, identify=False)
+    )
 
 
 def _defines_columns(query: exp.Query) -> bool:
