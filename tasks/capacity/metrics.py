@@ -156,7 +156,10 @@ def _gauge(
 def _loop_metrics(view: ClusterView) -> Iterator["Metric"]:
     loop, own = view.loop, (view.cluster,)
     yield _gauge(
-        "loop_leads", "1 while a capacity loop leads the cluster.", ["cluster"], {own: float(view.leads)}
+        "loop_leads",
+        "1 while a capacity loop is the leader of the cluster.",
+        ["cluster"],
+        {own: float(view.leads)},
     )
     silent = {own: view.loop_silent}
     yield _gauge("loop_report_age_seconds", "Time since the loop's last report.", ["cluster"], silent)
@@ -164,7 +167,7 @@ def _loop_metrics(view: ClusterView) -> Iterator["Metric"]:
         return
     said = loop.metrics
     info = {(view.cluster, loop.holder, loop.policy): 1.0}
-    yield _gauge("loop_info", "The loop that leads.", ["cluster", "holder", "policy"], info)
+    yield _gauge("loop_info", "The loop that is the leader.", ["cluster", "holder", "policy"], info)
     for name, text in (
         ("cycles", "Cycles of the loop."),
         ("changes", "Changes of capacity that the loop has answered."),

@@ -275,7 +275,7 @@ class TrainingRequest:
         }
         wrong = next((name for name, is_given in given.items() if is_given), "")
         if self.sync == "service" and wrong:
-            raise OptionError(f"{wrong} must be left out with sync=service")
+            raise OptionError(f"{wrong} cannot be used with sync=service")
 
     @property
     def pool(self) -> str:

@@ -64,7 +64,7 @@ def test_degrees_of_parallelism_share_outputs_but_no_tasks(families: tuple[Famil
     assert {s.physical_key for p in plain.plans for s in p.stages} <= {
         s.physical_key for p in one.plans for s in p.stages
     }
-    cut = varied(plain, BED, Variety(grains=(1.0, 4.0), grain_work=1.5))
+    cut = varied(plain, BED, Variety(grains=(1.0, 4.0), grain_work=1.5, keep=16))
     by_key = {s.physical_key: s for p in cut.plans for s in p.stages}
     base = {s.physical_key: s for p in plain.plans for s in p.stages}
     finer = [s for k, s in by_key.items() if k not in base]
