@@ -13,7 +13,7 @@ from pathlib import Path
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError, InfraError
 from ebbflow.infra.local_fleet.state import labels
-from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode
+from ebbflow.infra.local_fleet.state.fleet_state import Identity, LocalFleetState, LocalNode
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.machine import processes
 from ebbflow.infra.machine.guardian import Guardian, outlive
@@ -74,11 +74,16 @@ def _watch(folder: Path, uid: str, supervisor: int, clock: Clock) -> None:
     end = clock.now() + _TIMEOUT
     while entry is not None and lives(entry) and clock.now() < end:
         state = LocalFleetStateFile(folder).read()
-        if state is not None and state.uid == uid and labels.alive(state.supervisor):
-            return  # another supervisor, with another guardian
+        if state is not None and state.uid == uid and _is_another(state.supervisor, supervisor):
+            return  # with another guardian
         clock.sleep(_POLL)
     if entry is not None and not lives(entry):
         _release(entry.tag, clock)
+
+
+def _is_another(found: Identity | None, former: int) -> bool:
+    """Return whether a supervisor lives that is not ``former``, whose pipe closes before it counts as dead."""
+    return found is not None and found.pid != former and labels.alive(found)
 
 
 def _release(tag: str, clock: Clock) -> None:

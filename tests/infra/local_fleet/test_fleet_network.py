@@ -91,6 +91,14 @@ def test_a_killed_supervisor_is_followed_by_one_that_finds_the_network_or_by_not
     assert left(plan.tag) == []
 
 
+def test_a_supervisor_whose_pipe_is_closed_and_which_is_not_dead_yet_is_no_other() -> None:
+    dying = labels.own()
+    assert not network._is_another(dying, dying.pid)
+    assert network._is_another(dying, dying.pid + 1)
+    assert not network._is_another(None, dying.pid)
+    assert not network._is_another(dying._replace(ticks=dying.ticks + 1), dying.pid + 1), "it is gone"
+
+
 def test_when_nobody_is_left_the_next_fleet_removes_what_there_was():
     pool = LocalPool("gpu", "gpu", slots=1, initial=1)
     fleet = LocalFleet.start([pool], "net", stay=True, gpus=(), network=(1e8,))
