@@ -1,6 +1,6 @@
 """``ebbflow simulate aggregation``: servers of shared aggregation, on a trace of trainings."""
 
-import json as json_format
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ebbflow.flows.runs.options import duration_option
+from ebbflow.flows.runs.answers import print_json
+from ebbflow.flows.runs.options import AsJson, duration_option
 
 console = Console()
 
@@ -49,16 +50,14 @@ def aggregation(
     slowdown: Annotated[
         float, typer.Option(help="Factor on the time that servers need to sum and update tensors.")
     ] = 1.0,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the results as one JSON document on standard output.")
-    ] = False,
+    json: AsJson = False,
 ) -> None:
     from ebbflow.tasks.aggregation import AggregationSimulation
 
     asked = AggregationSimulation(workload, seed, loss_limit, period, threshold, slowdown)
     found = asked.run()
     if json:
-        typer.echo(json_format.dumps({"asked": asked.shown(), "policies": found}, indent=2))
+        print_json({"asked": asdict(asked), "policies": found})
         return
     table = Table(title=escape(workload), title_justify="left", box=None)
     table.add_column("policy")

@@ -1,7 +1,7 @@
 """What commands do for the aggregation service: simulate which servers the trainings of a trace occupy."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -85,10 +85,6 @@ class AggregationSimulation:
             usage = simulate(jobs, policy, loss_limit=self.loss_limit)
             found.append({"policy": name, **figures(usage)})
         return found
-
-    def shown(self) -> dict[str, Any]:
-        """Return what was asked for, as plain values."""
-        return asdict(self)
 
 
 def figures(usage: ServerUsage) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class WaitForCapacityTrigger(BaseTrigger):
             await asyncio.sleep(min(self.poll, left))
 
     async def cleanup(self) -> None:
-        """Let go of the ledger."""
+        """Close the ledger."""
         if self._open is not None:
             await asyncio.to_thread(self._open.close)
 

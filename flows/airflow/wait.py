@@ -24,7 +24,7 @@ class CapacityProbe(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections. May be called twice."""
+        """Close connections. May be called twice."""
         ...
 
 

@@ -74,10 +74,11 @@ class Aggregator:
         self._peers.get(job_id, set()).discard(peer)
 
     def remove(self, job_id: str) -> None:
-        """Forget a training and its tensors."""
+        """Forget a training and its tensors. Raises ``AggregationError`` where that does not end."""
         for peer in self._peers.pop(job_id, set()):
             self._front.dismiss(Peer(job_id, peer))
-        self._front.call(lambda: self._forget(job_id))
+        if not self._front.complete(lambda: self._forget(job_id)):
+            raise AggregationError(f"aggregator {self.name} is stuck: training {job_id!r} is not removed")
 
     def status(self) -> dict[str, int]:
         """Return counts: messages refused, tensors held, their bytes with moments, updates so far."""

@@ -212,7 +212,7 @@ class LocalFleet(FaultInjector):
         return ApplyResult(state.revision, (), refused, dry_run)
 
     def close(self) -> None:
-        """Let go of the fleet, which continues. May be called twice."""
+        """Close this handle; the fleet continues. May be called twice."""
 
     # --- CapacitySource, PriceSource ------------------------------------------------------------------------
 

@@ -2,10 +2,10 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.logs.shipping import SEGMENT, segment_name
+from ebbflow.infra.storage import files
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.places import StorageLocation
 
@@ -85,21 +85,14 @@ def find_logs(run: StorageLocation) -> list[LogFile]:
     """
     place = run.under(LOGS)
     with translated(f"list the logs in {place}"):
-        files = _below(place)
+        found = files.listing(place.fs(), place.root, recursive=True)
     names: dict[str, bool] = {}
-    for one in files:
+    for one in found:
         name = str(one.path)[len(place.root.rstrip("/")) + 1 :]
         if place.local and one.is_file:
             names[name] = False
         elif one.is_file and one.base_name.isdigit():
             names[name.rpartition("/")[0]] = True
-    found = [LogFile(place, name, shipped) for name, shipped in names.items()]
-    kept = [one for one in found if one.rank is not None or one.name.endswith(".log")]
+    logs = [LogFile(place, name, shipped) for name, shipped in names.items()]
+    kept = [one for one in logs if one.rank is not None or one.name.endswith(".log")]
     return sorted(kept, key=lambda one: (one.generation, one.rank or 0, one.name))
-
-
-def _below(place: StorageLocation) -> list[Any]:
-    from pyarrow import fs
-
-    selector = fs.FileSelector(place.root, recursive=True, allow_not_found=True)
-    return list(place.fs().get_file_info(selector))

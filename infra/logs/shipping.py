@@ -47,7 +47,7 @@ class LogShipper:
         self._shipped: dict[Path, int] = {}  # bytes
 
     def ship(self) -> None:
-        """Copy what is new. Raises ``StorageError``; the next call goes on from there."""
+        """Copy what is new. Raises ``StorageError``; the next call continues from there."""
         for path in sorted(self._folder.glob(f"generation-*/{self._node}/*")):
             if path.is_file():
                 self._ship(path)

@@ -87,6 +87,19 @@ class EncryptedRouter(ABC):
         with contextlib.suppress(BlockingIOError, OSError):
             self._waker.send(b".")
 
+    def complete(self, act: Callable[[], None], timeout: float = _STOP_TIMEOUT) -> bool:
+        """Do ``act`` in the router's thread and return whether it was done within ``timeout`` seconds."""
+        done = threading.Event()
+
+        def acted() -> None:
+            try:
+                act()
+            finally:
+                done.set()
+
+        self.call(acted)
+        return done.wait(timeout)
+
     def close(self) -> None:
         """End all connections. May be called twice."""
         if not self._ended:

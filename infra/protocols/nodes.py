@@ -147,7 +147,7 @@ class FleetControl(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections; nodes stay. May be called twice."""
+        """Close connections; nodes stay. May be called twice."""
         ...
 
 

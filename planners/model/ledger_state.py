@@ -142,7 +142,7 @@ def _enter(state: State, change: AppEntered, event: Event) -> None:
 
 
 def _forget(state: State) -> list[AppRecord]:
-    """Let go of apps that are over or lost for long enough, and of what no pipeline needs; return the apps.
+    """Remove apps that are over or lost for long enough, and what no pipeline needs; return the apps.
 
     By the time of events, so that a replay forgets the same. A clock that was put back by more than that forgets
     early, which does no harm: whoever comes back is remembered by the tables.

@@ -195,7 +195,7 @@ class LeaseTable:
     # --- what is let go of ----------------------------------------------------------------------------------
 
     def release(self, numbers: Iterable[Number] | None = None) -> frozenset[Number]:
-        """Let go of leases, by default all, that are not in use, and return those that are let go of now."""
+        """Release leases, by default all, that are not in use, and return those that are released now."""
         with self._lock:
             if not self._settled:
                 return frozenset()

@@ -84,23 +84,25 @@ class Following:
     generation: int | None = None
     rank: int | None = None
     tail: int = 200
+    _begun: bool = False
     _offsets: dict[str, int] = field(default_factory=dict)
     _rests: dict[str, bytes] = field(default_factory=dict)
 
     def lines(self) -> Iterator[tuple[LogFile, str]]:
         """Yield what has come since the last call, whole lines. Raises ``StorageError``."""
-        first = not self._offsets
         there = logs_in(self.directory)
         wanted = there.of(generation=self.generation, rank=self.rank)
         ending = [log for log in there.files if log.name in self._offsets and log not in wanted]
         for log in (*ending, *wanted):  # one that was followed is read to its end
-            if log.name not in self._offsets:
-                found, self._offsets[log.name] = log.tail(self.tail if first else 1 << 30)
+            if not self._begun:
+                found, self._offsets[log.name] = log.tail(self.tail)
             else:
-                content = self._rests.pop(log.name, b"") + (new := log.read(self._offsets[log.name]))
+                begin = self._offsets.setdefault(log.name, 0)
+                content = self._rests.pop(log.name, b"") + (new := log.read(begin))
                 self._offsets[log.name] += len(new)
                 *found, self._rests[log.name] = content.split(b"\n")
             yield from ((log, line.decode(errors="replace")) for line in found)
+        self._begun = True
 
     def follow(self, clock: Clock) -> Iterator[tuple[LogFile, str]]:
         """Yield lines as they come, without end. Raises ``StorageError``."""

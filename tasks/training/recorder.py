@@ -144,7 +144,7 @@ class RunRecorder:
             self._split(int(content["batch"]), int(content["passes"]), int(content["world"]))
 
     def _compare_start(self, step: int) -> None:
-        """Write down where a script with own checkpoints has gone on, by the first step that it printed."""
+        """Write down where a script with own checkpoints has resumed, by the first step that it printed."""
         before = next((g for g in reversed(self._generations) if g.last_step >= 0), None)
         if before is None:
             return

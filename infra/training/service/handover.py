@@ -1,6 +1,7 @@
 """What a member tells those that join: the state of the run that is not on aggregators, as plain values."""
 
 import base64
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,13 +65,7 @@ def packed(value: Any) -> Any:
         flat = value.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
         data = base64.b64encode(flat.numpy().tobytes()).decode()
         return (_TENSOR, str(value.dtype).removeprefix("torch."), list(value.shape), data)
-    if isinstance(value, dict):
-        return {name: packed(one) for name, one in value.items()}
-    if isinstance(value, tuple):
-        return tuple(packed(one) for one in value)
-    if isinstance(value, list):
-        return [packed(one) for one in value]
-    return value
+    return _mapped(value, packed)
 
 
 def unpacked(value: Any) -> Any:
@@ -82,10 +77,13 @@ def unpacked(value: Any) -> Any:
             raise TrainingError(f"another process sent a tensor of an unknown type: {str(kind)[:40]!r}")
         raw = bytearray(base64.b64decode(data))
         return (torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)).reshape(shape)
+    return _mapped(value, unpacked)
+
+
+def _mapped(value: Any, act: Callable[[Any], Any]) -> Any:
+    """Return a container with ``act`` done to what it holds; anything else as it is."""
     if isinstance(value, dict):
-        return {name: unpacked(one) for name, one in value.items()}
-    if isinstance(value, tuple):
-        return tuple(unpacked(one) for one in value)
-    if isinstance(value, list):
-        return [unpacked(one) for one in value]
+        return {name: act(one) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(act(one) for one in value)
     return value

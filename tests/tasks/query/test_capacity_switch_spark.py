@@ -45,6 +45,11 @@ def opened(cluster: LocalSparkCluster, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(autouse=True)
+def slowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEFAULTS, "spark", MODEL)
+
+
+@pytest.fixture(autouse=True)
 def whole(cluster: LocalSparkCluster, opened: OpenedEngine) -> None:
     """Have all workers, whatever the test before has done to them."""
     missing = WORKERS - len(up(cluster))
@@ -135,13 +140,8 @@ def run(
 
 
 def test_a_query_whose_workers_are_killed_switches_by_itself(
-    cluster: LocalSparkCluster,
-    opened: OpenedEngine,
-    tpch: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: LocalSparkCluster, opened: OpenedEngine, tpch: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(DEFAULTS, "spark", MODEL)
     report = run(cluster, opened, tpch, tmp_path / "store", "qoop")
     (switch,) = [d for d in report.decisions if d.kind == "switch"]
     assert switch.trigger.startswith("left: ")
@@ -153,13 +153,8 @@ def test_a_query_whose_workers_are_killed_switches_by_itself(
 
 
 def test_the_same_query_with_its_plan_frozen_stays(
-    cluster: LocalSparkCluster,
-    opened: OpenedEngine,
-    tpch: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: LocalSparkCluster, opened: OpenedEngine, tpch: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(DEFAULTS, "spark", MODEL)
     report = run(cluster, opened, tpch, tmp_path / "store", "clarinet")
     assert {d.kind for d in report.decisions[1:]} == {"stay"}
     assert not report.switches

@@ -97,8 +97,8 @@ def busy() -> list[psutil.Process]:
 def spills() -> list[Path]:
     """Return what native tasks of this test run have spilled."""
     mine = {p.pid for p in psutil.Process().children(recursive=True)}
-    # in local mode Spark's block manager lends the workers its folder
-    folders = Path(tempfile.gettempdir()).glob("*/blockmgr-*/ebbflow-native-*")
+    # in local mode Spark's block manager lends the workers its folder; folders of others go while they are listed
+    folders = Path(tempfile.gettempdir()).glob("ebbflow-spark-*/blockmgr-*/ebbflow-native-*")
     found = [f for f in folders if int(f.name.removeprefix("ebbflow-native-")) in mine]
     return [file for folder in found for file in folder.glob("*storage*")]
 
