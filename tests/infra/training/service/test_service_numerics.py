@@ -28,9 +28,16 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 }
 
 
-def make_model() -> torch.nn.Module:
+def _model() -> torch.nn.Module:
     torch.manual_seed(1)
     return torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1))
+
+
+MODEL = _model()  # made once: workers are threads here, and share torch's random numbers
+
+
+def make_model() -> torch.nn.Module:
+    return copy.deepcopy(MODEL)
 
 
 def make_bfloat16() -> torch.nn.Module:
