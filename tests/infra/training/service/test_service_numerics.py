@@ -1,6 +1,7 @@
 """Trainings over aggregators compute what one process does, whoever leaves and comes."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -94,12 +95,14 @@ def check(team: Team) -> None:
         used = [place for start, stop in sorted(found) for place in range(start, stop)]
         assert used == list(range(begin, begin + BATCH)), number
     expected = single_process(team, [worlds[number] for number in range(team.steps)])
-    bound = BOUND_16 if next(team.make().parameters()).dtype == torch.bfloat16 else BOUND
+    bound: dict[str, Any] = BOUND_16 if next(team.make().parameters()).dtype == torch.bfloat16 else BOUND
     last = [worker for worker in team.workers if worker.done and worker.done[-1].number == team.steps - 1]
     for worker in last:
         assert worker.prepared is not None
         for found, wanted in zip(worker.prepared.inner.parameters(), expected, strict=True):
-            torch.testing.assert_close(found.detach().float(), wanted, **bound)  # type: ignore[arg-type]
+            torch.testing.assert_close(
+                found.detach().float(), wanted, msg=lambda text: f"{text}\nworkers by step: {worlds}", **bound
+            )
 
 
 def team_of(
