@@ -93,6 +93,7 @@ def test_lines_of_a_killed_node_are_read_afterwards(s3: Callable[[], str], tmp_p
         assert killed - 5 < last(two) <= time.time()
         numbers = [int(line.split()[0]) for line in two.read(0).splitlines()[:-1]]
         assert numbers == list(range(len(numbers)))
+        until(lambda: len(of(run)) == 3)
         trainer.stop()
         until(lambda: trainer.status().state == "stopped")
     (final,) = (log for log in find_logs(run) if log.generation == 2 and log.name.endswith(".out"))
