@@ -16,7 +16,7 @@ FACE = "flows.face"  # laid as the package itself: what users import, and nothin
 
 SUBJECTS = {
     "query", "training", "tuning", "fleet", "nodes", "capacity", "pipeline", "simulation", "elastic", "report",
-    "communication", "aggregation",
+    "communication", "aggregation", "memory",
 }  # fmt: skip
 OTHERS = {  # rooms that are of no subject
     "flows": {"airflow", "apps", "blocks", "cli", "command_list", "face", "ledger", "runs", "setup"},
@@ -67,7 +67,7 @@ FLOORS = {
         "capacity",
         "fleet tuning",
         "query training scheduling",
-        "aggregation communication elastic model sections hazard",
+        "aggregation communication elastic memory model sections hazard",
         "errors",
     ),
 }
