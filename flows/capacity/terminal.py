@@ -137,7 +137,10 @@ def _leases(leases: Sequence[LeaseView]) -> Table:
 def _decisions(decisions: Sequence[DecisionView]) -> Table:
     table = _table("at", "decision", "app", "why")
     for one in decisions:
-        table.add_row(clock_text(one.at), one.kind, Text(printable(one.app)), Text(printable(one.reason)))
+        reason = printable(one.reason)
+        if one.times > 1:
+            reason += f" ({one.times} times since {clock_text(one.since)})"
+        table.add_row(clock_text(one.at), one.kind, Text(printable(one.app)), Text(reason))
     return table
 
 

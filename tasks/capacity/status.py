@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ebbflow.infra.ledger import Ledger, UnreadableReport
@@ -67,7 +67,7 @@ class AppView:
 
 @dataclass(frozen=True, slots=True)
 class DecisionView:
-    """A decision of the capacity loop with its reason."""
+    """A decision of the capacity loop with its reason; the newest of several in a row that say the same."""
 
     number: int
     at: float  # s since the Unix epoch
@@ -75,6 +75,8 @@ class DecisionView:
     app: str
     seconds: float
     reason: str
+    times: int = 1  # decisions in a row that say the same
+    since: float = 0.0  # s since the Unix epoch, of the first of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ class ClusterView:
 
 
 def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
-    """Return what the ledger says. ``over`` of the apps that have ended are shown, the newest.
+    """Return what the ledger says: its last ``decisions``, equal ones in a row as one, and ``over`` of the apps that
+    have ended, the newest.
 
     Raises ``LedgerError``.
     """
@@ -126,11 +129,7 @@ def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
         _nodes(state, now),
         _leases(state, now),
         _views(state, [*state.active(), *ended], reports, rho | _decided_rho(last), now),
-        tuple(
-            DecisionView(event.number, event.at, change.kind, change.app, change.seconds, change.reason)
-            for event in last[:decisions]
-            if isinstance(change := event.change, Decided)
-        ),
+        _decision_views(last)[:decisions],
         _problems(state, leader is not None and leader.alive(now), row, now, unread),
     )
 
@@ -235,6 +234,21 @@ def _last(ledger: Ledger, count: int) -> list[Event]:
         if len(found) < most or any(one.inputs.get(_OTHERS) is None for one in _auctions(found)):
             break
     return found
+
+
+def _decision_views(events: Iterable[Event]) -> tuple[DecisionView, ...]:
+    """Return the decisions of ``events``, the newest first; those in a row that say the same are one."""
+    found: list[DecisionView] = []
+    for event in events:
+        if not isinstance(change := event.change, Decided):
+            continue
+        said = (change.kind, change.app, change.reason)
+        if found and said == (found[-1].kind, found[-1].app, found[-1].reason):
+            found[-1] = replace(found[-1], times=found[-1].times + 1, since=event.at)
+        else:
+            at = event.at
+            found.append(DecisionView(event.number, at, *said[:2], change.seconds, change.reason, since=at))
+    return tuple(found)
 
 
 def _auctions(decisions: Iterable[Event]) -> Iterator[Decided]:

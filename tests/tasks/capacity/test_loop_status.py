@@ -1,9 +1,12 @@
 """What is said of a cluster: figures that only some decisions tell of, and reports that cannot be read."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from ebbflow.flows.capacity.terminal import cluster_view
 from ebbflow.infra.ledger import Ledger, UnreadableReport
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import AppEntered, AppSpec, CapacityChanged, Decided, Granted, Lease
@@ -38,6 +41,25 @@ def test_without_an_auction_that_tells_of_all_the_others_are_told_of(tmp_path: P
         assert shown(ledger) == {"a": None, "b": None}
         ledger.write([auction({"b": 2.5}, others=1)])
         assert shown(ledger) == {"a": None, "b": 2.5}
+
+
+def test_decisions_in_a_row_that_say_the_same_are_one_line(tmp_path: Path) -> None:
+    held = Decided("scaling", "demand fits")
+    with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
+        ledger.write(
+            [Decided("scaling", "one more"), *[held] * 30, Decided("replan", "demand fits"), *[held] * 2]
+        )
+        found = look(ledger).decisions
+        screen = io.StringIO()
+        Console(width=100, file=screen).print(cluster_view(look(ledger)))
+    assert [(one.kind, one.reason, one.times) for one in found] == [
+        ("scaling", "demand fits", 2),
+        ("replan", "demand fits", 1),
+        ("scaling", "demand fits", 30),
+        ("scaling", "one more", 1),
+    ]
+    assert all(one.since <= one.at for one in found)
+    assert "demand fits (30 times since" in " ".join(screen.getvalue().split())
 
 
 def test_an_app_costs_what_its_leases_have_cost_until_now_running_ones_too(tmp_path: Path) -> None:
