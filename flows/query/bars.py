@@ -25,6 +25,15 @@ class StageBars(Screen[Progress]):
         self._lock = Lock()
         self._names: dict[str, str] = {}
         self._bars: dict[str, TaskID] = {}
+        self._opening: TaskID | None = None
+
+    def opening(self, text: str) -> None:
+        """Show what happens before the first stage: on a terminal a bar that lasts until that one starts."""
+        with self._lock:
+            if self._drawing is None:
+                self._say(text)
+            else:
+                self._opening = self._drawing.add_task(text, total=None)
 
     def started(self, fp: str, name: str) -> None:
         """Show that the stage with fingerprint ``fp`` has started. Starting it again restarts its bar."""
@@ -33,6 +42,9 @@ class StageBars(Screen[Progress]):
             if self._drawing is None:
                 self._say(f"▸ {name} started")
                 return
+            if self._opening is not None:
+                self._drawing.remove_task(self._opening)
+                self._opening = None
             if (old := self._bars.pop(fp, None)) is not None:
                 self._drawing.remove_task(old)
             self._bars[fp] = self._drawing.add_task(f"{shorten(name, _NAME):<{_NAME}}", total=None)

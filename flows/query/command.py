@@ -39,7 +39,7 @@ def run_on_terminal(
         if not prefect:
             request = choose_engine(request)
         if request.engine == "spark" or prefect:
-            bars.note(_starting(request, prefect))
+            bars.opening(_starting(request, prefect))
         if not prefect:
             return execute(request, PlainOrchestrator(listener))
         quiet_prefect()

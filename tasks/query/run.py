@@ -49,6 +49,8 @@ from ebbflow.tasks.query.sharing import Demand, SharedCapacity
 from ebbflow.tasks.query.stagework import StageWork
 from ebbflow.tasks.query.verify import verify
 
+_LONG = 3.0  # seconds of starting an engine after which it is told of
+
 
 class Orchestrator(Protocol):
     """What runs things in the background and hears of them: plain threads, Prefect, Airflow."""
@@ -124,6 +126,7 @@ def execute(
     orchestrator = orchestrator or PlainOrchestrator()
     request = choose_engine(request, clock, opened)
     store = ParquetCheckpointStore(request.store_place, clock=clock)
+    began = clock.now()
     with (
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
         _prepared_and_opened(request, store, clock, opened) as (found, planner, running),
@@ -133,6 +136,9 @@ def execute(
         source = shared_source(running, request, store, clock)
         if isinstance(source, SharedCapacity):
             leaving.callback(source.leave)
+        waited = clock.now() - began
+        if engine.name == "spark" and waited >= _LONG and not running.settled:
+            orchestrator.listener.note(f"Spark started in {waited:.0f} s; waiting for its executors")
         capacity = arrived_capacity(source, clock, running.settled)
         running.settled = True
         gathered = found

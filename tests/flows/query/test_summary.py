@@ -133,12 +133,14 @@ def test_a_sparkline_of_little_has_its_width(points):
 def test_progress_in_a_pipe_is_plain_lines():
     target = console()
     with StageBars(target) as bars:
+        bars.opening("starting Spark")
         bars.started("f", "orders [x] ⋈ customer")
         bars.progress("f", 1, 2)
         bars.note("left: worker-1")
         bars.finished("f", "completed", "5 rows")
         bars.finished("g", "reused")
     assert printed(target).splitlines() == [
+        "starting Spark",
         "▸ orders [x] ⋈ customer started",
         "left: worker-1",
         "✓ orders [x] ⋈ customer completed: 5 rows",
@@ -149,7 +151,11 @@ def test_progress_in_a_pipe_is_plain_lines():
 def test_progress_on_a_terminal_shows_a_bar_while_a_stage_runs():
     target = console(terminal=True)
     with StageBars(target) as bars:
+        bars.opening("starting Spark")
+        bars._drawing.refresh()  # the display thread's next tick, now
+        assert "starting Spark" in printed(target)
         bars.started("f", "orders")
+        assert len(bars._drawing.tasks) == 1, "it lasts until the first stage starts"
         bars.progress("f", 3, 8)
         bars.progress("unknown", 1, 2)
         bars.progress("f", 0, 0)
