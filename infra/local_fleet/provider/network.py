@@ -45,8 +45,12 @@ def connect(state: LocalFleetState, node: LocalNode) -> str:
 
 
 def disconnect(state: LocalFleetState, node: LocalNode) -> None:
-    """Remove what ``connect`` made; nothing happens where it is gone. Raises ``ClusterError``."""
+    """Remove what ``connect`` made, once the connections of the node's ended processes are closed.
+
+    Nothing happens where it is gone. Raises ``ClusterError``.
+    """
     if state.network is not None and node.host:
+        links.close_connections(state.network, node.id)
         links.remove_node(state.network, node.id, state.network.inside(node.host))
 
 

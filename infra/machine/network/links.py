@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,15 @@ from ebbflow.infra.machine.network.plan import NetworkPlan, beginning, node_inte
 
 _NEEDS = "a network of nodes needs"
 _ROOT = 0x10000  # handle of the token bucket
+CLOSING = 5.0  # s for the connections of ended processes to close
+_POLL = 0.02  # s
+_OPEN = {
+    "01",
+    "04",
+    "08",
+    "09",
+    "0B",
+}  # established, FIN-WAIT-1, CLOSE-WAIT, LAST-ACK, CLOSING in /proc/net/tcp
 
 
 def check() -> None:
@@ -86,6 +96,29 @@ def _inside(plan: NetworkPlan, place: int, address: str) -> None:
         _addressed(kernel, index, address, plan.links[place].prefix)
         _limit(kernel, index, plan, place)
         kernel.link("set", index=index, state="up")
+
+
+def close_connections(plan: NetworkPlan, node: str, timeout: float = CLOSING) -> bool:
+    """Wait until the kernel has closed the connections of a node's ended processes; return whether it has.
+
+    Peers learn then that the node is gone, as when a machine is shut down; behind what was still to be sent, this
+    takes a moment on a limited link. Without it they would wait for answers until their own limits. ``timeout`` is in
+    seconds: a peer that does not answer is not waited for longer. Raises ``ClusterError``.
+    """
+    name = plan.namespace(node)
+    end = time.monotonic() + timeout
+    while namespaces.exists(name) and namespaces.within(name, _connections):
+        if time.monotonic() >= end:
+            return False
+        time.sleep(_POLL)
+    return True
+
+
+def _connections() -> int:
+    """Count the TCP connections that are open or on the way to be closed, where the calling thread is."""
+    tables = [Path("/proc/thread-self/net", table) for table in ("tcp", "tcp6")]
+    lines = [line for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
+    return sum(line.split()[3] in _OPEN for line in lines)
 
 
 def remove_node(plan: NetworkPlan, node: str, number: int) -> None:

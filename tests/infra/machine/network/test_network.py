@@ -2,6 +2,8 @@
 
 import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +63,7 @@ def test_namespaces_leave_no_mounts_behind(network: NetworkPlan) -> None:
     assert mounts() == before
 
 
-def test_processes_are_born_where_their_node_is(network: NetworkPlan, tmp_path) -> None:
+def test_processes_are_born_where_their_node_is(network: NetworkPlan, tmp_path: Path) -> None:
     links.add_node(network, "gpu-1", 1)
     name = network.namespace("gpu-1")
     child = processes.spawn(["sleep", "60"], {}, f"{network.tag}/x", tmp_path / "log", namespace=name)
@@ -86,6 +88,49 @@ def test_a_node_reaches_its_own_network_and_nothing_else(network: NetworkPlan) -
         namespaces.within(network.namespace("gpu-1"), lambda: socket.create_connection(("192.0.2.77", 9), 5))
 
 
+SENDS = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 10) as out:
+    out.setblocking(False)
+    while True:
+        try:
+            out.send(bytes(65536))
+        except BlockingIOError:  # what it holds takes the link a moment
+            print("full", flush=True)
+            out.setblocking(True)
+            out.send(b"x")
+"""
+
+
+@pytest.mark.parametrize("network", ["20mbit"], indirect=True)
+def test_peers_of_a_killed_node_learn_that_it_is_gone(
+    network: NetworkPlan, tmp_path: Path, wait: float
+) -> None:
+    links.add_node(network, "gpu-1", 1)
+    with socket.create_server((network.host, 0)) as listener:
+        listener.settimeout(30)
+        command = [sys.executable, "-c", SENDS, network.host, str(listener.getsockname()[1])]
+        log, name = tmp_path / "log", network.namespace("gpu-1")
+        child = processes.spawn(command, {}, f"{network.tag}/x", log, namespace=name)
+        peer, _ = listener.accept()
+        with peer:
+            while "full" not in log.read_text():
+                time.sleep(0.01)
+            child.kill()
+            child.wait(10)
+            reader = threading.Thread(target=read_to_end, args=(peer, ended := threading.Event()))
+            reader.start()
+            assert links.close_connections(network, "gpu-1", timeout=20.0)
+            links.remove_node(network, "gpu-1", 1)
+            assert ended.wait(10.0)
+
+
+def read_to_end(peer: socket.socket, ended: threading.Event) -> None:
+    while peer.recv(1 << 16):
+        pass
+    ended.set()
+
+
 def test_two_runs_have_addresses_of_their_own(network: NetworkPlan) -> None:
     other = registry.reserve("f" * 12, "/nowhere", parse_rates("1mbit"))
     try:
@@ -94,7 +139,9 @@ def test_two_runs_have_addresses_of_their_own(network: NetworkPlan) -> None:
         registry.release(other.tag)
 
 
-def test_what_a_crash_left_is_found_and_removed(network: NetworkPlan, monkeypatch) -> None:
+def test_what_a_crash_left_is_found_and_removed(
+    network: NetworkPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     links.add_node(network, "gpu-1", 1)
     others = {entry.uid for entry in registry.entries() if entry.tag != network.tag}
     assert (
@@ -113,7 +160,9 @@ def test_a_namespace_that_is_not_there_cannot_be_entered() -> None:
         namespaces.within("ebbflow-none", lambda: None)
 
 
-def test_without_the_right_to_make_networks_it_says_so_and_what_to_do(monkeypatch) -> None:
+def test_without_the_right_to_make_networks_it_says_so_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(do: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
