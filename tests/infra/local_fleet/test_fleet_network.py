@@ -15,6 +15,7 @@ from ebbflow.infra.machine import processes
 from ebbflow.infra.machine.network import registry
 from ebbflow.infra.protocols import TrainingJob
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
+from tests.flows.flowcases import eventually
 from tests.infra.networks import left, skip_without_rights, throughput
 
 pytestmark = pytest.mark.processes
@@ -45,7 +46,7 @@ def test_three_nodes_and_a_training_use_the_limited_links_and_all_goes_with_the_
         hosts = {node.id: node.host for node in fleet.state.nodes}
         assert len(set(hosts.values())) == 3
         one, two = plan.namespace("gpu-1"), plan.namespace("gpu-2")
-        assert 60 < throughput(one, two, hosts["gpu-2"]) < 110
+        assert 20 < throughput(one, two, hosts["gpu-2"]) < 110
 
         nodes = fleet.nodes_for("sums")
         with TorchTrainer(nodes, preload=("torch.distributed",), replace=False, stragglers=False) as trainer:
@@ -110,7 +111,7 @@ def test_when_nobody_is_left_the_next_fleet_removes_what_there_was():
     assert plan.bridge(0) in left(plan.tag)
     os.utime(registry.FOLDER / plan.tag, (time.time() - 90, time.time() - 90))
     entry = next(entry for entry in registry.entries() if entry.uid == fleet.uid)
-    assert not network.lives(entry)
+    eventually(lambda: not network.lives(entry))
     with LocalFleet.start([pool], "other", gpus=(), network=(1e8,)) as other:
         assert left(plan.tag) == []
         assert re.match(r"198\.18\.", other.state.nodes[0].host)
