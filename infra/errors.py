@@ -19,6 +19,7 @@ InfraError
 ├── ElasticError                 an elastic job cannot continue: workers, messages or snapshots failed it
 │   └── MicroTaskError           the application raised; its traceback is in the message
 ├── AggregationError             a gradient, tensor or message that an aggregator cannot take
+├── MemoryTierError              a peer that lends memory refuses, breaks the protocol or is gone
 ├── WorkloadError                a workload, profile or trace that breaks its format; file, line and reason
 ├── TrainingError                a training cannot be launched, changed or carried on
 │   ├── DatasetError             data that a training cannot be run on
@@ -129,6 +130,10 @@ class MicroTaskError(ElasticError):
 
 class AggregationError(InfraError):
     """A gradient, tensor or message that an aggregator cannot take, or an aggregator that does not answer."""
+
+
+class MemoryTierError(InfraError):
+    """A peer that lends memory, or a message of one, that breaks a rule; or the tier cannot be used as asked."""
 
 
 class WorkloadError(InfraError):

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         LedgerBusyError,
         LedgerError,
         LedgerUnavailableError,
+        MemoryTierError,
         MessageError,
         MicroTaskError,
         NoticeError,
@@ -176,6 +177,7 @@ __all__ = [
     "LedgerUnavailableError",
     "LocalFleet",
     "LocalPool",
+    "MemoryTierError",
     "MessageError",
     "MicroTask",
     "MicroTaskError",
@@ -309,8 +311,8 @@ _NAMES = {
         "InfraError EngineError EngineUnavailableError EngineLostError StageFailedError "
         "BroadcastTooLargeError DamagedInputError StageCancelledError TableError StorageError "
         "StorageFullError OtherModelError CheckpointsLostError RunLockedError ClusterError LeaseError "
-        "ElasticError MicroTaskError AggregationError WorkloadError TrainingError DatasetError MessageError "
-        "LauncherLostError SettingsError AwsError AwsUnavailableError CredentialsError "
+        "ElasticError MicroTaskError AggregationError MemoryTierError WorkloadError TrainingError "
+        "DatasetError MessageError LauncherLostError SettingsError AwsError AwsUnavailableError CredentialsError "
         "InsufficientCapacityError SpotPriceTooHighError NotOursError NoticeError LedgerError "
         "LedgerUnavailableError LedgerBusyError StaleLoopError DoubleBookingError PipelineRunError "
         "PriceError SimulationError DataError ReportError"

@@ -58,7 +58,7 @@ FLOORS = {
         "spark",
         "aws query",
         "training tables",
-        "aggregation protocols elastic communication",
+        "aggregation protocols elastic communication memory",
         "ledger simulation machine logs",
         "storage packages",
         "clock errors",

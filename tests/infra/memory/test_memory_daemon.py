@@ -1,0 +1,260 @@
+"""Daemons as processes: who is refused, what eviction and draining do, and that nothing is lost when they are killed."""
+
+import asyncio
+import hashlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbflow.infra.errors import MemoryTierError
+from ebbflow.infra.memory import protocol
+from ebbflow.infra.memory.blocks import BlockSettings
+from ebbflow.infra.memory.counters import MemoryCounters
+from ebbflow.infra.memory.daemon import DaemonSettings, MemoryDaemon
+from ebbflow.infra.memory.hosting import PendingAnswer
+from ebbflow.infra.memory.peer import PeerAddress, PeerLink
+from ebbflow.infra.memory.protocol import Frame, Kind
+from ebbflow.infra.memory.registry import MemoryRegistry
+from ebbflow.infra.memory.session import MemorySession
+from ebbflow.planners.memory.slab_table import SlabState
+from tests.infra.memory.lenders import SLAB, FileBehind, Lender
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+
+BLOCK = 64 << 10
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> MemoryRegistry:
+    found = MemoryRegistry(tmp_path / "memory")
+    found.token(create=True)
+    return found
+
+
+@pytest.fixture
+def lend(registry: MemoryRegistry) -> Iterator[Callable[..., Lender]]:
+    made: list[Lender] = []
+
+    def start(name: str, **options: object) -> Lender:
+        made.append(Lender(registry, name, **options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def _link(lender: Lender, token: bytes) -> PeerLink:
+    return PeerLink(lender.address, token, "test", lambda peer, frame: None, lambda peer: None)
+
+
+def _ask(link: PeerLink, frame: Frame) -> Frame:
+    answer = PendingAnswer()
+    link.post(frame, answer.set)
+    assert answer.done.wait(30)
+    assert answer.frame is not None
+    return answer.frame
+
+
+def _until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _said(lender: Lender, data: bytes) -> str:
+    """Return the error that a daemon answers raw bytes with, after which it closes the connection."""
+    with socket.create_connection((lender.address.host, lender.address.port), timeout=30) as peer:
+        peer.sendall(data)
+        found = b""
+        while piece := peer.recv(1 << 16):
+            found += piece
+    header, payload = found[: protocol.HEADER_BYTES], found[protocol.HEADER_BYTES :]
+    frame = protocol.decode(header, payload)
+    assert frame.kind == Kind.ERROR
+    return bytes(frame.payload).decode()
+
+
+def test_who_breaks_a_rule_is_refused_and_the_daemon_serves_others(
+    registry: MemoryRegistry, lend: Callable[..., Lender]
+) -> None:
+    lender, token = lend("a"), registry.token()
+    good = _link(lender, token)
+    lent = _ask(good, Frame(Kind.MAP, generation=1))
+    assert lent.size == SLAB
+    assert _ask(good, Frame(Kind.WRITE, slab=lent.slab, generation=1, payload=b"mine")).kind == Kind.ACK
+
+    with pytest.raises(MemoryTierError, match="does not hold this cluster's token"):
+        _link(lender, b"x" * 32)
+    header, payload = protocol.encode(Frame(Kind.HELLO, payload=b"{}"))
+    assert "random bytes" in _said(lender, header + bytes(payload))
+    huge = bytearray(header)
+    huge[-12:-4] = (1 << 63).to_bytes(8, "little")
+    assert f"at most {protocol.MAX_CONTROL} bytes, not {1 << 63}" in _said(lender, bytes(huge))
+    other = protocol.encode(Frame(Kind.HELLO, payload=b"{}", version=2))[0]
+    assert "version 2 of the memory protocol, this side 1" in _said(lender, other)
+    assert "must begin with" in _said(lender, b"GET / HTTP/1.1\r\n\r\n".ljust(protocol.HEADER_BYTES, b" "))
+    early = protocol.encode(Frame(Kind.READ, slab=lent.slab, generation=1, size=4))[0]
+    assert "READ is not allowed at this point" in _said(lender, early)
+
+    foreign = _link(lender, token)
+    for kind in (Kind.READ, Kind.WRITE):
+        answer = _ask(foreign, Frame(kind, slab=lent.slab, generation=1, size=4, payload=b""))
+        assert answer.kind == Kind.ERROR
+        assert b"not lent to this client" in bytes(answer.payload)
+    beyond = _ask(good, Frame(Kind.READ, slab=lent.slab, generation=1, offset=SLAB - 1, size=2))
+    assert b"outside a slab" in bytes(beyond.payload)
+    stale = _ask(good, Frame(Kind.READ, slab=lent.slab, generation=2, size=4))
+    assert b"under generation 2" in bytes(stale.payload)
+
+    assert bytes(_ask(good, Frame(Kind.READ, slab=lent.slab, generation=1, size=4)).payload) == b"mine"
+    status = protocol.unpack_json(_ask(good, Frame(Kind.STATUS)).payload)
+    assert (status["mapped"], status["clients"]) == (1, 2)
+    assert status["refusals"] >= 9
+    for link in (good, foreign):
+        link.close()
+
+
+def test_another_client_finds_zeros(registry: MemoryRegistry, lend: Callable[..., Lender]) -> None:
+    lender = lend("a", max_bytes=SLAB)
+    first, second = _link(lender, registry.token()), _link(lender, registry.token())
+    lent = _ask(first, Frame(Kind.MAP, generation=1))
+    _ask(first, Frame(Kind.WRITE, slab=lent.slab, generation=1, offset=7, payload=b"secret"))
+    assert _ask(second, Frame(Kind.MAP, generation=1)).size == 0, "there is one slab"
+    first.close()
+    _until(lambda: _ask(second, Frame(Kind.QUERY_MEM)).size == 1)
+    mine = _ask(second, Frame(Kind.MAP, generation=5))
+    found = _ask(second, Frame(Kind.READ, slab=mine.slab, generation=5, size=SLAB))
+    assert not any(bytes(found.payload))
+    second.close()
+
+
+class _Reader:
+    """Writes random blocks and checks all that was written, by checksum."""
+
+    def __init__(self, session: MemorySession, slabs: int) -> None:
+        self._blocks, self._rng = session.blocks, random.Random(1)
+        self._sums: dict[int, bytes] = {}
+        self._count = slabs * SLAB // BLOCK
+
+    def write(self, count: int) -> None:
+        for number in self._rng.sample(range(self._count), count):
+            data = self._rng.randbytes(BLOCK)
+            self._blocks.write(number * BLOCK, data)
+            self._sums[number] = hashlib.sha256(data).digest()
+
+    def check(self) -> None:
+        for number, checksum in self._sums.items():
+            assert hashlib.sha256(self._blocks.read(number * BLOCK, BLOCK)).digest() == checksum, number
+
+
+def test_blocks_survive_killed_evicting_and_restarted_daemons(
+    registry: MemoryRegistry, lend: Callable[..., Lender], tmp_path: Path
+) -> None:
+    lenders = {f"node-{n}": lend(f"node-{n}") for n in range(6)}
+    slabs = 24
+    behind = FileBehind(tmp_path / "behind", SLAB, BLOCK)
+    session = MemorySession(
+        registry,
+        behind,
+        BlockSettings(slabs, SLAB, BLOCK, request_blocks=1, hot=0.5, request_timeout=20.0),
+        period=0.1,
+    )
+    store, reader = session.blocks, _Reader(session, slabs)
+    try:
+        assert sorted(session.peers) == sorted(lenders)
+        for slab in range(slabs):
+            assert store.slabs.map(slab)
+        assert set(store.slabs.table.hosts) == set(lenders), "spread over all"
+        reader.write(300)
+        reader.check()
+        assert store.metrics.remote_hits > 0
+
+        rng = random.Random(2)
+        for name in (rng.choice(sorted(lenders)), ""):  # then the busiest
+            name = name or store.slabs.table.hosts.most_common(1)[0][0]
+            lenders[name].kill()
+            reader.write(60)
+            reader.check()
+            lenders[name] = lend(name)
+            _until(lambda name=name: name in session.peers)  # type: ignore[misc]
+
+        before = store.metrics.evictions
+        name = store.slabs.table.hosts.most_common(1)[0][0]
+        lenders[name].terminate()  # a notice: all its slabs are evicted before it ends
+        assert store.metrics.evictions > before
+        assert name not in store.slabs.table.hosts
+        reader.write(60)
+        reader.check()
+
+        for one in lenders.values():
+            one.kill() if not one.ended else None
+        reader.check()
+        assert not store.slabs.table.hosts
+        for slab in range(slabs):
+            store.flush(slab)
+        assert store.metrics.store_hits > 0
+    finally:
+        session.close()
+        behind.close()
+
+
+class _Machine:
+    """A daemon in a thread of this process, on a machine whose memory a test sets."""
+
+    def __init__(self, registry: MemoryRegistry, slabs: int) -> None:
+        self.others = 0  # bytes that the machine's own work takes
+        self._loop = asyncio.new_event_loop()
+        settings = DaemonSettings("a", registry.token(), slab_bytes=SLAB, headroom=0.5, period=0.05)
+        self._total = 2 * slabs * SLAB + SLAB // 2  # half of it is headroom
+        self.daemon = MemoryDaemon(settings, look=self._look)
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._do(self.daemon.start())
+        registry.announce(PeerAddress("a", "127.0.0.1", self.daemon.port))
+
+    def _look(self) -> MemoryCounters:
+        lent = self.daemon.allocated if hasattr(self, "daemon") else 0
+        return MemoryCounters(self._total, self._total - self.others - lent)
+
+    def _do(self, work: Coroutine[Any, Any, Any]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def close(self) -> None:
+        self._do(self.daemon.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(60)
+        self._loop.close()
+
+
+def test_a_daemon_gives_way_and_takes_the_least_active_slabs_first(
+    registry: MemoryRegistry, tmp_path: Path
+) -> None:
+    machine, behind = _Machine(registry, slabs=4), FileBehind(tmp_path / "behind", SLAB, BLOCK)
+    session = MemorySession(registry, behind, BlockSettings(8, SLAB, BLOCK, hot=1e9), period=60.0)
+    store = session.blocks
+    try:
+        assert [store.slabs.map(slab) for slab in range(4)] == [True] * 4
+        for slab in range(4):
+            for _ in range(slab + 1 if slab != 2 else 9):
+                store.write(slab * SLAB, b"x" * BLOCK)
+        store.tick(1.0)
+        machine.others = 2 * SLAB  # of the half that is not headroom
+        _until(lambda: store.slabs.table.states[SlabState.MAPPED] == 2)
+        assert [store.slabs.table.state(slab) is SlabState.MAPPED for slab in range(4)] == [False, False, True, True]
+        _until(lambda: machine.daemon.status()["mapped"] + machine.daemon.status()["unmapped"] == 2)
+        assert machine.daemon.status()["evictions"] == 2
+        machine.others = 0
+        _until(lambda: machine.daemon.status()["unmapped"] == 2)
+        assert all(store.read(slab * SLAB, BLOCK) == b"x" * BLOCK for slab in range(4))
+    finally:
+        session.close()
+        behind.close()
+        machine.close()
