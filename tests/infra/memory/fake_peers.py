@@ -139,7 +139,7 @@ class FakeCluster:
         )
         self._capacity = capacity
         self.peers: dict[str, FakePeer] = {}
-        self.queues.others = lambda: any([one.run() for one in list(self.peers.values())])
+        self.queues.others = lambda: any(one.run() for one in list(self.peers.values()))
         for number in range(peers):
             self.revive(f"node-{number}")
 

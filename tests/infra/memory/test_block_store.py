@@ -1,4 +1,4 @@
-"""The block store on fake peers: reads return the last write under every order of faults (guarantees G1 to G3, G10)."""
+"""The block store on fake peers: reads return the last write under every order of faults (G1 to G4, G10)."""
 
 import random
 
@@ -58,7 +58,9 @@ def test_blocks_are_read_from_peers_and_after_their_loss_from_the_store() -> Non
     cluster = FakeCluster(1)
     store = cluster.store
     assert all(store.slabs.map(slab) for slab in range(3))
-    assert store.slabs.table.hosts == {"node-0": 1, "node-1": 1, "node-2": 1}, "each on a peer of its own (G4)"
+    assert store.slabs.table.hosts == {"node-0": 1, "node-1": 1, "node-2": 1}, (
+        "each on a peer of its own (G4)"
+    )
     data = bytes(range(3 * SETTINGS.slab_bytes))
     store.write(0, data)
     cluster.settle()
