@@ -29,6 +29,7 @@ class PendingAnswer:
     done: threading.Event = field(default_factory=threading.Event)
 
     def set(self, frame: Frame | None) -> None:
+        """Hand over the answer; ``None``: none will come."""
         self.frame = frame
         self.done.set()
 
