@@ -22,6 +22,9 @@ class Relation:
     files: tuple[FileEntry, ...]
     columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type), in order
     external: bool = False  # True: the engine's own catalogue knows it, ``files`` is empty
+    partitions: tuple[
+        str, ...
+    ] = ()  # columns that are in no file: directories, from the outermost, tell their values
 
     @property
     def bytes(self) -> int:

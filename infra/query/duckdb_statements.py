@@ -9,6 +9,7 @@ from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.duckdbtypes import quoted, to_duckdb, to_spark
 from ebbflow.infra.storage.filesystems import filesystem
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
+from ebbflow.infra.tables.datatypes import arrow_type
 
 _PATTERN = frozenset("*?[]{}\\")  # in a path, read_parquet takes these for a pattern
 
@@ -22,12 +23,22 @@ def register_view(cursor: Any, relation: Relation) -> None:
         columns = ", ".join(f"CAST(NULL AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
         source = "(SELECT 1) WHERE false"
     elif relation.scheme == "file" and not any(_PATTERN & set(f.path) for f in relation.files):
-        listed = ", ".join("'" + f.path.replace("'", "''") + "'" for f in relation.files)
-        source = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
+        source = scan(relation, [f.path for f in relation.files], "union_by_name = true")
     else:
         source = quoted(f"__files_of_{relation.name}")
         cursor.register(f"__files_of_{relation.name}", _dataset(relation))
     cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS SELECT {columns} FROM {source}")
+
+
+def scan(relation: Relation, paths: Sequence[str], *options: str) -> str:
+    """Return the call of ``read_parquet`` that reads ``paths``, files of ``relation``, with its partition columns."""
+    listed = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
+    said = [*options, f"hive_partitioning = {str(bool(relation.partitions)).lower()}"]
+    if relation.partitions:
+        kinds = dict(relation.columns)
+        types = ", ".join(f"{quoted(name)}: {to_duckdb(kinds[name])}" for name in relation.partitions)
+        said.append(f"hive_types = {{{types}}}")
+    return f"read_parquet([{listed}], {', '.join(said)})"
 
 
 def refusal(sql: str, relations: Sequence[Relation], everything: bool = False) -> str:
@@ -66,10 +77,16 @@ def output_names(sql: str, relations: Sequence[Relation], everything: bool = Fal
 
 
 def _dataset(relation: Relation) -> Any:
+    import pyarrow as pa
     import pyarrow.dataset as ds
 
+    kinds = dict(relation.columns)
+    keys = pa.schema([(name, arrow_type(kinds[name])) for name in relation.partitions])
     return ds.dataset(
-        [f.path for f in relation.files], filesystem=filesystem(relation.scheme), format="parquet"
+        [f.path for f in relation.files],
+        filesystem=filesystem(relation.scheme),
+        format="parquet",
+        partitioning=ds.partitioning(keys, flavor="hive") if relation.partitions else None,
     )
 
 

@@ -16,7 +16,9 @@ from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.storage.manifest import FINGERPRINT
+from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.clustering import outside
+from ebbflow.infra.tables.footers import comparable
 from ebbflow.infra.tables.parquet import footer
 
 Cells = tuple[int, int]  # first cell and the first one beyond
@@ -116,7 +118,14 @@ class FilePruning:
         when ``low`` is ``None``; at least one file stays. A table that cannot be read stays as it is."""
         if relation.external or len(relation.files) < 2:
             return relation
-        dtype = next((t for name, t in relation.columns if name.lower() == column.lower()), "")
+        name, dtype = next((c for c in relation.columns if c[0].lower() == column.lower()), (column, ""))
+        if name in relation.partitions:
+            kept = tuple(
+                f
+                for f in relation.files
+                if _within(partitions.values(relation, f.path)[name], dtype, low, high)
+            )
+            return replace(relation, files=kept or relation.files[:1])
         try:
             missing = [f for f in relation.files if f not in self._footers]
             metadata = files.in_parallel(lambda file: footer(relation.scheme, file), missing)
@@ -125,3 +134,11 @@ class FilePruning:
             return relation
         kept = tuple(f for f in relation.files if not outside(self._footers[f], column, dtype, low, high))
         return replace(relation, files=kept or relation.files[:1])
+
+
+def _within(value: partitions.PartitionValue, dtype: str, low: float | None, high: float | None) -> bool:
+    """Tell whether a partition's value is in [low, high), or missing when ``low`` is ``None``."""
+    place = comparable(value, dtype)
+    if place is None or isinstance(place, str):
+        return low is None or isinstance(place, str)
+    return (low is None or place >= low) and (high is None or place < high)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ebbflow.infra.protocols import Relation
+from ebbflow.infra.tables import partitions
 
 _HADOOP_SCHEME = {"s3": "s3a", "file": "file"}
 
@@ -44,13 +45,15 @@ def register(session: Any, relation: Relation) -> None:
         return
     if relation.files:
         # exact files with a known schema: no directory is listed, no footer read, no name taken for a pattern
-        frame = (
+        reader = (
             session.read.schema(schema(relation.columns))
             .option("__globPaths__", "false")
             # ranges read ahead by other threads are missing from Spark's input metrics; they gain only on S3
             .option("parquet.hadoop.vectored.io.enabled", str(relation.scheme != "file").lower())
-            .parquet(*paths(relation))
         )
+        if relation.partitions:
+            reader = reader.option("basePath", location(relation.scheme, partitions.root(relation)))
+        frame = reader.parquet(*paths(relation))
     else:
         nulls = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in relation.columns)
         frame = session.sql(f"SELECT {nulls} WHERE false")

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from ebbflow.infra.protocols import Relation
+from ebbflow.infra.tables import partitions
 
 Range = tuple[float, float]
 _EPOCH = date(1970, 1, 1).toordinal()
@@ -76,16 +77,39 @@ class ColumnFooter:
         return min(1.0, max(covered, 1e-6))
 
 
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """What the statistics of a row group would say of a column that has one value, or none, in all its rows."""
+
+    min: Any
+    rows: int
+    has_null_count: bool = True
+
+    @property
+    def max(self) -> Any:
+        return self.min
+
+    @property
+    def null_count(self) -> int:
+        return self.rows if self.min is None else 0
+
+    @property
+    def has_min_max(self) -> bool:
+        return self.min is not None
+
+
 def column_footers(relation: Relation, metadata: Sequence[Any]) -> dict[str, ColumnFooter]:
     """Return each column's footers. ``metadata`` holds a ``FileMetaData`` per file of the relation."""
     rows: list[int] = []
     told: list[dict[str, Any]] = []  # per row group
-    for found in metadata:
+    for file, found in zip(relation.files, metadata, strict=True):
+        given = partitions.values(relation, file.path)
         paths = [found.schema.column(i).path for i in range(found.num_columns)]
         for number in range(found.num_row_groups):
             group = found.row_group(number)
             rows.append(group.num_rows)
             told.append({path: group.column(i).statistics for i, path in enumerate(paths)})
+            told[-1] |= {name: Constant(value, group.num_rows) for name, value in given.items()}
     return {
         name: _summed([group.get(name) for group in told], dtype, tuple(rows))
         for name, dtype in relation.columns

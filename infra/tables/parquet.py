@@ -11,6 +11,7 @@ from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem, to_uri, translated
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.datatypes import spark_type
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
@@ -20,22 +21,24 @@ _TABLE_FORMATS = {"_delta_log": "Delta Lake", ".hoodie": "Hudi", "metadata": "Ic
 
 
 class _Source(NamedTuple):
-    """A table's name and files."""
+    """A table's name, its files, and the columns that its directories give values of."""
 
     name: str
     files: tuple[FileEntry, ...]
+    partitions: _Columns = ()
 
 
 def discover(place: StorageLocation) -> tuple[Relation, ...]:
     """Return the tables in the directory ``place``, sorted by name.
 
     Each ``NAME.parquet`` file is a table, and so is each sub-folder ``NAME`` or ``NAME.parquet`` that holds
-    Parquet files. ``place`` may also be one Parquet file. Hidden and other files are skipped. Names need not
-    be identifiers (SQL quotes them) but must differ in more than case.
+    Parquet files, itself or in partition directories (``k=v``, see ``partitions``). ``place`` may also be one
+    Parquet file, or one table in partition directories. Hidden and other files are skipped. Names need not be
+    identifiers (SQL quotes them) but must differ in more than case.
 
     Raises ``TableError`` for a missing directory, one without Parquet, a corrupt or empty file, files of one
-    table that disagree on a column, a type that Spark lacks, partition directories (``k=v``) and table formats
-    with a log.
+    table that disagree on a column, directories that disagree on the partition columns, a type that Spark lacks
+    and table formats with a log.
     """
     from pyarrow.fs import FileType
 
@@ -47,11 +50,14 @@ def discover(place: StorageLocation) -> tuple[Relation, ...]:
             found = place.entries()
             if not found and info.type == FileType.NotFound:
                 raise TableError(f"{place} does not exist; name a directory that holds Parquet files")
-            sources = [source for item in found if (source := _source(place, item)) is not None]
+            if _partitioned(found):
+                sources = [_in_partitions(place, _stem(info.base_name), found)]
+            else:
+                sources = [source for item in found if (source := _source(place, item)) is not None]
     if not sources:
         raise TableError(f"{place} holds no Parquet files (*.parquet) and no directories of them")
-    _check_names(place, [name for name, _ in sources])
-    tables = [_relation(place.scheme, name, entries) for name, entries in sources]
+    _check_names(place, [source.name for source in sources])
+    tables = [_relation(place.scheme, source) for source in sources]
     return tuple(sorted(tables, key=lambda table: table.name.lower()))
 
 
@@ -64,6 +70,8 @@ def version(relation: Relation) -> str:
     digest = hashlib.sha256(relation.scheme.encode())
     if relation.external:
         digest.update(repr((relation.name, relation.columns)).encode())
+    if relation.partitions:
+        digest.update(repr((relation.partitions, relation.columns)).encode())
     for file in sorted(relation.files, key=lambda f: f.path):
         digest.update(f"\0{file.path}\0{file.size}\0{file.modified!r}".encode())
     return digest.hexdigest()[:32]
@@ -92,12 +100,8 @@ def _source(place: StorageLocation, info: Any) -> _Source | None:
         return single if _is_parquet(info.base_name) else None
     folder = place.under(info.base_name)
     inside = folder.entries()
-    partitions = [i.base_name for i in inside if not i.is_file and "=" in i.base_name]
-    if partitions:
-        raise TableError(
-            f"{folder.uri} is partitioned by directories ({partitions[0]}); that is not supported, "
-            f"write the column into the files"
-        )
+    if _partitioned(inside):
+        return _in_partitions(folder, _stem(info.base_name), inside)
     entries = tuple(
         files.entry(i)
         for i in inside
@@ -106,6 +110,38 @@ def _source(place: StorageLocation, info: Any) -> _Source | None:
     for item in (i for i in inside if not i.is_file):
         _check_format(folder, item)
     return _Source(_stem(info.base_name), entries) if entries else None
+
+
+def _partitioned(inside: Sequence[Any]) -> bool:
+    return any(not i.is_file and partitions.is_partition(i.base_name) for i in inside)
+
+
+def _in_partitions(folder: StorageLocation, name: str, inside: Sequence[Any]) -> _Source:
+    """Return the table whose files are in partition directories below ``folder``."""
+    for item in inside:
+        if item.is_file and _is_parquet(item.base_name) and not files.hidden(item.base_name):
+            raise TableError(
+                f"{folder.uri} holds the file {item.base_name} beside partition directories, where it has no value "
+                f"of their columns; move it into one of them"
+            )
+        if not item.is_file and not partitions.is_partition(item.base_name):
+            _check_format(folder, item)
+    root = folder.root.rstrip("/")
+    found: list[FileEntry] = []
+    folders: dict[str, None] = {}
+    for item in files.listing(folder.fs(), root, recursive=True):
+        parent, _, _ = item.path.removeprefix(f"{root}/").rpartition("/")
+        if (
+            item.is_file
+            and _is_parquet(item.base_name)
+            and not any(map(files.hidden, item.path.removeprefix(f"{root}/").split("/")))
+        ):
+            found.append(files.entry(item))
+            folders[parent] = None
+    if not found:
+        raise TableError(f"{folder.uri} holds partition directories, and no Parquet files in them")
+    columns = partitions.columns(name, list(folders))
+    return _Source(name, tuple(found), columns)
 
 
 def _check_format(table: StorageLocation, folder: Any) -> None:
@@ -124,13 +160,40 @@ def _check_format(table: StorageLocation, folder: Any) -> None:
         )
 
 
-def _relation(scheme: str, name: str, entries: tuple[FileEntry, ...]) -> Relation:
+def _relation(scheme: str, source: _Source) -> Relation:
+    name, entries = source.name, source.files
     schemas = files.in_parallel(lambda file: _columns(scheme, name, file), entries)
     for file, columns in zip(entries[1:], schemas[1:], strict=True):
         if columns != schemas[0]:
             uri, first = to_uri(file.path, scheme), to_uri(entries[0].path, scheme)
             raise TableError(_disagreement(name, uri, columns, first, schemas[0]))
-    return Relation(name, scheme, entries, schemas[0])
+    named = {column.lower() for column, _ in schemas[0]}
+    if both := [column for column, _ in source.partitions if column.lower() in named]:
+        raise TableError(
+            f"the column {both[0]!r} of table {name!r} is in its files and in its partition directories; keep one"
+        )
+    relation = Relation(
+        name,
+        scheme,
+        entries,
+        (*schemas[0], *sorted(source.partitions)),
+        partitions=tuple(column for column, _ in source.partitions),
+    )
+    if source.partitions:
+        _check_above(relation)
+    return relation
+
+
+def _check_above(relation: Relation) -> None:
+    """Refuse a place whose own path would give a column another value: engines read it as partition directories."""
+    root = partitions.root(relation)
+    named = {column.lower() for column, _ in relation.columns}
+    for part in root.split("/"):
+        if partitions.is_partition(part) and part.partition("=")[0].lower() in named:
+            raise TableError(
+                f"table {relation.name!r} lies in the directory {part}, which engines take for a value of its "
+                f"column; move the table elsewhere"
+            )
 
 
 def _columns(scheme: str, table: str, file: FileEntry) -> tuple[tuple[str, str], ...]:

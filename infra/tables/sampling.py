@@ -12,6 +12,7 @@ from ebbflow.infra.storage import checksums, files
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem, to_uri, translated
 from ebbflow.infra.storage.jsonstore import JsonStore
+from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.parquet import footer, version
 
 ENTIRE_TIMES = 10  # a table of up to this many times sample_rows is read entirely for its statistics
@@ -216,7 +217,7 @@ def _decode(relation: Relation, group: _RowGroup, limit: int) -> Any:
                 if missing <= 0:
                     break
             table = pa.Table.from_batches(batches, reader.schema_arrow)
-        return _plain(table)
+        return partitions.with_values(_plain(table), relation, group.file.path)
 
 
 def _plain(table: Any) -> Any:

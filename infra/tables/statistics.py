@@ -15,7 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from ebbflow.infra.errors import StorageError, TableError
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.jsonstore import JsonStore
+from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.clustering import grid
 from ebbflow.infra.tables.confinement import NOTHING, configuration, lock
 from ebbflow.infra.tables.footers import ColumnFooter, column_footers, comparable
@@ -137,6 +138,8 @@ def collect(
     footers = column_footers(relation, metadata)
     sample = draw(relation, sample_rows, clock)
     columns = {name: _column(name, dtype, footers[name], sample) for name, dtype in relation.columns}
+    for name, count in partitions.distinct(relation).items():
+        columns[name] = replace(columns[name], distinct=float(count))
     statistics = TableStatistics(float(rows), float(relation.bytes), columns)
     keep(relation, thinned(sample, sample_rows), cache, sample_rows)
     if cache is not None:

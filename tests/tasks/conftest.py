@@ -32,6 +32,21 @@ def tpch_large(tmp_path_factory: pytest.TempPathFactory) -> str:
     return _generate(tmp_path_factory.mktemp("tpch-large"), "0.3")
 
 
+@pytest.fixture(scope="session")
+def tpch_partitioned(tpch: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a folder with the tables of ``tpch``, three of them in partition directories."""
+    import duckdb
+
+    folder = tmp_path_factory.mktemp("tpch-partitioned")
+    keys = {"lineitem": "l_shipmode, l_returnflag", "orders": "o_orderpriority", "customer": "c_nationkey"}
+    with duckdb.connect() as connection:
+        for file in sorted(Path(tpch).glob("*.parquet")):
+            how = f", PARTITION_BY ({keys[file.stem]})" if file.stem in keys else ""
+            target = folder / file.stem if how else folder / file.name
+            connection.execute(f"COPY (FROM '{file}') TO '{target}' (FORMAT parquet{how})")
+    return str(folder)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.query.duckdb_statements import register_view
+from ebbflow.infra.query.duckdb_statements import register_view, scan
 from ebbflow.infra.query.duckdbtypes import quoted, to_duckdb
 from ebbflow.infra.storage import private
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
@@ -198,14 +198,10 @@ def _register_slice(cursor: Any, relation: Relation, rows: tuple[Rows, ...]) -> 
     )
     sources = []
     if relation.files:
-        listed = ", ".join("'" + f.path.replace("'", "''") + "'" for f in relation.files)
-        sources.append(f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)")
+        sources.append(scan(relation, [f.path for f in relation.files], "union_by_name = true"))
     for some in rows:
-        path = some.path.replace("'", "''")
-        sources.append(
-            f"read_parquet('{path}', file_row_number = true, hive_partitioning = false) "
-            f"WHERE file_row_number BETWEEN {some.first} AND {some.last}"
-        )
+        source = scan(relation, [some.path], "file_row_number = true")
+        sources.append(f"{source} WHERE file_row_number BETWEEN {some.first} AND {some.last}")
     arms = " UNION ALL ".join(f"SELECT {columns} FROM {source}" for source in sources)
     cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS {arms}")
 

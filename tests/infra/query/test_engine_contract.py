@@ -251,6 +251,34 @@ def test_names_and_paths_with_unusual_characters_are_read(engine: SqlEngine, tmp
     assert rows(job) == [(1, "a"), (2, "b")]
 
 
+def test_partition_directories_are_columns(engine: SqlEngine, tmp_path: Path) -> None:
+    entries = []
+    for number, path in enumerate(
+        (
+            "dt=2026-11-01/kind=a%20b%2Fc/n=7",
+            "dt=2026-11-1/kind=de/n=-0",
+            "dt=__HIVE_DEFAULT_PARTITION__/kind=x/n=10",
+        )
+    ):
+        folder = tmp_path / "env=test" / "t" / path
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"v": [2 * number, 2 * number + 1]}), folder / "1.parquet")
+        entries.append(FileEntry(str(folder / "1.parquet"), (folder / "1.parquet").stat().st_size, 1.0))
+    columns = (("v", "bigint"), ("kind", "string"), ("dt", "date"), ("n", "bigint"))
+    source = Relation("t", "file", tuple(entries), columns, partitions=("dt", "kind", "n"))
+    job = make_job(
+        "SELECT kind, n, dt, sum(v) AS s FROM t WHERE n < 10 GROUP BY kind, n, dt", source, out=tmp_path
+    )
+    result = engine.run(job)
+    day = dt.date(2026, 11, 1)
+    assert rows(job) == [("a b/c", 7, day, 1), ("de", 0, day, 5)]
+    assert result.columns == (("kind", "string"), ("n", "bigint"), ("dt", "date"), ("s", "bigint"))
+    assert result.native or not isinstance(engine, NativeEngine), result.remark
+    job = make_job("SELECT v FROM t WHERE dt IS NULL", source, out=tmp_path)
+    engine.run(job)
+    assert rows(job) == [(4,), (5,)]
+
+
 @pytest.mark.parametrize(
     ("sql", "told"),
     [

@@ -82,3 +82,14 @@ def test_auto_leaves_to_spark_what_it_expects_to_be_sooner(
     outcome = run(sql, tpch_medium, opened, tmp_path, stages="auto", verify=True)
     assert outcome.report.verified
     assert all(stage.note for stage in outcome.report.stages)
+
+
+def test_partitioned_tables_are_read_both_ways(
+    opened: OpenedEngine, tpch_partitioned: str, tmp_path: Path
+) -> None:
+    for number in (3, 12):
+        sql = (TPCH / f"q{number}.sql").read_text()
+        for stages in ("native", "spark"):
+            outcome = run(sql, tpch_partitioned, opened, tmp_path, stages=stages, verify=True)
+            assert outcome.report.verified, f"Q{number}: {outcome.report.verification}"
+            assert natively(outcome) == (len(outcome.report.stages) if stages == "native" else 0)

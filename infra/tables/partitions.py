@@ -1,0 +1,117 @@
+"""Hive's partition directories: columns whose values are in the names of the directories, ``dt=2026-11-01``.
+
+The rules are those of DuckDB's ``hive_partitioning``: a column has one type over all directories, a date, a whole
+number or else a text; values are percent-encoded; ``__HIVE_DEFAULT_PARTITION__`` is NULL; the columns come after
+those of the files, by name.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import date
+from typing import Any
+from urllib.parse import unquote
+
+from ebbflow.infra.errors import TableError
+from ebbflow.infra.protocols import Relation
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+_DATE = re.compile(r"([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})")
+
+PartitionValue = str | int | date | None
+
+
+def is_partition(folder: str) -> bool:
+    """Tell whether a directory's name gives a column a value."""
+    return folder.find("=") > 0
+
+
+def columns(table: str, folders: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return (name, Spark SQL type) of the columns that ``folders`` give values of, in the directories' order.
+
+    ``folders`` are paths below the table's directory, one for each that holds files; ``table`` is for messages.
+    Raises ``TableError`` where they do not name the same columns in one order.
+    """
+    levels = [tuple(part.partition("=") for part in folder.split("/")) for folder in folders]
+    names = tuple(name for name, _, _ in levels[0])
+    for folder, parts in zip(folders, levels, strict=True):
+        if tuple(name for name, _, _ in parts) != names or not all(map(is_partition, folder.split("/"))):
+            raise TableError(
+                f"the partition directories of table {table!r} disagree: {folder} and {folders[0]}; all must name "
+                f"the same columns in one order"
+            )
+        if empty := [name for name, _, value in parts if not value]:
+            raise TableError(
+                f"the directory {folder} of table {table!r} gives {empty[0]!r} no value; NULL is {_NULL}"
+            )
+    if len({name.lower() for name in names}) < len(names):
+        raise TableError(f"the directories {folders[0]} of table {table!r} name a column twice")
+    return tuple(
+        (name, _type({_text(parts[level][2]) for parts in levels})) for level, name in enumerate(names)
+    )
+
+
+def root(relation: Relation) -> str:
+    """Return the directory of a partitioned table."""
+    return relation.files[0].path.rsplit("/", len(relation.partitions) + 1)[0]
+
+
+def values(relation: Relation, path: str) -> dict[str, PartitionValue]:
+    """Return what the directories of the file ``path`` say of the relation's partition columns, by their names."""
+    if not relation.partitions:
+        return {}
+    kinds = dict(relation.columns)
+    parts = path.rsplit("/", len(relation.partitions) + 1)[1:-1]
+    return {
+        name: _value(_text(part.partition("=")[2]), kinds[name])
+        for name, part in zip(relation.partitions, parts, strict=True)
+    }
+
+
+def distinct(relation: Relation) -> dict[str, int]:
+    """Return how many values each partition column has, NULL left out."""
+    found: dict[str, set[PartitionValue]] = {name: set() for name in relation.partitions}
+    for file in relation.files:
+        for name, value in values(relation, file.path).items():
+            found[name].add(value)
+    return {name: len(known - {None}) for name, known in found.items()}
+
+
+def with_values(table: Any, relation: Relation, path: str) -> Any:
+    """Return the ``pyarrow.Table`` of rows of the file ``path`` with the partition columns."""
+    import pyarrow as pa
+
+    from ebbflow.infra.tables.datatypes import arrow_type
+
+    kinds = dict(relation.columns)
+    for name, value in values(relation, path).items():
+        scalar = pa.scalar(value, arrow_type(kinds[name]))
+        table = table.append_column(name, pa.repeat(scalar, table.num_rows))
+    return table.select([name for name, _ in relation.columns if name in table.column_names])
+
+
+def _text(encoded: str) -> str | None:
+    return None if encoded == _NULL else unquote(encoded)
+
+
+def _type(texts: set[str | None]) -> str:
+    known = [text for text in texts if text is not None]
+    if known and all(map(_date, known)):
+        return "date"
+    if known and all(_WHOLE.fullmatch(text) and -(2**63) <= int(text) < 2**63 for text in known):
+        return "bigint"
+    return "string"
+
+
+def _value(text: str | None, kind: str) -> PartitionValue:
+    if text is None or kind == "string":
+        return text
+    return int(text) if kind == "bigint" else _date(text)
+
+
+def _date(text: str) -> date | None:
+    found = _DATE.fullmatch(text)
+    try:
+        return date(*map(int, found.groups())) if found else None
+    except ValueError:
+        return None
