@@ -72,8 +72,8 @@ OF_TABLES = {
     "a table of 100,000 letters",
 }
 RIGHT = {
-    "10,000 values": f"SELECT count(*) AS n FROM orders WHERE id IN ({', '.join(map(str, range(10_000)))})",
-    "2,000 columns": "SELECT " + ", ".join(f"id + {n} AS c{n}" for n in range(2000)) + " FROM orders",
+    "5,000 values": f"SELECT count(*) AS n FROM orders WHERE id IN ({', '.join(map(str, range(5000)))})",
+    "600 columns": "SELECT " + ", ".join(f"id + {n} AS c{n}" for n in range(600)) + " FROM orders",
     "30 parentheses": "SELECT " + "(" * 30 + "id" + ")" * 30 + " AS x FROM orders",
     "400 additions": "SELECT id" + " + 1" * 400 + " AS x FROM orders",
     "300 alternatives": "SELECT id FROM orders WHERE " + " OR ".join(f"id = {n}" for n in range(300)),

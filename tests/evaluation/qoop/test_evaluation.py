@@ -39,6 +39,7 @@ def test_the_stored_families_are_tpcds_and_the_chosen_have_alternatives() -> Non
         chosen(families, 0)
 
 
+@pytest.mark.slow
 def test_families_are_planned_from_a_folder_of_tables_and_queries(tpcds: Path, tmp_path: Path) -> None:
     (tmp_path / "queries").mkdir()
     for path in (*tpcds.glob("*.parquet"), *(tpcds / "queries" / f"q{n}.sql" for n in (3, 25))):

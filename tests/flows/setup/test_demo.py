@@ -136,7 +136,13 @@ def test_the_demo_shows_the_whole_and_leaves_no_process(home: Path) -> None:
     ("arguments", "number", "moment", "words"),
     [
         (SMALL, signal.SIGINT, "which deliveries are late begins", "resume with: ebbflow run --resume demo-"),
-        (ONE, signal.SIGTERM, "the Prefect flow run_query", "interrupted; the cluster is stopped"),
+        pytest.param(
+            ONE,
+            signal.SIGTERM,
+            "the Prefect flow run_query",
+            "interrupted; the cluster is stopped",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["ctrl-c while trainings run", "terminated while the query starts"],
 )

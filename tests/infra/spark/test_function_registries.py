@@ -196,6 +196,7 @@ def test_table_functions_of_spark_are_refused_but_for_those_that_read_nothing(sp
 
 
 @pytest.mark.spark
+@pytest.mark.slow  # changes with Spark only
 def test_what_spark_calls_not_deterministic_is_frozen_volatile_or_refused(spark: Any) -> None:
     telling = re.compile(
         r"random|i\.i\.d|current (date|time|user|catalog|database|schema|path)|start of query|partition id|file|"

@@ -63,6 +63,7 @@ def test_stages_that_a_cut_divides_are_all_native(
     assert natively(outcome) == len(outcome.report.stages) > 1
 
 
+@pytest.mark.slow
 def test_tpcds_queries_mix_both_ways_and_say_why(opened: OpenedEngine, tpcds: Path, tmp_path: Path) -> None:
     told = []
     for number in (3, 19, 42, 52, 89, 96):

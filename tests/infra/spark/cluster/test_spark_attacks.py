@@ -218,6 +218,7 @@ def jvm_options() -> list[str]:
     return [word for word in words[1:] if word.startswith(("--add", "-D", "-XX:+Ignore"))]
 
 
+@pytest.mark.slow  # a JVM for each attempt
 def test_no_application_runs_without_the_secret(cluster: LocalSparkCluster, tmp_path: Path) -> None:
     """Not that of another account, with or without the file that holds it."""
     file = StateFile.of("attacked").properties
@@ -366,6 +367,7 @@ def test_the_secret_is_shown_nowhere(cluster: LocalSparkCluster, engine: SparkEn
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
 
 
+@pytest.mark.slow  # two more JVMs
 def test_another_cluster_has_another_secret_and_it_goes_with_the_cluster(cluster: LocalSparkCluster) -> None:
     with LocalSparkCluster.start("other", workers=0) as other:
         assert other.state.secret != cluster.state.secret
