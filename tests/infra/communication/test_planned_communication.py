@@ -9,7 +9,9 @@ from tests.infra.communication.ranks import CONTROLLED, PARTS
 from tests.infra.training.worlds import run_module
 
 
-@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_planned_communication_is_the_plain_one(ranks: int) -> None:
     assert run_module("tests.infra.communication.ranks", str(ranks), *PARTS) == "done\n"
 

@@ -105,7 +105,7 @@ def test_a_hard_query_can_be_costed_and_its_single_statement_is_the_query(small,
     assert stage.tables == reads(planner.parsed.expression)[1]
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(st.integers(0, 10**9))
 def test_a_random_query_gives_its_own_rows_however_it_is_planned(filled, seed):
     text = random_query(random.Random(seed))
