@@ -38,6 +38,10 @@ The script trains inside [b]with ElasticRun.start() as run:[/b] (docs/training.m
 
     ebbflow train train.py --own-checkpoints --nodes local:2x1
 
+[b]A directory with its packages[/b]: packed, unpacked once on each node
+
+    ebbflow train train.py --workdir . --requirements requirements.txt --nodes local:2x1
+
 [b]Resume a run[/b] that was stopped, or whose machine is gone
 
     ebbflow train --resume script-1121-101500-a1b2
@@ -46,7 +50,8 @@ Ctrl-C saves and exits; a second one exits at once. Exit status: 0 finished, 1 f
 130 interrupted and saved. Finished means that the run's directory has the last checkpoint.
 """
 
-_GPUS, _CHECKPOINTS, _FAILURES, _RUN, _OUTPUT = (
+_CODE, _GPUS, _CHECKPOINTS, _FAILURES, _RUN, _OUTPUT = (
+    "Code and environment",
     "Nodes and GPUs",
     "Checkpoints",
     "Failures and timeouts",
@@ -54,6 +59,7 @@ _GPUS, _CHECKPOINTS, _FAILURES, _RUN, _OUTPUT = (
     "Output",
 )
 PANELS = {
+    **dict.fromkeys(("workdir", "requirements", "setup", "env"), _CODE),
     **dict.fromkeys(
         (
             "nodes",
@@ -70,7 +76,18 @@ PANELS = {
         _GPUS,
     ),
     **dict.fromkeys(
-        ("name", "run_id", "runs_dir", "resume", "restart", "runner", "own_checkpoints", "step_pattern"), _RUN
+        (
+            "name",
+            "run_id",
+            "runs_dir",
+            "resume",
+            "restart",
+            "repack",
+            "runner",
+            "own_checkpoints",
+            "step_pattern",
+        ),
+        _RUN,
     ),
     **dict.fromkeys(
         (
@@ -176,6 +193,8 @@ def _request(
         found = TrainingRequest.load(place, resume, options)
         check_not_running(found)  # before Prefect or torch take their time
         return found
+    if options.get("repack"):
+        raise OptionError("--repack goes with --resume ID; a new run packs its code anyway")
     if options.get("restart"):
         raise OptionError("--restart goes with --resume ID; a new run starts at step 0 anyway")
     if script is None:

@@ -64,6 +64,10 @@ def train(
     arguments: list[str] | None = None,
     run_id: str = "",
     name: str = "",
+    workdir: str = "",
+    requirements: str = "",
+    setup: str = "",
+    env: list[str] | None = None,
     nodes: str = "local:1x1",
     min_gpus: int = 1,
     max_gpus: int | None = None,
@@ -94,6 +98,7 @@ def train(
     spill_dir: str = "",
     resume: bool = False,
     restart: bool = False,
+    repack: bool = False,
     report: str | list[str] | None = None,
     ledger: str | None = None,
     cluster: str | None = None,
@@ -113,6 +118,12 @@ def train(
         arguments: arguments of the script.
         run_id: run ID; generated from the script's name and the time by default.
         name: display name of the run.
+        workdir: working directory of the script, packed and unpacked once on each node: a directory, ``REPO@REF`` of
+            a git repository on this machine, or ``git+URL@REF``. ``script`` is then relative to it.
+        requirements: requirements file of pip, for an environment that is built once on each node, on top of its own.
+        setup: shell command that runs once on each node, before the script.
+        env: environment variables of the script's processes, ``KEY=VALUE``; ``KEY`` alone takes the value that it has
+            in this process and is recorded nowhere, so secrets are given like that.
         nodes: ``local:NODESxGPUS``: processes of this machine; ``aws:POOL:NODESxGPUS``: of the cluster's fleet.
         min_gpus: minimum number of GPUs; with fewer the run waits.
         max_gpus: maximum number of GPUs; all GPUs of the nodes by default.
@@ -150,6 +161,7 @@ def train(
         spill_dir: directory for a checkpoint that the run's directory cannot take; of the saving node by default.
         resume: resume the run ``run_id`` with its recorded options; others but ``runs_dir`` are not read.
         restart: with ``resume``, restart at step 0 if none of the run's checkpoints is usable.
+        repack: with ``resume``, pack the working directory and requirements again.
         report: report file or files: ``.html`` is a page, ``.json`` is data.
         ledger: makes it an app of a cluster: it asks for as many GPUs as ``nodes`` has and trains on those that the
             capacity loop leases it; lost, it is started again. A file, an address without a password, or the block
@@ -178,9 +190,11 @@ def train(
         if attachment is not None:
             request, _, resume = attachment.given
         elif resume:
-            changes = {"report": files, "fault": tuple(fault or ()), "restart": restart}
+            changes = {"report": files, "fault": tuple(fault or ()), "restart": restart, "repack": repack}
             request = TrainingRequest.load(place, run_id, changes)
         else:
+            if repack:
+                raise OptionError("repack goes with resume; a new run packs its code anyway")
             if restart:
                 raise OptionError("restart goes with resume; a new run starts at step 0 anyway")
             request = TrainingRequest(

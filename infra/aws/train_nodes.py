@@ -111,7 +111,12 @@ class AwsNodes:
             used = any(r.instance == node.id for r in self._nodes.values())
             record = _Record(node.id, slots)
             self._nodes[name] = record
-            entry = replace(entry, address=node.host, folder=f"{self._folder}/{self.uid}/{entry.key}")
+            entry = replace(
+                entry,
+                address=node.host,
+                folder=f"{self._folder}/{self.uid}/{entry.key}",
+                cache=f"{self._folder}/cache",
+            )
             record.job = self._later(before, lambda: self._start(record, entry, used, admit))
 
     def lost(self, name: str) -> str:

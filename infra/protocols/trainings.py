@@ -7,6 +7,8 @@ from typing import Literal, Protocol
 
 from ebbflow.planners.model.trainings import RunSettings
 
+PACKED = "code://"
+"""Begins the name of a script that is a file of a job's packed code."""
 SETTINGS = "EBBFLOW_RUN_SETTINGS"  # JSON of ``RunSettings``
 
 
@@ -24,6 +26,7 @@ GenerationKind = Literal[
     "failed",  # a process ended with an error
     "hung",  # nothing moved any more, although all processes lived
     "unformed",  # the processes never met: rendezvous or node failures before the script ran
+    "unprepared",  # a node could not prepare the user's code: its requirements or setup command failed
     "silent",  # all processes ended well without a word: a script without ElasticRun
 ]
 
@@ -33,11 +36,12 @@ class TrainingJob:
     """One training, however often its processes are started again."""
 
     id: str  # letters, digits, dashes, dots and underscores
-    script: str  # path or s3:// address of a Python file that every node can read
+    script: str  # path or s3:// address of a Python file that every node can read, or PACKED and its path in the code
     arguments: tuple[str, ...] = ()
     folder: str = ""  # the run's own directory, a path or s3:// address that all nodes share
     settings: RunSettings | None = None  # what the launcher asks of the run; None: the defaults
     environment: Mapping[str, str] = field(default_factory=dict)  # on top of the nodes' own
+    code: str = ""  # directory in the run's own with code that each node prepares first; empty: there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,16 +200,21 @@ class Carrier:
         request = training_request(attempt.step, self._pipeline, places, attempt.fill, attempt.app)
         request = replace(request, restart=self._restart and request.launched)
         given = self._fields(attempt) | {"gpus": wanted_gpus(attempt.step)}
+        variables = environment_of(attempt)
+        shipped = (
+            self._site.make is not None
+        )  # a launcher of nodes elsewhere, which gives them to processes itself
         report = run_training_app(
             request,
             training_spec(request, **given),
             self._site.ledger,
-            self._pool(attempt, request.termination_grace),
+            self._pool(attempt, request.termination_grace, {} if shipped else variables),
             clock=self._clock,
             stop=attempt.stop,
             save=self._save,
             rules=self._rules(),
             make=self._site.make,
+            options={"variables": variables} if shipped else None,
         )
         metrics = {name: value for name, value in report.final_metrics.items() if value is not None}
         details = {"steps": report.steps, "lost steps": report.lost_steps, **finite(metrics)}
@@ -231,7 +236,7 @@ class Carrier:
             request,
             tuning_spec(request, **self._fields(attempt)),
             self._site.ledger,
-            self._pool(attempt, request.termination_grace),
+            self._pool(attempt, request.termination_grace, environment_of(attempt)),
             lambda text: self._say(f"{attempt.step.label}: {text}"),
             clock=self._clock,
             stop=attempt.stop,
@@ -273,14 +278,14 @@ class Carrier:
         """Return when leases count as over; ``None``: as the loop says itself."""
         return None if self._site.grace is None else Rules(grace=self._site.grace)
 
-    def _pool(self, attempt: Attempt, grace: float) -> Callable[[], Any]:
+    def _pool(self, attempt: Attempt, grace: float, environment: Mapping[str, str]) -> Callable[[], Any]:
         """Return what makes pools of the cluster's nodes for one app. Raises ``EbbflowError``."""
         if self._site.pools is None:
             raise PipelineRunError(
                 "trainings need nodes: name the local fleet that they run on (cluster.existing.fleet), or use "
                 "cluster.aws"
             )
-        return self._site.pools(attempt.app, grace, environment_of(attempt))
+        return self._site.pools(attempt.app, grace, environment)
 
 
 def finite(values: Mapping[str, float | None]) -> dict[str, float]:

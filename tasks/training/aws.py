@@ -24,6 +24,7 @@ from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model.fleet import family
 from ebbflow.tasks.fleet.steps import OpenedFleet
 from ebbflow.tasks.training.capacity import Nodes
+from ebbflow.tasks.training.code import variables_of
 from ebbflow.tasks.training.request import TrainingRequest
 
 _POLL = 5.0  # seconds between polls for instances that have come
@@ -102,6 +103,7 @@ class AwsSite:
             decide=decide,
             node_timeout=max(request.node_timeout, 1e-3),
             form=FORM,
+            variables=variables_of(request),
             on_report=record_report,
         )
 

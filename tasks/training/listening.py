@@ -82,6 +82,8 @@ def event_text(event: TrainingEvent) -> str:
             return f"stopped at step {said.get('step')}: {saved}"
         case "node-lost":
             return f"{said.get('node')} was lost: {str(said.get('how', '')).splitlines()[0]}"
+        case "node-prepares":
+            return f"{said.get('node')} prepares the code"
         case "worker-lost":
             return (
                 f"training continues without {said.get('node')}: {str(said.get('how', '')).splitlines()[0]}"

@@ -14,12 +14,12 @@ from ebbflow.infra.storage import records
 from ebbflow.infra.storage.files import home
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.places import StorageLocation
-from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options, trainings
 from ebbflow.planners.model.options import option
 from ebbflow.planners.model.trainings import CommunicationChoice, PreflightChoice, RetryChoice, RunSettings
 from ebbflow.tasks.faults import Fault
+from ebbflow.tasks.training import checks
 from ebbflow.tasks.training.faults import FAULTS
 
 if TYPE_CHECKING:
@@ -55,8 +55,41 @@ def slots_of(nodes: str, fleet: bool = False) -> dict[str, int]:
 class TrainingRequest:
     """One training. Raises ``OptionError`` for a value that breaks its rule."""
 
-    script: str  # path of a Python file
+    script: str  # path of a Python file; with ``workdir`` relative to it
     arguments: tuple[str, ...] = ()  # of the script
+    workdir: str = option(
+        "",
+        "Working directory of the script, unpacked once on each node: DIR, REPO@REF of a git repository on this "
+        "machine, or git+URL@REF. The script's path is relative to it. Files that .ebbflowignore, or else "
+        ".gitignore, names are left out",
+        unless="the script alone, in the directory that its node runs in",
+        metavar="SOURCE",
+    )
+    requirements: str = option(
+        "",
+        "Requirements file of pip: an environment with these packages on top of the nodes' own is built once on each "
+        "node",
+        unless="the nodes' own environment",
+        metavar="FILE",
+    )
+    setup: str = option(
+        "",
+        "Shell command that runs once on each node, in the working directory and environment, before the script",
+        unless="none",
+        metavar="COMMAND",
+    )
+    env: tuple[str, ...] = option(
+        (),
+        "Environment variable of the script's processes, KEY=VALUE; KEY alone takes the value that it has when the "
+        "run is launched, which is recorded nowhere. Repeatable",
+        metavar="KEY[=VALUE]",
+    )
+    repack: bool = option(  # holds for one launch
+        False,
+        "With --resume: pack the working directory and requirements again. Default: the run keeps the code that it "
+        "began with",
+        flags="--repack",
+    )
     nodes: str = option(
         "local:1x1",
         "Nodes with their GPUs: local:NODESxGPUS of this machine; aws:POOL:NODESxGPUS or aws:POOL/GANG:NODESxGPUS "
@@ -204,7 +237,7 @@ class TrainingRequest:
         """Check everything that can be checked without starting anything."""
         from ebbflow.tasks.training.failures import failure_table
 
-        check_script(self.script)
+        checks.check_code(self)
         if self.failure_rules is not None:
             try:
                 failure_table(self.failure_rules)
@@ -226,8 +259,8 @@ class TrainingRequest:
         if self.spill_dir:
             StorageLocation(self.spill_dir)
         self.faults  # noqa: B018  parsed here so that a wrong one is refused
-        self._check_own()
-        self._check_sync()
+        checks.check_own_checkpoints(self)
+        checks.check_sync(self)
         if self.pool and not self.runs_dir.startswith(("s3://", "s3a://")):
             raise OptionError(
                 f"runs_dir must be on S3, which all nodes of {self.nodes} reach; got {self.runs_dir}"
@@ -236,46 +269,6 @@ class TrainingRequest:
             raise OptionError(
                 f"fault and cpus_per_slot are for nodes of this machine; got nodes {self.nodes}"
             )
-
-    def _check_own(self) -> None:
-        """Refuse what a script with own checkpoints cannot be given."""
-        if not self.own_checkpoints:
-            if self.step_pattern:
-                raise OptionError(
-                    "step_pattern goes with own_checkpoints; an ElasticRun reports its steps itself"
-                )
-            return
-        if self.step_pattern:
-            from ebbflow.infra.training.process.printed_steps import checked_pattern
-
-            checked_pattern(self.step_pattern)
-        given = {
-            "communication": self.communication != "ddp",
-            "preflight": self.preflight == "always",
-            "checkpoint_interval": self.checkpoint_interval is not None,
-            "partial_checkpoint_interval": self.partial_checkpoint_interval > 0,
-            "spill_dir": bool(self.spill_dir),
-            "restart": self.restart,
-            "sync": self.sync != "allreduce",
-        }
-        if wrong := [name for name, is_given in given.items() if is_given]:
-            raise OptionError(
-                f"{wrong[0]} needs a script that trains inside ElasticRun; with own_checkpoints the script sees to "
-                "that itself"
-            )
-
-    def _check_sync(self) -> None:
-        """Refuse what the aggregation service does not do."""
-        if self.mirrors >= self.aggregators:
-            raise OptionError(f"mirrors must be below aggregators ({self.aggregators}); got {self.mirrors}")
-        given = {
-            "communication=planned": self.communication != "ddp",
-            "partial_checkpoint_interval": self.partial_checkpoint_interval > 0,
-            "nodes of the fleet": bool(self.pool),
-        }
-        wrong = next((name for name, is_given in given.items() if is_given), "")
-        if self.sync == "service" and wrong:
-            raise OptionError(f"{wrong} cannot be used with sync=service")
 
     @property
     def pool(self) -> str:
@@ -370,7 +363,7 @@ class TrainingRequest:
 
     def save(self) -> None:
         """Write the request into the run's directory, for ``--resume``. Raises ``StorageError``."""
-        records.save(self.place.under(_FILE), {**asdict(self), "restart": False}, _FORMAT)
+        records.save(self.place.under(_FILE), {**asdict(self), "restart": False, "repack": False}, _FORMAT)
 
     @classmethod
     def load(cls, runs_dir: str, run: str, changes: Mapping[str, Any] | None = None) -> "TrainingRequest":
@@ -382,7 +375,7 @@ class TrainingRequest:
             known = {f.name for f in fields(cls)}
             values = {name: value for name, value in data.items() if name in known}
             values |= {"arguments": tuple(values["arguments"]), "fault": (), "runs_dir": runs_dir}
-            values |= {"report": tuple(values["report"])}
+            values |= {"report": tuple(values["report"]), "env": tuple(values.get("env", ()))}
         except StorageError as error:
             raise TrainingError(f"there is no run {run!r} in {runs_dir} to resume: {error}") from error
         except records.OtherVersionError:

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.protocols import TrainingJob
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.drawing.wording import plural
 from ebbflow.tasks.training.capacity import Nodes
+from ebbflow.tasks.training.code import has_code, job_of, store_code, variables_of
 from ebbflow.tasks.training.driver import Driver
 from ebbflow.tasks.training.faults import schedule_of
 from ebbflow.tasks.training.listening import NullTrainingListener, TrainingListener
@@ -68,6 +68,9 @@ def run_training(
         if not (resume or known):
             check_new(request)
         nodes = own or nodes or Nodes(request.placement, request.most_gpus, request.min_gpus)
+        variables_of(request)  # before anything is written
+        if has_code(request) and (request.repack or not resume):
+            store_code(request)
         plan = request.plan(nodes.there(), resumes=resume, seed=seed)
         request.save()
         recorder = RunRecorder(request, clock, listener)
@@ -77,10 +80,7 @@ def run_training(
             if resume:
                 trainer.resume(request.run_directory, placement, settings)
             else:
-                job = TrainingJob(
-                    request.run_id, request.script, request.arguments, request.run_directory, settings
-                )
-                trainer.launch(job, placement)
+                trainer.launch(job_of(request, settings=settings), placement)
             recorder.capacity(nodes.slots, sum(placement.values()))
             notify = partial(recorder.notify, "scripted")
 

@@ -10,6 +10,7 @@ from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Decide, Trainer
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.tasks.training.capacity import Nodes
+from ebbflow.tasks.training.code import variables_of
 from ebbflow.tasks.training.faults import FaultTarget
 from ebbflow.tasks.training.request import TrainingRequest
 
@@ -35,7 +36,9 @@ class LocalSite:
     def __init__(self, request: TrainingRequest) -> None:
         from ebbflow.infra.training.local_nodes import LocalNodes
 
-        self._pool = LocalNodes(cpus=request.cpus_per_slot, grace=request.termination_grace)
+        self._pool = LocalNodes(
+            cpus=request.cpus_per_slot, grace=request.termination_grace, environment=variables_of(request)
+        )
 
     @property
     def nodes(self) -> FaultTarget:
@@ -52,6 +55,7 @@ class LocalSite:
             logs=logs,
             decide=decide,
             node_timeout=max(request.node_timeout, 1e-3),
+            variables=variables_of(request),
             on_report=record_report,
         )
 

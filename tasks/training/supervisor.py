@@ -120,6 +120,8 @@ class Supervisor:
     def _decide(self, end: GenerationEnd, failure: Failure | None) -> Continue | Halt:
         if end.kind == "silent":
             return Halt("failed", NO_ELASTIC_RUN)
+        if end.kind == "unprepared":
+            return Halt("failed", end.reason)
         if end.kind == "finished":
             return Halt("finished", end.reason)
         if self._preflight is not None:
@@ -200,7 +202,7 @@ class Supervisor:
     # --- why it ended -------------------------------------------------------------------------------------
 
     def _why(self, end: GenerationEnd) -> Failure | None:
-        if end.kind in ("finished", "preflight", "silent"):
+        if end.kind in ("finished", "preflight", "silent", "unprepared"):
             return None
         if end.kind == "stopped" and all(node in end.left for node in end.placement):
             return None  # somebody asked for it

@@ -104,6 +104,17 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("pip install", "check", "needs root; tests/infra/local_fleet make such networks"),
         Plan("from ebbflow import", "run"),
     ),
+    "docs/code.md": (
+        Plan("digits/", "check", OURS),
+        Plan(
+            "ebbflow train train.py",
+            "check",
+            "installs a package; tests/tasks/training/test_training_code.py",
+        ),
+        Plan("   5.5 s", "check", OURS),
+        Plan("failed after", "check", OURS),
+        Plan("trainings:", "check", OURS),
+    ),
     "docs/training.md": (
         Plan("import torch", "check", OURS),
         Plan("pip install 'prefect-ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),

@@ -31,12 +31,13 @@ class NodeLine:
     Args:
         client: the connection, which is made already.
         silence: seconds without a report from the launcher after which it counts as lost.
+        read: number of the last order that an earlier process of the node has read.
     """
 
-    def __init__(self, client: MessageClient, silence: float) -> None:
+    def __init__(self, client: MessageClient, silence: float, read: int = 0) -> None:
         self._client, self._silence = client, silence
         self._orders: collections.deque[Order] = collections.deque()
-        self._read = 0  # number of the last order
+        self._read = read  # number of the last order
         self._beat: Heartbeat | None = None
         self._ends: collections.deque[NodeEnd] = collections.deque()  # not acknowledged yet
         self._ended = 0
@@ -62,6 +63,11 @@ class NodeLine:
                 self._send_ends()
             if self._orders or time.monotonic() >= end:
                 return
+
+    @property
+    def read(self) -> int:
+        """Return the number of the last order that was read."""
+        return self._read
 
     def next_order(self) -> Order | None:
         """Return the next order, if there is one."""

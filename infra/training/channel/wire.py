@@ -34,15 +34,18 @@ class Entry:
         False  # whether torch's store, on the launcher's loopback interface, is reached by a tunnel
     )
     devices: tuple[int, ...] = ()  # GPUs of the machine that it is held to, by number; none: to no certain
+    prepare: bool = False  # whether it gets an order to prepare the user's code before it imports anything
+    cache: str = ""  # directory of code and environments on this machine; empty: Ebbflow's own
+    read: int = 0  # number of the last order that was read before it became this process
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """What a node is to do next."""
 
-    do: Literal[
-        "launch", "terminate", "kill", "end", "leave"
-    ]  # terminate: SIGTERM to the ranks; kill: SIGKILL to one process; end: to all of the generation
+    do: Literal["prepare", "launch", "terminate", "kill", "end", "leave"]
+    # prepare: the user's code, before the first generation; terminate: SIGTERM to the ranks; kill: SIGKILL to one
+    # process; end: to all of the generation
     generation: int = 0
     rank: int = -1  # to kill
     nodes: int = 0
@@ -54,6 +57,8 @@ class Order:
     script: str = ""
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    code: str = ""  # to prepare: directory of the user's code in the run's own
+    secrets: tuple[str, ...] = ()  # names of variables whose values no log may show
     logs: str = ""  # directory for this node's logs of this generation
     own_checkpoints: bool = False  # whether the script knows of no launcher: its output says how far it is
     step_pattern: str = ""  # of its output
@@ -83,6 +88,8 @@ class Heartbeat:
     notice: float | None = None  # seconds since the Unix epoch at which the node will be gone
     first_step: int = -1  # the first that rank 0 printed, where the script has own checkpoints; -1: none
     last_step: int = -1  # the highest
+    preparing: bool = False  # whether the user's code is still being prepared: nothing can be launched yet
+    problem: str = ""  # why it cannot be prepared
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from ebbflow.infra.storage import private
 from ebbflow.infra.training.channel.wire import SCRIPT, AgentEnd, Entry, Failure, Order
 from ebbflow.infra.training.launcher.worker import RANKS, run_script
 from ebbflow.infra.training.process.channel import GENERATION, RUN_ID, Channel
+from ebbflow.infra.training.workspace.preparing import located
 
 _POLL = 0.05  # seconds between polls of the processes
 _MEET = 0.02  # seconds between polls for other agents
@@ -176,7 +177,11 @@ def run(order: Order, entry: Entry, port: int) -> AgentEnd:
     os.environ[GENERATION] = str(order.generation)
     bind_collectives(os.environ, entry.address)
     os.environ[SCRIPT] = json.dumps(
-        {"script": order.script, "arguments": list(order.arguments), "folder": str(scratch / RANKS)}
+        {
+            "script": located(order.script, os.environ),
+            "arguments": list(order.arguments),
+            "folder": str(scratch / RANKS),
+        }
     )
     try:
         return _ended(_run(order, entry, port, scratch), Path(order.logs))

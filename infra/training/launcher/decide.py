@@ -2,7 +2,8 @@
 (``planners.training.failures.retries``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure
 from ebbflow.infra.training.channel.wire import AgentEnd
@@ -29,7 +30,7 @@ class Persist:
     def __call__(self, end: GenerationEnd) -> Continue | Halt:
         if end.kind in ("finished", "preflight"):
             return Halt("finished", end.reason)
-        if end.kind == "silent" or (end.kind == "failed" and _own_fault(end)):
+        if end.kind in ("silent", "unprepared") or (end.kind == "failed" and _own_fault(end)):
             return Halt("failed", end.reason)
         if end.idle >= _STUBBORN:
             return Halt("failed", f"{end.reason} (no step won in {end.idle} generations)")
@@ -87,3 +88,25 @@ def saves(report: Report) -> bool:
     if report.kind == "checkpoint":
         return "error" not in report.content
     return report.kind in ("stopped", "finished") and bool(report.content.get("saved"))
+
+
+def unformed(end: GenerationEnd, missing: Mapping[str, str], before: set[str]) -> GenerationEnd:
+    """Return the end of a generation whose nodes did not all come up; those in ``before`` once were there."""
+    alike: dict[str, list[str]] = {}
+    for name, how in missing.items():
+        alike.setdefault(how, []).append(name)
+    said = []
+    for how, nodes in alike.items():
+        who = f"node {nodes[0]} is" if len(nodes) == 1 else f"nodes {', '.join(nodes)} are"
+        said.append(f"{who} not available: {how}".strip())
+    reason = "; ".join(said)
+    left = {name: slots for name, slots in end.left.items() if name not in missing}
+    if before.issuperset(missing):
+        return replace(end, kind="lost", reason=reason, left=left, failures=())
+    return replace(end, kind="unformed", reason=reason, left=left, suspects=tuple(missing), failures=())
+
+
+def unprepared(end: GenerationEnd, problems: Mapping[str, str]) -> GenerationEnd:
+    """Return the end of a generation on whose nodes the user's code could not be prepared (node -> why)."""
+    name, problem = next(iter(problems.items()))
+    return replace(end, kind="unprepared", reason=f"{name} cannot prepare the code: {problem}", failures=())

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Literal
 
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols import TrainingJob
+from ebbflow.infra.protocols.trainings import PACKED
 from ebbflow.infra.storage.filesystems import resolve, translated
+from ebbflow.infra.training.channel.wire import Order
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.planners.errors import OptionError
 
@@ -41,6 +43,7 @@ class Options:
     replace: bool = True
     preload: tuple[str, ...] = PRELOAD
     start: Literal["fork", "spawn"] = "fork"
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.start not in ("fork", "spawn"):
@@ -57,10 +60,14 @@ def checked_job(job: TrainingJob) -> TrainingJob:
     if not _ID.fullmatch(job.id):
         raise OptionError(f"a run id holds letters, digits, dashes, dots and underscores; got {job.id!r}")
     script = job.script if "://" in job.script else str(Path(job.script).expanduser().absolute())
-    with translated(f"check the script {script}"):
-        storage, path = resolve(script)
-        if not storage.get_file_info(path).is_file:
-            raise OptionError(f"there is no script {job.script!r}")
+    if script.startswith(PACKED):
+        if not job.code:
+            raise OptionError(f"the script {job.script!r} is a file of packed code; the job has none")
+    else:
+        with translated(f"check the script {script}"):
+            storage, path = resolve(script)
+            if not storage.get_file_info(path).is_file:
+                raise OptionError(f"there is no script {job.script!r}")
     if not job.folder:
         raise OptionError("a run needs a directory that all nodes share; got none")
     folder = job.folder if "://" in job.folder else str(Path(job.folder).expanduser().absolute())
@@ -118,4 +125,17 @@ def serve_store() -> "TCPStore":
         wait_for_workers=False,
         timeout=timedelta(seconds=_STORE_TIMEOUT),
         master_listen_fd=listener.detach(),
+    )
+
+
+def preparation(job: TrainingJob, options: Options) -> Order | None:
+    """Return what a node does before its first generation; ``None``: nothing, the job has no code of its own."""
+    if not job.code:
+        return None
+    variables = {**job.environment, **options.variables}
+    return Order(
+        "prepare",
+        environment=variables,
+        code=f"{job.folder.rstrip('/')}/{job.code}",
+        secrets=tuple(options.variables),
     )

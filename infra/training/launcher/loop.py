@@ -14,6 +14,7 @@ from ebbflow.infra.protocols.trainings import SETTINGS
 from ebbflow.infra.training.channel import keys
 from ebbflow.infra.training.channel.wire import Order
 from ebbflow.infra.training.launcher import job as jobs
+from ebbflow.infra.training.launcher.decide import unformed, unprepared
 from ebbflow.infra.training.launcher.generation import Generation
 from ebbflow.infra.training.launcher.job import Options, checked_placement
 from ebbflow.infra.training.launcher.journal import Record
@@ -146,7 +147,9 @@ class Loop:
         generation.workforce = self._workforce(number)
         jobs.load_torch()
         if missing := self._await_ready(placement):
-            return _unformed(generation.end(), missing, before)
+            if problems := self._members.problems():
+                return unprepared(generation.end(), problems)
+            return unformed(generation.end(), missing, before)
         self._moves.restart()
         self.generation = generation
         self._record.note("generation", placement=placement, trial=self._settings.preflight_steps > 0)
@@ -196,7 +199,7 @@ class Loop:
 
     def _await_ready(self, placement: Mapping[str, int]) -> dict[str, str]:
         """Wait until the nodes have reported; return those that have not, and why."""
-        end = self._clock.now() + self._options.form
+        begun = self._clock.now()
         while not self._control.closed and self._control.deadline is None:
             self._look_for_refusals()
             lost = {name: loss for name, loss in self._members.look().items() if name in placement}
@@ -209,9 +212,13 @@ class Loop:
             missing = [name for name in placement if not self._members[name].ready]
             if not missing:
                 return {}
-            if self._clock.now() >= end:
-                self._members.end(missing)
-                return dict.fromkeys(missing, f"it did not report within {self._options.form:g} s")
+            if problems := self._members.problems():
+                return problems
+            now, form = self._clock.now(), self._options.form
+            late = [name for name in missing if self._members[name].late(now, form)]
+            if late and now - begun > form:
+                self._members.end(late)
+                return dict.fromkeys(late, f"it did not report within {form:g} s")
             self._control.pause(_POLL, self._clock)
         return dict.fromkeys(placement, "the run was stopped before it started")
 
@@ -225,6 +232,7 @@ class Loop:
         )
         environment = {
             **self._job.environment,
+            **self._options.variables,
             **self._environment,
             names.RUN_ID: self._job.id,
             names.RUN_FOLDER: self._job.folder,
@@ -377,19 +385,3 @@ class Loop:
             if control.closed or control.deadline is not None:
                 return
             control.pause(min(left, 1.0), self._clock)
-
-
-def _unformed(end: GenerationEnd, missing: Mapping[str, str], before: set[str]) -> GenerationEnd:
-    """Return the end of a generation whose nodes did not all come up; those in ``before`` once were there."""
-    alike: dict[str, list[str]] = {}
-    for name, how in missing.items():
-        alike.setdefault(how, []).append(name)
-    said = []
-    for how, nodes in alike.items():
-        who = f"node {nodes[0]} is" if len(nodes) == 1 else f"nodes {', '.join(nodes)} are"
-        said.append(f"{who} not available: {how}".strip())
-    reason = "; ".join(said)
-    left = {name: slots for name, slots in end.left.items() if name not in missing}
-    if before.issuperset(missing):
-        return replace(end, kind="lost", reason=reason, left=left, failures=())
-    return replace(end, kind="unformed", reason=reason, left=left, suspects=tuple(missing), failures=())

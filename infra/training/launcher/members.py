@@ -39,7 +39,16 @@ class Member:
 
     @property
     def ready(self) -> bool:
-        return self.beat is not None
+        return self.beat is not None and not self.beat.preparing
+
+    @property
+    def problem(self) -> str:
+        """Return why it cannot prepare the user's code; empty where that is not known."""
+        return self.beat.problem if self.beat is not None else ""
+
+    def late(self, now: float, bound: float) -> bool:
+        """Return whether it is over ``bound`` seconds behind: since it was started, or last said that it prepares."""
+        return bool(self.problem) or (not self.ready and now - max(self.started, self.beaten) > bound)
 
     @property
     def notice(self) -> float | None:
@@ -61,11 +70,13 @@ class Members:
         preload: tuple[str, ...],
         silence: float,
         stopped: float,
+        prepare: Order | None = None,
     ) -> None:
         self._pool, self._exchange, self._run = pool, exchange, run
         self._clock, self._note = clock, note
         self._grace, self._preload = grace, preload
         self._silence, self._stopped = silence, stopped
+        self._prepare = prepare  # what a node does first
         self._members: dict[str, Member] = {}
         self.named: set[str] = set()  # all names ever used
         self.refused: dict[str, str] = {}  # why a node could not be started
@@ -98,6 +109,7 @@ class Members:
                     preload=self._preload,
                     grace=self._grace,
                     tunnel=not is_loopback(self._pool.host),
+                    prepare=self._prepare is not None,
                 )
                 self.named.add(name)
                 wire = self._exchange.wire(key)
@@ -108,6 +120,8 @@ class Members:
                     self.refused[name] = str(exc)
                     self._note("node-refused", node=name, why=str(exc))
                     continue
+                if self._prepare is not None:
+                    wire.send(self._prepare)
                 self._members[name] = Member(name, slots, key, wire, self._clock.now())
                 self._note("node-started", node=name, slots=slots)
 
@@ -140,12 +154,20 @@ class Members:
                 continue
             beat = member.wire.beat()
             if beat is not None and (member.beat is None or beat.number != member.beat.number):
-                if member.beat is None:
+                if beat.problem and not member.problem:
+                    self._note("node-unprepared", node=name, problem=beat.problem)
+                elif beat.preparing and member.beat is None:
+                    self._note("node-prepares", node=name)
+                elif not (beat.preparing or member.ready):
                     self._note("node-ready", node=name, seconds=round(now - member.started, 3))
                 if beat.notice is not None and beat.notice != member.notice:
                     self._note("node-notice", node=name, deadline=beat.notice)
                 member.beat, member.beaten = beat, now
         return gone
+
+    def problems(self) -> dict[str, str]:
+        """Return why nodes cannot prepare the user's code, by node."""
+        return {name: member.problem for name, member in self._members.items() if member.problem}
 
     def send(self, name: str, order: Order) -> None:
         self._members[name].wire.send(order)

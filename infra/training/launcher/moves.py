@@ -201,5 +201,4 @@ class Resizer:
             generation.ask_to_stop(self._control.reason, end)
 
     def _is_late(self, name: str) -> bool:
-        member = self._members[name]
-        return not member.ready and self._clock.now() - member.started > self._options.form
+        return self._members[name].late(self._clock.now(), self._options.form)

@@ -46,6 +46,7 @@ from ebbflow.infra.training.launcher import tunnel
 from ebbflow.infra.training.launcher.worker import RANKS
 from ebbflow.infra.training.process import channel
 from ebbflow.infra.training.process.printed_steps import PrintedSteps
+from ebbflow.infra.training.workspace.preparing import become_prepared
 
 NOTICE = "notice"  # file, in the node's directory, with the time at which the node will be gone
 READY = "ready"  # file, in the node's directory, once all is imported
@@ -304,7 +305,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def connect(entry: Entry) -> NodeLine:
+def connect(entry: Entry) -> tuple[NodeLine, MessageClient]:
     """Return this node's end of the conversation with its launcher, which may be yet to learn the node's key.
 
     Puts what the node's processes need for theirs into the environment. Raises ``LauncherLostError``, or
@@ -314,7 +315,7 @@ def connect(entry: Entry) -> NodeLine:
     os.environ[channel.CHANNEL], os.environ[keys.SERVER_KEY] = entry.launcher, entry.server
     client = MessageClient(entry.launcher, entry.server, pair, timeout=entry.connect)
     client.await_connection()
-    return NodeLine(client, entry.connect)
+    return NodeLine(client, entry.connect, entry.read), client
 
 
 def main() -> None:
@@ -323,6 +324,8 @@ def main() -> None:
     devices.hold_to(entry.devices)
     private.make_folder(Path(entry.folder))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    if entry.prepare:
+        become_prepared(entry, *connect(entry), "ebbflow.infra.training.launcher.node")
     # whether there is a GPU must be found out without touching it: a touched one cannot be used after a fork
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     importlib.import_module("ebbflow.infra.training.launcher.agent")
@@ -331,7 +334,7 @@ def main() -> None:
             importlib.import_module(module)
         except ImportError:  # the script will say so where it needs the module
             traceback.print_exc()
-    line = connect(entry)
+    line, _ = connect(entry)
     private.reserve(Path(entry.folder) / READY)
     Node(entry, line).run()
 

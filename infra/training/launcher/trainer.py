@@ -15,7 +15,13 @@ from ebbflow.infra.storage.locks import RunLock
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.launcher.decide import Persist
 from ebbflow.infra.training.launcher.hang import HangRule
-from ebbflow.infra.training.launcher.job import PRELOAD, Options, checked_job, checked_placement
+from ebbflow.infra.training.launcher.job import (
+    PRELOAD,
+    Options,
+    checked_job,
+    checked_placement,
+    preparation,
+)
 from ebbflow.infra.training.launcher.journal import Journal, Record
 from ebbflow.infra.training.launcher.loop import Loop
 from ebbflow.infra.training.launcher.members import Members
@@ -48,6 +54,7 @@ class TorchTrainer:
         start: ``"fork"``: processes start from their warm node; ``"spawn"``: from nothing, seconds later, for scripts
             that cannot bear a fork.
         port: at which nodes reach the launcher, on the pool's host; 0: any.
+        variables: environment variables of the script's processes, which are recorded nowhere.
         on_report: called in the launcher's thread with all that processes report.
 
     Raises ``OptionError``, or ``TrainingError`` when the port cannot be had.
@@ -69,6 +76,7 @@ class TorchTrainer:
         preload: Sequence[str] = PRELOAD,
         start: Literal["fork", "spawn"] = "fork",
         port: int = 0,
+        variables: Mapping[str, str] | None = None,
         on_report: Callable[[Report], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -82,6 +90,7 @@ class TorchTrainer:
             replace,
             tuple(preload),
             start,
+            dict(variables or {}),
         )
         self._pool, self._logs = pool, logs
         self._decide = decide
@@ -135,6 +144,7 @@ class TorchTrainer:
             preload=options.preload,
             silence=options.hang.silence,
             stopped=options.hang.stopped,
+            prepare=preparation(job, options),
         )
         decide = self._decide or Persist(options.minimum, options.replace, lambda: members.named)
         loop = self._loop = Loop(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ebbflow.infra.storage import private
 from ebbflow.infra.training.channel.wire import SCRIPT
+from ebbflow.infra.training.workspace.preparing import DIRECTORY
 
 RANKS = "ranks"  # directory, in the node's own, with a file for each process
 _PART = 5.0  # seconds that closing a process group may take
@@ -75,6 +76,8 @@ def _execute(script: str, arguments: list[str]) -> None:
     main.__dict__.update(__file__=script, __builtins__=__builtins__, __cached__=None)
     sys.modules["__main__"] = main
     sys.argv = [script, *arguments]
+    if directory := os.environ.get(DIRECTORY):
+        sys.path.insert(0, directory)  # modules beside the script come first, as Python has it
     sys.path.insert(0, str(Path(script).resolve().parent))
     exec(program, main.__dict__)  # noqa: S102 - running the user's script is what this process is for
 

@@ -116,8 +116,8 @@ class CrossChecks:
                 f"cluster's directory {cluster.directory}"  # type: ignore[union-attr]
             )
             self._say(one, "", rule)
-        if isinstance(cluster, AwsSpec) and step.environment:
-            rule = "environment is for nodes of this machine: on AWS a node reads its secrets by its own role"
+        if isinstance(cluster, AwsSpec) and step.environment and step.kind == "tuning":
+            rule = "environment of a tuning run is for nodes of this machine"
             self._say(one, "environment", rule)
         if not isinstance(cluster, LocalSpec):
             return

@@ -11,6 +11,7 @@ QUERY_OPTIONS = (
 )  # fmt: skip
 TRIAL_OPTIONS = ("adaptive", "checkpoint_interval", "termination_grace", "final_save_timeout", "spill_dir")
 TRAINING_OPTIONS = (
+    "workdir", "requirements", "setup",
     "keep_checkpoints", "partial_checkpoint_interval", "partial_checkpoint_fraction", "interruption_rate",
     "communication", "own_checkpoints", "step_pattern", "sync", "aggregators", "mirrors", "preflight",
     "retry_policy", "retry_backoff", "node_timeout",

@@ -85,10 +85,15 @@ def training_request(
     options: dict[str, Any] = {name: given[name] for name in _TRAINING if given.get(name) is not None}
     least, most = gpu_bounds(step)
     options |= {"min_gpus": least, "max_gpus": most}
-    if given.get("failure_rules"):
-        options["failure_rules"] = resolved(given["failure_rules"], pipeline)
+    for name in ("failure_rules", "requirements"):
+        if given.get(name):
+            options[name] = resolved(given[name], pipeline)
+    script = resolved(given["script"], pipeline)
+    if given.get("workdir"):
+        script = given["script"]  # relative to the working directory
+        options["workdir"] = code_source(given["workdir"], pipeline)
     return TrainingRequest(
-        resolved(given["script"], pipeline),
+        script,
         tuple(fill(one) for one in given.get("arguments", ())),
         run_id=run,
         name=step.label,
@@ -155,6 +160,16 @@ def team_weight(step: StepSpec, pipeline: Pipeline) -> float:
 def resolved(path: str, pipeline: Pipeline) -> str:
     """Return a path of the file, relative ones taken from the file's directory; addresses stay."""
     return within(pipeline.folder, path)
+
+
+def code_source(source: str, pipeline: Pipeline) -> str:
+    """Return the source of a working directory; a path in it is taken from the file's directory."""
+    if source.startswith("git+"):
+        return source
+    path, at, ref = source.rpartition("@")
+    if at and not Path(resolved(source, pipeline)).is_dir():
+        return f"{resolved(path, pipeline)}@{ref}"
+    return resolved(source, pipeline)
 
 
 def within(folder: str, path: str) -> str:

@@ -10,6 +10,7 @@ from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.tasks.apps.agent import AppAgent
+from ebbflow.tasks.training.code import variables_of
 from ebbflow.tasks.training.leased.enforcer import LeaseEnforcer
 from ebbflow.tasks.training.leased.nodes import FencedPool, Numbers
 from ebbflow.tasks.training.request import TrainingRequest
@@ -89,6 +90,7 @@ class LeasedSite:
             "decide": decide,
             "node_timeout": max(request.node_timeout, 1e-3),
             "on_report": both,
+            "variables": variables_of(request),
             "replace": False,  # what a node is replaced by, the capacity loop decides
             **self._options,
         }

@@ -343,15 +343,15 @@ def test_what_cannot_work_on_aws_is_refused_before_anything_is_rented(
         str(tmp_path / "ebbflow.json"),
         str(tmp_path / "prices.toml"),
     )
-    plain["trainings"]["fit"]["environment"] = {"KEY": "${env:KEY}"}
-    plain["tunings"] = {"tune": {"script": "fit.py", "space": {"lr": {"log": [0.1, 1]}}}}
+    space = {"lr": {"log": [0.1, 1]}}
+    plain["tunings"] = {"tune": {"script": "fit.py", "space": space, "environment": {"KEY": "${env:KEY}"}}}
     plain["cluster"]["aws"]["terraform_output"] = "gone.json"
     file.write_text(yaml.safe_dump(plain))
     with pytest.raises(PipelineFileError) as error:
         read_pipeline(file)
     said = str(error.value)
     assert f"cluster.aws.terraform_output: there is no file {tmp_path / 'gone.json'}" in said
-    assert "trainings.fit.environment: environment is for nodes of this machine" in said
+    assert "tunings.tune.environment: environment of a tuning run is for nodes of this machine" in said
     assert "tunings.tune: the study of a tuning run is kept on this machine" in said
 
 
