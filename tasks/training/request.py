@@ -60,8 +60,8 @@ class TrainingRequest:
     workdir: str = option(
         "",
         "Working directory of the script, unpacked once on each node: DIR, REPO@REF of a git repository on this "
-        "machine, or git+URL@REF. The script's path is relative to it. Files that .ebbflowignore, or else "
-        ".gitignore, names are left out",
+        "machine, or git+URL@REF. The script's path is relative to it. Patterns in .ebbflowignore, or else "
+        ".gitignore, exclude files",
         unless="the script alone, in the directory that its node runs in",
         metavar="SOURCE",
     )

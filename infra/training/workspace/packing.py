@@ -111,7 +111,7 @@ def _read(path: Path, name: str, root: Path) -> _File:
             target = os.readlink(path)
             if os.path.isabs(target) or not path.resolve().is_relative_to(root.resolve()):
                 raise OptionError(
-                    f"workdir holds a symbolic link that leads out of it: {name} -> {target}; put the file in its "
+                    f"workdir holds a symbolic link to a file outside of it: {name} -> {target}; put the file in its "
                     f"place, or leave it out by {IGNORE_FILES[0]}"
                 )
             return _File(name, b"", link=target)

@@ -83,7 +83,7 @@ def test_what_cannot_be_packed_is_named(project: Path, monkeypatch: pytest.Monke
         pack(str(project), "train.py")
     monkeypatch.undo()
     (project / "out").symlink_to("/etc")
-    with pytest.raises(OptionError, match=r"a symbolic link that leads out of it: out -> /etc"):
+    with pytest.raises(OptionError, match=r"a symbolic link to a file outside of it: out -> /etc"):
         pack(str(project), "train.py")
 
 
