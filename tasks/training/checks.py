@@ -1,20 +1,17 @@
-"""Rules of a training's request that concern several of its options."""
+"""Rules of a training's request (``request.TrainingRequest``) that concern several of its options."""
 
 import re
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ebbflow.infra.storage import user_files
 from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
 
-if TYPE_CHECKING:
-    from ebbflow.tasks.training.request import TrainingRequest
-
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _OURS = "EBBFLOW_"
 
 
-def check_code(request: "TrainingRequest") -> None:
+def check_code(request: Any) -> None:
     """Raise ``OptionError`` for a script, working directory or variable that cannot be what it is said to be.
 
     A working directory that is not there is no error yet: a run that is resumed elsewhere has its own copy.
@@ -38,7 +35,7 @@ def check_code(request: "TrainingRequest") -> None:
             raise OptionError(f"env must not set variables of Ebbflow's own ({_OURS}...); got {name}")
 
 
-def check_own_checkpoints(request: "TrainingRequest") -> None:
+def check_own_checkpoints(request: Any) -> None:
     """Raise ``OptionError`` for what a script with own checkpoints cannot be given."""
     if not request.own_checkpoints:
         if request.step_pattern:
@@ -66,7 +63,7 @@ def check_own_checkpoints(request: "TrainingRequest") -> None:
         )
 
 
-def check_sync(request: "TrainingRequest") -> None:
+def check_sync(request: Any) -> None:
     """Raise ``OptionError`` for what the aggregation service does not do."""
     if request.mirrors >= request.aggregators:
         raise OptionError(f"mirrors must be below aggregators ({request.aggregators}); got {request.mirrors}")
