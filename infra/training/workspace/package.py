@@ -29,7 +29,7 @@ class CodePackage:
     @property
     def archive(self) -> str:
         """Return the archive's name beside the record."""
-        return f"{self.digest[:32]}.tar.gz"
+        return f"{self.digest[:32]}.tgz"  # a name in .gz would have pyarrow compress it once more
 
 
 def put(run: StorageLocation, package: CodePackage, packed: PackedCode | None) -> None:

@@ -36,6 +36,7 @@ from ebbflow.tasks.training.leased.aws import opened_pools
 from ebbflow.tasks.training.leased.enforcer import LeaseEnforcer
 from ebbflow.tasks.training.leased.site import LeasedSite
 from ebbflow.tasks.training.request import TrainingRequest
+from tests.code_projects import write_project
 from tests.infra.aws.torch_hosts import NODE, Hosts
 from tests.tasks.apps.toy_trainings import Script, ToyTrainer
 
@@ -215,11 +216,54 @@ def test_a_pipeline_moves_from_a_rented_node_that_is_taken_to_another_and_gives_
     assert outcome.step("fit").details["steps"] == 250
 
 
-def moved(lab: "Cluster", ssm: "SystemsManager", folder: Path, runs: Sequence[str]) -> PipelineOutcome:
-    """Run a pipeline whose training has to leave its node, and check what became of it; ``runs``: see ``Hosts``."""
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_project_with_its_packages_is_prepared_on_rented_nodes(
+    lab: "Cluster", ssm: "SystemsManager", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_COLOR", "s3cret-red")
+    write_project(tmp_path)
+    fit = {
+        "script": "train.py",
+        "workdir": "project",
+        "requirements": "project/requirements.txt",
+        "arguments": ["120"],
+        "environment": {"COLOR": "${env:A_COLOR}"},
+    }
+    outcome = moved(lab, ssm, tmp_path, NODE, fit)
+    assert outcome.step("fit").details["steps"] == 480
+    cache = tmp_path / "node-work" / "cache"
+    assert len([path for path in (cache / "environments").iterdir() if path.is_dir()]) == 1
+    assert "s3cret" not in json.dumps(ssm.sent, default=str), "no command that AWS logs holds it"
+    place = StorageLocation(outcome.step("fit").results["directory"])
+    printed = [place.read(one.path.removeprefix(f"{place.root}/")) for one in files_below(place, "logs")]
+    assert any(b"runs hello s3cret-red" in text for text in printed)
+
+
+def files_below(place: StorageLocation, name: str) -> list[Any]:
+    found = []
+    for one in place.entries(name):
+        inner = one.path.removeprefix(f"{place.root}/")
+        found += [one] if one.is_file else files_below(place, inner)
+    return found
+
+
+def moved(
+    lab: "Cluster",
+    ssm: "SystemsManager",
+    folder: Path,
+    runs: Sequence[str],
+    fit: Mapping[str, Any] | None = None,
+) -> PipelineOutcome:
+    """Run a pipeline whose training has to leave its node, and check what became of it; ``runs``: see ``Hosts``.
+
+    ``fit`` are keys of the training in place of others.
+    """
     ssm.script = hosts = Hosts(runs)
     file = folder / "shop.yaml"
-    file.write_text(yaml.safe_dump(shop(folder, lab), sort_keys=False))
+    plain = shop(folder, lab)
+    plain["trainings"]["fit"] |= fit or {}
+    file.write_text(yaml.safe_dump(plain, sort_keys=False))
     heard = Interrupting(lab)
     try:
         outcome = run_steps(PipelineRequest(str(file), run_id="one", runs_dir=str(folder / "runs")), heard)
