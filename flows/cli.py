@@ -87,7 +87,7 @@ class Commands(ListedGroup):
         Listed("prefect", "ebbflow.flows.setup.deployments", "Deploy Ebbflow's flows to Prefect.", SET_UP),
         Listed(
             "simulate",
-            "ebbflow.flows.simulation",
+            "ebbflow.flows.simulation.cli",
             "Simulate training jobs with the code that schedules real clusters.",
             SET_UP,
         ),

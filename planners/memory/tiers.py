@@ -1,4 +1,4 @@
-"""What bytes cost in a tier of memory or storage, and whether peers' memory is worth using (Infiniswap, 2.7.6)."""
+"""What bytes cost in a tier of memory or storage, and whether peers' memory is worth using (Infiniswap)."""
 
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -139,7 +139,7 @@ def network_cost_per_month(
     pue: float = 1.1,
     hours: float = 720.0,
 ) -> float:
-    """Return what a fast network costs per machine and month, without its purchase (Table 2.2).
+    """Return what a fast network costs per machine and month, without its purchase (Infiniswap, Table 2.2).
 
     Args:
         adapter_w: watts of a machine's network adapter.

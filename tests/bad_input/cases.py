@@ -41,6 +41,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "data tpch": ("--scale", "0.01"),
     "data tpcds": ("--scale", "0.01"),
     "simulate aggregation": ("--workload", "jobs.csv"),
+    "simulate memory": ("--policy", "two-choices", "--machines", "4", "--containers", "6", "--seeds", "1"),
     "simulate training": ("--workload", "jobs.csv", "--cluster", "2x2", "--policy", "tiresias"),
     "fleet status": ("--terraform-output", "config.json"),
     "fleet prices": ("--terraform-output", "config.json"),

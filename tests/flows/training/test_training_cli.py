@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ebbflow.flows.simulation import app
+from ebbflow.flows.simulation.cli import app
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.scheduling.catalogue import ENTRIES
 from tests.flows.flowcases import run_cli

@@ -300,6 +300,9 @@ class World:
             self.end_write(0)
         while self.reads:
             self.end_read(0)
+        for slab in range(self.slabs):
+            while self.queues[slab]:
+                self.flush(slab)
         for slab, block in product(range(self.slabs), range(self.blocks)):
             self.read(slab, block)
             if self.reads:
@@ -307,7 +310,20 @@ class World:
             assert self.completed.get((slab, block), 0) == self.current.get((slab, block), 0)
 
 
-STEPS = ("write", "read", "apply", "end", "end read", "flush", "map 0", "map 1", "evict", "finish", "kill 0")
+STEPS = (
+    "write",
+    "read",
+    "apply",
+    "fail",
+    "end",
+    "end read",
+    "flush",
+    "map 0",
+    "map 1",
+    "evict",
+    "finish",
+    "kill 0",
+)
 
 
 def _play(world: World, step: str) -> None:
@@ -317,6 +333,8 @@ def _play(world: World, step: str) -> None:
         world.read(0, 0)
     elif step == "apply" and world.writes:
         world.apply(len(world.writes) - 1)
+    elif step == "fail" and world.writes:
+        world.apply(len(world.writes) - 1, ok=False)
     elif step == "end" and world.writes:
         world.end_write(len(world.writes) - 1)
     elif step == "end read" and world.reads:

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ebbflow.flows import aggregation
 from ebbflow.flows.runs.options import duration_option, without_native_output
+from ebbflow.flows.simulation import memory
+from ebbflow.flows.simulation.terminal import show_progress
 from ebbflow.planners.model.options import check_report_paths
 from ebbflow.planners.scheduling.catalogue import ENTRIES
 
@@ -21,7 +22,8 @@ app = typer.Typer(
     help="Simulate training jobs with the code that schedules real clusters.\n\n"
     "[b]Example[/b]\n\n"
     "    ebbflow simulate training --policy themis,tiresias --report out.html\n\n"
-    "    ebbflow simulate aggregation --workload philly:200",
+    "    ebbflow simulate aggregation --workload philly:200\n\n"
+    "    ebbflow simulate memory --seeds 20",
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -271,13 +273,7 @@ def training(
     inputs = Inputs(request)
     runs = planned(inputs)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads would only spin over a few dozen numbers
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with without_native_output(), Progress(*columns, console=errors, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("")
-
-        def show(what: str, done: int, total: int) -> None:
-            bar.update(task, description=escape(what), completed=done, total=total)
-
+    with without_native_output(), show_progress(errors) as show:
         records = run_all(inputs, runs, fresh=fresh, processes=jobs, progress=show)
     text = json_text(records, request.shown())
     if json:
@@ -296,6 +292,7 @@ def training(
 
 
 app.command("aggregation", help=aggregation.HELP)(aggregation.aggregation)
+app.command("memory", help=memory.HELP)(memory.memory)
 
 
 def _print_comparison(records: Sequence[dict[str, Any]]) -> None:

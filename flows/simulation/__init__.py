@@ -1,0 +1,1 @@
+"""``ebbflow simulate``: schedulers, shared aggregation and shared memory in simulation."""

@@ -1,0 +1,1 @@
+"""A cluster whose machines lend memory to each other, simulated second by second with the planners that run it."""
