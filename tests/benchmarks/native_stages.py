@@ -27,14 +27,9 @@ from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import QueryOutcome, execute
+from tests.benchmarks.sql.rig import TUNED_SETTINGS
 
 SYSTEMS = ("tuned", "spark", "native", "duckdb")
-_TUNED = {
-    "spark.sql.shuffle.partitions": "8",
-    "spark.sql.autoBroadcastJoinThreshold": str(64 << 20),
-    "spark.sql.adaptive.enabled": "true",
-    "spark.sql.files.maxPartitionBytes": "128m",
-}
 
 
 def cpu_seconds() -> float:
@@ -98,7 +93,7 @@ def _systems(tables: str, folder: Path, spark: OpenedEngine, duckdb: OpenedEngin
     from pyspark.sql import SparkSession
 
     session = SparkSession.builder.getOrCreate().newSession()
-    for key, value in _TUNED.items():
+    for key, value in TUNED_SETTINGS.items():
         session.conf.set(key, value)
     for path in Path(tables).glob("*.parquet"):
         session.read.parquet(str(path)).createOrReplaceTempView(path.stem)

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -35,6 +35,9 @@ _SQL_HELP = """Compare Ebbflow with plain Spark SQL while workers come and go.
 
     spark-cbo  the same with cost-based optimiser, column statistics and join reordering on, and graceful \
 decommissioning where a notice is given
+
+    spark-tuned, spark-tuned-cbo  the same two with 8 shuffle partitions and broadcasts up to 64 MB; after a case's \
+first round only the plain Spark that was soonest there goes on
 
     ebbflow    planner qoop, an empty store, statistics cached beforehand
 
@@ -82,8 +85,14 @@ def sql_command(
         str, typer.Option(metavar="LIST", help="none, kill, notice, volatile, volatile-notice; by commas.")
     ] = "none,kill,notice,volatile,volatile-notice",
     systems: Annotated[
-        str, typer.Option(metavar="LIST", help="spark, spark-cbo, ebbflow; by commas.")
-    ] = "spark,spark-cbo,ebbflow",
+        str,
+        typer.Option(
+            metavar="LIST", help="spark, spark-cbo, spark-tuned, spark-tuned-cbo, ebbflow; by commas."
+        ),
+    ] = "spark,spark-cbo,spark-tuned,spark-tuned-cbo,ebbflow",
+    stages: Annotated[
+        Literal["spark", "native", "auto"], typer.Option(help="How Ebbflow runs its stages.")
+    ] = "auto",
     pairs: Annotated[int, typer.Option(help="Rounds per query and schedule.")] = 5,
     workers: Annotated[int, typer.Option(help="Workers, each of one Spark core.")] = 3,
     cores_per_worker: Annotated[
@@ -133,7 +142,7 @@ def sql_command(
     ):
         bench = Bench(
             plan, folders, rig, output, SystemClock(), shown.step,  # type: ignore[arg-type]
-            float("inf") if time_limit is None else 60 * time_limit,
+            float("inf") if time_limit is None else 60 * time_limit, stages,
         )  # fmt: skip
         complete = bench.run()
     _sum_up(output)

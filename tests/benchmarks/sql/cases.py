@@ -1,6 +1,6 @@
 """Which queries, systems and schedules are compared, and in which order."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
@@ -15,10 +15,12 @@ from ebbflow.planners.query.sql.dialect import spark_sql
 from tests.benchmarks.sql.schedules import SCHEDULES, Schedule, check
 
 Suite = Literal["tpch", "tpcds"]
-System = Literal["spark", "spark-cbo", "ebbflow"]
+System = Literal["spark", "spark-cbo", "spark-tuned", "spark-tuned-cbo", "ebbflow"]
 SUITES: tuple[Suite, ...] = get_args(Suite)
 SYSTEMS: tuple[System, ...] = get_args(System)
-PLAIN: tuple[System, ...] = ("spark", "spark-cbo")
+PLAIN: tuple[System, ...] = ("spark", "spark-cbo", "spark-tuned", "spark-tuned-cbo")
+ANALYSED: tuple[System, ...] = ("spark-cbo", "spark-tuned-cbo")  # with column statistics
+TUNED: tuple[System, ...] = ("spark-tuned", "spark-tuned-cbo")
 
 # TPC-H: every query that joins three relations or more in one block. TPC-DS: star and snowflake joins of three
 # relations or more, from one dimension filter (Q42) to three fact tables (Q25, Q29) and dimensions of dimensions.
@@ -93,6 +95,17 @@ class Plan:
                     yield tuple(
                         Run(query, schedule, pair, system) for system in rotated(self.systems, pair + number)
                     )
+
+    def narrowed(self, runs: tuple[Run, ...], first: Mapping[System, float]) -> tuple[Run, ...]:
+        """Return the runs of a round after the first: of several plain Sparks only the one that was soonest there.
+
+        ``first`` are the seconds that each system took in the case's first round.
+        """
+        if not runs[0].pair:
+            return runs
+        plain = [run.system for run in runs if run.system in PLAIN and run.system in first]
+        best = min(plain, key=lambda system: first[system], default=None)
+        return tuple(run for run in runs if run.system not in PLAIN or run.system == best)
 
     def seed_of(self, run: Run) -> str:
         """Return what a run's schedule is drawn from: equal for the systems of a round."""

@@ -44,6 +44,13 @@ _SHARED = {
 }
 # SQL settings of Ebbflow's that change what is written and not how fast, or that a session cannot change
 _KEPT = frozenset({"spark.sql.session.timeZone", "spark.sql.parquet.outputTimestampType"})
+# What a user sets who knows the size of the cluster and of the tables
+TUNED_SETTINGS = {
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.autoBroadcastJoinThreshold": str(64 << 20),
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.files.maxPartitionBytes": "128m",
+}
 PLAIN_DATABASE = "plain_{}"
 ANALYSED_DATABASE = "analysed_{}"
 
@@ -76,10 +83,11 @@ class TestCluster:
         self._client = new_client(5.0)
         self._warm: Any = None
 
-    def plain_session(self, suite: Suite, *, analysed: bool = False) -> Any:
+    def plain_session(self, suite: Suite, *, analysed: bool = False, tuned: bool = False) -> Any:
         """Return a new SQL session with Spark's own settings, on the suite's tables.
 
         ``analysed``: on the tables with statistics, and with the cost-based optimiser and join reordering on.
+        ``tuned``: with settings that suit the cluster.
         """
         session = self.session.newSession()
         kept = _KEPT | set(self.options.conf or {})
@@ -89,6 +97,9 @@ class TestCluster:
         if analysed:
             for key in ("cbo.enabled", "cbo.planStats.enabled", "cbo.joinReorder.enabled"):
                 session.conf.set(f"spark.sql.{key}", "true")
+        if tuned:
+            for key, value in TUNED_SETTINGS.items():
+                session.conf.set(key, value)
         name = ANALYSED_DATABASE if analysed else PLAIN_DATABASE
         session.catalog.setCurrentDatabase(name.format(suite))
         return session

@@ -19,16 +19,17 @@ from ebbflow.infra.query.comparison import same_rows
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.planners.errors import EbbflowError
+from ebbflow.planners.query.costs.stage_engines import StageEngineName
 from ebbflow.planners.query.sql.parse import parse, table_names
 from ebbflow.tasks.query.planning import Gathered, prepare
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.verify import oracle
 from tests.benchmarks.sql import schedules
-from tests.benchmarks.sql.cases import Plan, Query, Run, Suite, System, query_text
+from tests.benchmarks.sql.cases import ANALYSED, Plan, Query, Run, Suite, System, query_text
 from tests.benchmarks.sql.faults import Faults
 from tests.benchmarks.sql.metrics import Metrics, Window, measure
 from tests.benchmarks.sql.records import Journal, Record
-from tests.benchmarks.sql.rig import RigOptions, TestCluster, started_rig
+from tests.benchmarks.sql.rig import TUNED_SETTINGS, RigOptions, TestCluster, started_rig
 from tests.benchmarks.sql.systems import Outcome, Task, run_system
 
 _LEAST_TIMEOUT, _TIMEOUT_SPANS = 180.0, 10.0  # a run is given up after so many seconds and spans
@@ -60,6 +61,7 @@ class Bench:
     clock: Clock
     listener: Listener
     time_limit: float = float("inf")  # seconds
+    stages: StageEngineName = "auto"  # of Ebbflow
     rehearsals: int = 2  # rounds on a new application that do not count: nothing is compiled yet
     baselines: int = 3  # undisturbed runs of plain Spark whose median scales a query's schedules
     _texts: dict[Query, str] = field(default_factory=dict)
@@ -148,6 +150,8 @@ class Bench:
             "cap": state.cap,
             "memory": self.rig.memory,
             "conf": dict(self.rig.conf or {}),
+            "stages": self.stages,
+            "tuned": TUNED_SETTINGS,
             "class_archive": "SharedArchiveFile" in self.rig.java_options,
             "seed": self.plan.seed,
             "pairs": self.plan.pairs,
@@ -169,10 +173,11 @@ class Bench:
             self._rehearse(rig)
             for query in self.plan.queries:
                 if query.name not in self._journal.spans:
-                    if self._late(len(self.plan.systems) + self.baselines):
+                    if self._late(len(self.plan.systems) + self._baselines):
                         return False
                     self._baseline(rig, query)
-            for runs in self.plan.rounds():
+            for whole in self.plan.rounds():
+                runs = self._narrowed(whole)
                 if self._journal.done(runs):
                     continue
                 if self._late(len(runs)):
@@ -181,9 +186,14 @@ class Bench:
                     self._timed(rig, run, order)
         return True
 
+    def _narrowed(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        found = self._journal.records
+        case = [record for record in found.values() if record.case == runs[0].case and not record.pair]
+        return self.plan.narrowed(runs, {record.system: record.seconds for record in case})
+
     @property
     def _analyses(self) -> bool:
-        return "spark-cbo" in self.plan.systems
+        return any(system in ANALYSED for system in self.plan.systems)
 
     def _rehearse(self, rig: TestCluster) -> None:
         for number in range(self.rehearsals):
@@ -193,7 +203,7 @@ class Bench:
 
     def _baseline(self, rig: TestCluster, query: Query) -> None:
         """Let every system run the query once, then measure plain Spark; its median scales the schedules."""
-        order: list[System] = [*self.plan.systems, *(["spark"] * self.baselines)]  # type: ignore[list-item]
+        order: list[System] = [*self.plan.systems, *(["spark"] * self._baselines)]  # type: ignore[list-item]
         walls = []
         for number, system in enumerate(order):
             run = Run(query, "none", -1, system)
@@ -206,7 +216,12 @@ class Bench:
                         f"plain Spark cannot run {query.name} ({record.error}): leave it out with --queries"
                     )
                 walls.append(record.wall)
-        self._journal.add_span(query, statistics.median(walls))
+        self._journal.add_span(query, statistics.median(walls) if walls else record.wall)
+
+    @property
+    def _baselines(self) -> int:
+        """Return how often plain Spark is measured: not at all where no schedule is to be scaled."""
+        return self.baselines if any(schedule != "none" for schedule in self.plan.schedules) else 0
 
     def _timed(self, rig: TestCluster, run: Run, order: int) -> None:
         span = self._journal.spans[run.query.name]
@@ -256,6 +271,7 @@ class Bench:
             max(_LEAST_TIMEOUT, _TIMEOUT_SPANS * span) if span else _FIRST_TIMEOUT,
             hazard,
             faults.begin if faults else lambda at: None,
+            self.stages,
         )
         window = Window(rig.api, self.clock)
         try:
@@ -308,9 +324,10 @@ class Bench:
 
     def _left(self) -> int:
         """Return the number of runs that are missing."""
-        rounds = sum(len(runs) for runs in self.plan.rounds() if not self._journal.done(runs))
+        rounds = map(self._narrowed, self.plan.rounds())
+        missing = sum(len(runs) for runs in rounds if not self._journal.done(runs))
         fresh = sum(q.name not in self._journal.spans for q in self.plan.queries)
-        return rounds + fresh * (len(self.plan.systems) + self.baselines)
+        return missing + fresh * (len(self.plan.systems) + self._baselines)
 
     def _eta(self) -> float | None:
         return self._left() * self._spent / self._done if self._done else None

@@ -1,7 +1,7 @@
 """What the runs say: ratios by case and schedule, the bars, and where the time of every loss goes.
 
-The ratio of a round is Ebbflow's completion time over that of the better plain Spark, which is the system, of
-those measured, with the smaller median over the case's rounds. A run that failed or was wrong never completes:
+The ratio of a round is Ebbflow's completion time over that of the best plain Spark, which is the system, of those
+that took part in all rounds, with the smallest median over them. A run that failed or was wrong never completes:
 a ratio against it is 0 (shown as such), Ebbflow's own is infinite, and where neither completes it is 1. Means
 take for a plain run that failed the time until it failed, so they rather understate the gain.
 """
@@ -119,6 +119,8 @@ def cases(records: Iterable[Record]) -> list[Case]:
         plain = [s for s in PLAIN if runs.get(s)]
         if not plain or not runs.get("ebbflow"):
             continue
+        rounds = max(len(runs[s]) for s in plain)  # after the first, only the best of several takes part
+        plain = [s for s in plain if len(runs[s]) == rounds]
         better = min(plain, key=lambda s: (statistics.median(r.seconds for r in runs[s]), s))
         theirs = {r.pair: r for r in runs[better]}
         pairs = tuple(Pair(r, theirs[r.pair]) for r in runs["ebbflow"] if r.pair in theirs)

@@ -3,6 +3,8 @@
 * ``spark``: Spark SQL with its own settings, adaptive execution on. It is not told of notices.
 * ``spark-cbo``: the same with the cost-based optimiser, column statistics and join reordering on; a worker with
   a notice is decommissioned gracefully.
+* ``spark-tuned``, ``spark-tuned-cbo``: the same two with the partitions and the limit of broadcasts that suit the
+  cluster (``TUNED_SETTINGS``).
 * ``ebbflow``: policy qoop, an empty store, statistics cached beforehand as the others' tables are registered
   beforehand. It sees notices and is told the schedule's losses per node-hour.
 """
@@ -24,10 +26,11 @@ from ebbflow.infra.spark.watch import ExecutorWatch
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners import hazard as recovery
 from ebbflow.planners.errors import EbbflowError
+from ebbflow.planners.query.costs.stage_engines import StageEngineName
 from ebbflow.tasks.query.opening import OpenedEngine
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
-from tests.benchmarks.sql.cases import Suite, System
+from tests.benchmarks.sql.cases import ANALYSED, TUNED, Suite, System
 from tests.benchmarks.sql.metrics import contributing
 from tests.benchmarks.sql.rig import TestCluster, Watchdog
 
@@ -47,6 +50,7 @@ class Task:
     timeout: float  # seconds
     hazard: float | None = None
     begun: Callable[[float], None] = lambda at: None  # called when the text is handed over
+    stages: StageEngineName = "auto"  # how Ebbflow runs its stages
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,11 @@ def run_system(system: System, rig: TestCluster, task: Task, template: Path) -> 
     """
     if system == "ebbflow":
         return _ebbflow(rig, task, template)
-    return _plain(rig, task, analysed=system == "spark-cbo")
+    return _plain(rig, task, analysed=system in ANALYSED, tuned=system in TUNED)
 
 
-def _plain(rig: TestCluster, task: Task, *, analysed: bool) -> Outcome:
-    session = rig.plain_session(task.suite, analysed=analysed)
+def _plain(rig: TestCluster, task: Task, *, analysed: bool, tuned: bool) -> Outcome:
+    session = rig.plain_session(task.suite, analysed=analysed, tuned=tuned)
     group = f"bench-{uuid.uuid4().hex[:8]}"
     target = task.folder / "result"
     rig.context.setJobGroup(group, task.name, interruptOnCancel=True)
@@ -122,6 +126,7 @@ def _ebbflow(rig: TestCluster, task: Task, template: Path) -> Outcome:
         master=rig.cluster.master_url,
         store=str(store),
         reuse=False,
+        stages=task.stages,
         interruption_rate=task.hazard,
         name=task.name,
     )

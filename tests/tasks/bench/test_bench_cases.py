@@ -21,7 +21,7 @@ def test_every_round_has_every_system_once() -> None:
 
 
 def test_each_system_begins_equally_often_in_every_case() -> None:
-    plan = Plan(TWO, ("none", "kill"), pairs=6)
+    plan = Plan(TWO, ("none", "kill"), pairs=10)
     first = Counter((runs[0].query, runs[0].schedule, runs[0].system) for runs in plan.rounds())
     assert set(first.values()) == {2}
 
@@ -87,3 +87,11 @@ def test_texts_beside_the_tables_are_translated_for_spark(tmp_path: Path) -> Non
 
 def test_tpch_texts_come_with_the_package() -> None:
     assert "lineitem" in query_text(Query("tpch", 5), Path("/nowhere"))
+
+
+def test_after_the_first_round_only_the_best_plain_spark_goes_on() -> None:
+    first, second = Plan(TWO[:1], ("none",), pairs=2).rounds()
+    seconds = {"spark": 9.0, "spark-cbo": 8.0, "spark-tuned": 4.0, "spark-tuned-cbo": 5.0, "ebbflow": 3.0}
+    plan = Plan(TWO[:1])
+    assert plan.narrowed(first, seconds) == first
+    assert sorted(run.system for run in plan.narrowed(second, seconds)) == ["ebbflow", "spark-tuned"]
