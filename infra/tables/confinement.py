@@ -101,5 +101,19 @@ def lock(connection: Any, reach: AllowedAccess) -> None:
         connection.execute(f"SET {setting}")
 
 
+def opened_on(name: str, rows: Any) -> Any:
+    """Return a connection to a new database that holds the ``pyarrow.Table`` ``rows`` as the table ``name`` and
+    reaches nothing else: for predicates, which are the user's text."""
+    import duckdb
+
+    connection = duckdb.connect(":memory:", config={**configuration(), "threads": 1, "TimeZone": "UTC"})
+    connection.register("ebbflow_rows", rows)
+    quoted = '"' + name.replace('"', '""') + '"'
+    connection.execute(f"CREATE TABLE {quoted} AS SELECT * FROM ebbflow_rows")
+    connection.unregister("ebbflow_rows")
+    lock(connection, NOTHING)
+    return connection
+
+
 def _listed(texts: Iterable[str]) -> str:
     return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in sorted(texts)) + "]"

@@ -7,6 +7,7 @@ those of the files, by name.
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from typing import Any
 from urllib.parse import unquote
@@ -75,6 +76,46 @@ def distinct(relation: Relation) -> dict[str, int]:
         for name, value in values(relation, file.path).items():
             found[name].add(value)
     return {name: len(known - {None}) for name, known in found.items()}
+
+
+def pruned(relation: Relation, places: Sequence[Sequence[str]]) -> Relation:
+    """Return ``relation`` with the files whose partition values pass what one of ``places`` asks.
+
+    Each place is conjuncts in DuckDB's dialect over the partition columns; NULL does not pass. One that cannot be
+    evaluated, such as a cast of a text that is no number, is passed by all.
+    """
+    import duckdb
+    import pyarrow as pa
+
+    from ebbflow.infra.tables.confinement import opened_on
+    from ebbflow.infra.tables.datatypes import arrow_type
+
+    if not relation.partitions or not relation.files:
+        return relation
+    known = [values(relation, file.path) for file in relation.files]
+    numbers: dict[tuple[PartitionValue, ...], int] = {}
+    of_files = [numbers.setdefault(tuple(one.values()), len(numbers)) for one in known]
+    kinds = dict(relation.columns)
+    rows = pa.table(
+        {
+            name: pa.array([value[level] for value in numbers], arrow_type(kinds[name]))
+            for level, name in enumerate(relation.partitions)
+        }
+    )
+    connection = opened_on("partitions", rows)
+
+    def passed(conjunct: str) -> set[int]:
+        try:
+            found = connection.execute(f"SELECT rowid FROM partitions WHERE ({conjunct}\n)").fetchall()
+        except duckdb.Error:
+            return set(range(len(numbers)))
+        return {int(number) for (number,) in found}
+
+    with connection:
+        kept = set().union(*(set(range(len(numbers))).intersection(*map(passed, place)) for place in places))
+    return replace(
+        relation, files=tuple(f for f, number in zip(relation.files, of_files, strict=True) if number in kept)
+    )
 
 
 def with_values(table: Any, relation: Relation, path: str) -> Any:

@@ -28,7 +28,7 @@ from ebbflow.infra.storage import files
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.clustering import grid
-from ebbflow.infra.tables.confinement import NOTHING, configuration, lock
+from ebbflow.infra.tables.confinement import opened_on
 from ebbflow.infra.tables.footers import ColumnFooter, column_footers, comparable
 from ebbflow.infra.tables.parquet import footer, version
 from ebbflow.infra.tables.sampling import Sample, draw, keep, kept, thinned
@@ -278,25 +278,12 @@ def _opened(relation: Relation, sample: Sample, sample_rows: int) -> Any:
     with _open_lock:
         connection = _open.get(key)
         if connection is None:
-            connection = _open[key] = _connect(relation, sample)
+            connection = _open[key] = opened_on(relation.name, sample.table)
             while len(_open) > _OPEN_SAMPLES:
                 # not closed: another thread may be using it
                 _open.popitem(last=False)
         _open.move_to_end(key)
         return connection.cursor()
-
-
-def _connect(relation: Relation, sample: Sample) -> Any:
-    import duckdb
-
-    # predicates are the user's text: they must not reach files
-    connection = duckdb.connect(":memory:", config={**configuration(), "threads": 1})
-    connection.register("ebbflow_sample", sample.table)
-    name = _quote(relation.name)
-    connection.execute(f"CREATE TABLE {name} AS SELECT * FROM ebbflow_sample")
-    connection.unregister("ebbflow_sample")
-    lock(connection, NOTHING)
-    return connection
 
 
 def _hits(cursor: Any, table: str, predicates: Sequence[str]) -> list[int | None]:

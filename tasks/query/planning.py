@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 from sqlglot import exp
@@ -16,14 +16,19 @@ from ebbflow.infra.query.duckdb_statements import output_names
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.infra.tables import statistics
+from ebbflow.infra.tables.partitions import pruned
 from ebbflow.planners.errors import UnknownColumnError
 from ebbflow.planners.model import Catalogue, Measured, Table, Work
 from ebbflow.planners.query.costs.cost import DEFAULTS
 from ebbflow.planners.query.costs.sampling import questions
+from ebbflow.planners.query.plan.analysis import Analysis
+from ebbflow.planners.query.plan.pruning import partition_filters
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.functions import reaches_out
 from ebbflow.planners.query.sql.parse import ParsedQuery, parse, parse_query, table_names
+from ebbflow.planners.query.views.views import view_chain
+from ebbflow.tasks.drawing.wording import bytes_text
 from ebbflow.tasks.query.request import QueryRequest
 
 _HISTORY = 300  # finished stages remembered per engine and place
@@ -44,6 +49,8 @@ class Gathered:
     catalogue: Catalogue  # the same, with versions; with statistics those that the query names
     history: Sequence[Measured]  # of finished stages at this place, oldest first
     everything: bool = False  # functions are allowed that may read whatever the process may
+    unpruned: Mapping[str, Relation] = field(default_factory=dict)  # tables, with all files, that lost some
+    notes: tuple[str, ...] = ()  # on what was found, for people
 
     @property
     def versions(self) -> dict[str, str]:
@@ -51,9 +58,10 @@ class Gathered:
         return {name: table.version for name, table in self.catalogue.tables.items()}
 
     def read(self) -> tuple[Relation, ...]:
-        """Return the tables that the query names."""
+        """Return the tables that the query names, with all of their files."""
         named = {name.lower() for name in table_names(self.parsed.expression)}
-        return tuple(relation for name, relation in self.relations.items() if name in named)
+        whole = {**self.relations, **self.unpruned}
+        return tuple(relation for name, relation in whole.items() if name in named)
 
 
 def prepare(
@@ -91,7 +99,9 @@ def gather(
     engine: Callable[[], SqlEngine | None] = lambda: None,
 ) -> Gathered:
     """Find the tables, and read their statistics (cached by version) and the history. Raises as ``prepare``."""
-    parsed, relations, now, named = _read(request, clock, engine)
+    parsed, whole, now, named = _read(request, clock, engine)
+    pruned = _pruned(request, parsed, {name: whole[name] for name in named if name in whole})
+    relations = {**whole, **pruned}
     cache = store.cache("statistics")
     catalogue = Catalogue(
         {
@@ -100,7 +110,16 @@ def gather(
         }
     )
     everything = reaches_out(frozenset(request.allow_functions))
-    return Gathered(parsed, now, relations, catalogue, read_history(store, request), everything)
+    return Gathered(
+        parsed,
+        now,
+        relations,
+        catalogue,
+        read_history(store, request),
+        everything,
+        {name: whole[name] for name in pruned},
+        tuple(_pruning_words(whole[name], kept) for name, kept in sorted(pruned.items())),
+    )
 
 
 def tables_of(request: QueryRequest, clock: Clock) -> tuple[ParsedQuery, tuple[Relation, ...]]:
@@ -109,7 +128,33 @@ def tables_of(request: QueryRequest, clock: Clock) -> tuple[ParsedQuery, tuple[R
     Raises ``TableError``, ``PlanningError``.
     """
     parsed, relations, _, named = _read(request, clock, lambda: None)
+    relations |= _pruned(request, parsed, {name: relations[name] for name in named if name in relations})
     return parsed, tuple(relation for name, relation in relations.items() if name in named)
+
+
+def _pruned(
+    request: QueryRequest, parsed: ParsedQuery, relations: Mapping[str, Relation]
+) -> dict[str, Relation]:
+    """Return those of the tables in partition directories that the query reads some files of only, with these."""
+    kinds = {
+        name: {c.lower(): kind for c, kind in one.columns if c in one.partitions}
+        for name, one in relations.items()
+        if one.partitions
+    }
+    if not kinds:
+        return {}
+    plain = Catalogue({name: Table(one.name, one.columns, "") for name, one in relations.items()})
+    analysis = Analysis.of(view_chain(parsed, plain), plain, "")
+    filters = partition_filters(analysis, kinds, portable=request.engine != "duckdb")
+    kept = {name: pruned(relations[name], places) for name, places in filters.items()}
+    return {name: one for name, one in kept.items() if len(one.files) < len(relations[name].files)}
+
+
+def _pruning_words(whole: Relation, kept: Relation) -> str:
+    return (
+        f"{whole.name}: {len(kept.files):,} of {len(whole.files):,} files are read, {bytes_text(kept.bytes)} of "
+        f"{bytes_text(whole.bytes)}; the others' partitions do not pass the query's filters"
+    )
 
 
 def _read(

@@ -148,6 +148,8 @@ def execute(
             remember(store, request, measured)
             gathered = replace(found, history=measured)
         engine.confine(gathered.read(), [store.place], gathered.everything)
+        for note in gathered.notes:
+            orchestrator.listener.note(note)
         started = clock.now()
         slices = SliceIndex(store, store.cache("slices"))
         share = planning_share(capacity, request.fraction)
@@ -292,4 +294,4 @@ def explain(
         )
         for plan in session.plans.values()
     ]
-    return tuple(reports), (*sentences(coverage(planner.analysis)), *planner.notes)
+    return tuple(reports), (*sentences(coverage(planner.analysis)), *gathered.notes, *planner.notes)

@@ -42,7 +42,7 @@ def restrict_views(query: exp.Query, catalogue: Catalogue) -> exp.Query:
         with_.pop()
         found += [t for t in outside_tables(query) if t.name == name and not t.db]
         query.set("with_", with_)
-        filters = [_filter(table) for table in found]
+        filters = [[p for p in own_filters(table) if _only_tests(p)] for table in found]
         if len(filters) >= 2 and all(filters):
             body = ctes[position].this
             union = isinstance(body.unnest(), exp.SetOperation)
@@ -69,8 +69,8 @@ def _of_one_type(query: exp.Query, position: int, catalogue: Catalogue) -> Colle
     }
 
 
-def _filter(table: exp.Table) -> list[exp.Expr]:
-    """Return the conjuncts on ``table`` alone that every row used of it passes."""
+def own_filters(table: exp.Table) -> list[exp.Expr]:
+    """Return the conjuncts on ``table`` alone that every row used of it passes. Columns must be qualified."""
     item = table.parent
     select = item.parent if item is not None else None
     if not isinstance(item, exp.From | exp.Join) or not isinstance(select, exp.Select):
@@ -81,6 +81,9 @@ def _filter(table: exp.Table) -> list[exp.Expr]:
     ):
         return []
     joins = select.args.get("joins") or []
+    # by their position, nearest match or place in a hierarchy, rows mean something to each other before any filter
+    if any(j.method for j in joins) or any(select.args.get(key) for key in ("connect", "sample", "match")):
+        return []
     parts: list[exp.Expr] = []
     if isinstance(item, exp.Join) and item.side not in ("RIGHT", "FULL"):
         parts += conjuncts(
@@ -95,7 +98,7 @@ def _filter(table: exp.Table) -> list[exp.Expr]:
             if join is not item and not join.side and join.kind in ("", "INNER", "CROSS"):
                 parts += conjuncts(join.args.get("on"))
     alias = table.alias_or_name
-    return [p for p in parts if not has_subquery(p) and _only_tests(p) and _aliases(p) == {alias}]
+    return [p for p in parts if not has_subquery(p) and not is_volatile(p) and _aliases(p) == {alias}]
 
 
 def _aliases(node: exp.Expr) -> set[str]:
