@@ -68,13 +68,18 @@ class Tables(nn.Module):
 
 
 def train(
-    tables: int, batch: int, width: int, steps: int, communication: PlannedCommunication | None
+    tables: int,
+    batch: int,
+    width: int,
+    steps: int,
+    communication: PlannedCommunication | None,
+    bucket_mb: float = 1.0,
 ) -> list[float]:
     """Return the losses of this process' batches."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     submit = communication.submit if communication else PlainCollectives().submit
     torch.manual_seed(1)
-    model = nn.parallel.DistributedDataParallel(Perceptrons(tables, width), bucket_cap_mb=1)
+    model = nn.parallel.DistributedDataParallel(Perceptrons(tables, width), bucket_cap_mb=bucket_mb)
     if communication is not None:
         communication.reduce(model)
     torch.manual_seed(100 + rank)

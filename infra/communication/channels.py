@@ -1,5 +1,8 @@
 """Channels: process groups that carry pieces side by side, and how a piece is carried out on one."""
 
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -10,6 +13,8 @@ from ebbflow.infra.communication.payloads import Exchanged, Payload, Summed
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.communication.algebra import Motif
 from ebbflow.planners.communication.plan import Piece
+
+_GLOO = "GLOO_SOCKET_IFNAME"
 
 
 class OrderError(TrainingError):
@@ -23,12 +28,19 @@ class Channels:
         count: how many.
         timeout: s after which a collective that hangs is an error.
         backend: of torch.distributed; pieces that are not whole collectives need its point-to-point transfers.
+        interfaces: of the network, one for each channel, as gloo's ``GLOO_SOCKET_IFNAME``; those of the process
+            unless given.
     """
 
-    def __init__(self, count: int, *, timeout: float = 60.0, backend: str = "gloo") -> None:
+    def __init__(
+        self, count: int, *, timeout: float = 60.0, backend: str = "gloo", interfaces: Sequence[str] = ()
+    ) -> None:
         within = timedelta(seconds=timeout)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.groups = [dist.new_group(backend=backend, timeout=within) for _ in range(count)]
+        self.groups = []
+        for channel in range(count):
+            with _interface(interfaces[channel] if interfaces else ""):
+                self.groups.append(dist.new_group(backend=backend, timeout=within))
 
     def close(self) -> None:
         """Destroy the groups; no piece may run."""
@@ -135,6 +147,21 @@ class Channels:
             dist.recv(part, group=group, group_src=motif.root)
             return
         _wait([dist.isend(part, group=group, group_dst=rank) for rank in motif.ranks if rank != motif.root])
+
+
+@contextmanager
+def _interface(name: str) -> Iterator[None]:
+    """Let gloo use an interface for the groups that are made meanwhile; "" is the one that it would use anyway."""
+    before = os.environ.get(_GLOO)
+    if name:
+        os.environ[_GLOO] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_GLOO, None)
+        else:
+            os.environ[_GLOO] = before
 
 
 def _wait(works: "list[dist.Work | None]") -> None:

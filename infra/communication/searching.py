@@ -37,6 +37,7 @@ class SearchRequest:
         seconds: bound of the search.
         seed: of the random walk.
         system: the scheduler that plans.
+        hand_order: names of collectives, the most urgent first, for the system ``HO``.
     """
 
     recorded: RecordedTraining
@@ -45,13 +46,14 @@ class SearchRequest:
     seconds: float = 10.0
     seed: int = 0
     system: System = "Syndicate"
+    hand_order: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the request as text."""
         return json.dumps(
             {
                 "recorded": self.recorded.to_json(), "links": self.links.to_json(), "version": self.version,
-                "seconds": self.seconds, "seed": self.seed, "system": self.system,
+                "seconds": self.seconds, "seed": self.seed, "system": self.system, "hand_order": self.hand_order,
             }
         )  # fmt: skip
 
@@ -129,6 +131,7 @@ def search(request: SearchRequest) -> SearchAnswer:
         rng=np.random.default_rng(request.seed),
         clock=time.monotonic,
         seconds=request.seconds,
+        hand_order=request.hand_order,
     )
     found = search_plan(problem, version=request.version, system=request.system)
     bars = {
@@ -152,6 +155,7 @@ def main() -> int:
             float(said["seconds"]),
             int(said["seed"]),
             said["system"],
+            tuple(said["hand_order"]),
         )
         answer = search(request)
     except (EbbflowError, ValueError, KeyError, TypeError) as error:
