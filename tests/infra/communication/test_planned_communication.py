@@ -1,8 +1,12 @@
 """Pieces of collectives on real gloo processes: equal to the plain ones, in one order on all ranks."""
 
+import os
+
 import pytest
 import torch
+import torch.distributed as dist
 
+from ebbflow.infra.communication.channels import Channels
 from ebbflow.infra.communication.payloads import Exchanged, Summed
 from ebbflow.infra.errors import TrainingError
 from tests.infra.communication.ranks import CONTROLLED, PARTS
@@ -36,3 +40,15 @@ def test_payloads_that_are_none_are_refused() -> None:
         Exchanged(torch.ones(3), torch.ones(2), [1, 1], [1, 1])
     with pytest.raises(TrainingError, match="rows must keep their type"):
         Exchanged(torch.ones(2), torch.ones(2, dtype=torch.float64), [1, 1], [1, 1])
+
+
+def test_channels_are_made_on_interfaces_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "new_group", lambda **_: seen.append(os.environ["GLOO_SOCKET_IFNAME"]))
+    Channels(2, interfaces=("lo", "eth1"))
+    Channels(1)
+    assert seen == ["lo", "eth1", "eth0"]
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
