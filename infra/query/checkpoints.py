@@ -37,6 +37,7 @@ from ebbflow.infra.storage.manifest import (
 )
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.datatypes import arrow_schema
+from ebbflow.planners.memory.tiers import Tier
 
 __all__ = ["JsonStore", "ParquetCheckpointStore"]
 
@@ -57,6 +58,8 @@ class ParquetCheckpointStore:
         self._clock = clock or SystemClock()
         self._files = StoreFiles(place, self._clock)
         self.place = place
+        self.tier: Tier | None = None
+        """Where outputs are kept first, as measured; nothing: what engines are known to take holds it."""
         self._lock = threading.Lock()
         self._noted: set[str] = set()
         self._problems: list[str] = []

@@ -8,10 +8,12 @@ from functools import cached_property
 from typing import Literal
 
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Catalogue, Share
 from ebbflow.planners.query.costs.cost import DEFAULTS, CostModel
 from ebbflow.planners.query.costs.costing import StatementCoster
 from ebbflow.planners.query.costs.dividing import Divider
+from ebbflow.planners.query.costs.output_tiers import output_seconds, tier_note
 from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.orders.contrasts import contrasting_trees
 from ebbflow.planners.query.orders.enumerate import enumerate_trees
@@ -75,18 +77,22 @@ class QueryPlanner:
         options: PlannerOptions | None = None,
         allowed: Collection[str] = (),
         rivals: Sequence[CostModel] = (),
+        tier: Tier | None = None,
     ) -> None:
         """Take apart ``query``, a text or one that was parsed against tables of these columns.
 
         ``now`` is what clock functions are frozen to, ``salt`` is unique to the run (see ``Fingerprints``);
         functions in ``allowed`` may read more than tables. ``rivals`` are the costs of other ways to run a stage than
-        ``model``'s: each stage takes the one that is sooner done. Raises the errors of ``parse_query``.
+        ``model``'s: each stage takes the one that is sooner done. ``tier`` is where stage outputs are kept, as
+        measured: the faster it is, the more cuts pay; it may be set between calls of ``candidates``. Raises the
+        errors of ``parse_query``.
         """
         if isinstance(query, str):
             query = parse_query(query, catalogue, now=now, dialect=dialect, allowed=allowed)
         self.parsed: ParsedQuery = query
         self.model = model
         self.rivals = tuple(rivals)
+        self.tier = tier
         self.options = options or PlannerOptions()
         self._catalogue = catalogue
         self._salt = salt
@@ -160,7 +166,11 @@ class QueryPlanner:
             duckdb_sql(without_hints(query)),
         )
         stage = self._stage(
-            unit, Choice(trees), StatementCoster(sizes, self.model, share), text, named="whole query"
+            unit,
+            Choice(trees),
+            StatementCoster(sizes, self.model, share, self.tier),
+            text,
+            named="whole query",
         )
         return QueryExecutionPlan(f"single-{stage.physical_key[:4]}", (stage,), "as written", self.notes)
 
@@ -182,7 +192,7 @@ class QueryPlanner:
 
         Blocks add up almost independently, so varying one at a time finds the front without a product.
         """
-        coster = StatementCoster(sizes, self.model, share)
+        coster = StatementCoster(sizes, self.model, share, self.tier)
         trees = {key: self._trees(key, sizes, share) for key in self.analysis.blocks}
         required, paying = self._cut_views(trees, coster)
         options: dict[BlockId, list[tuple[Tree, frozenset[int]]]] = {}
@@ -277,8 +287,11 @@ class QueryPlanner:
                 required.add(view.name)
                 continue
             bill, stored = coster.unit(Unit(view.name, "", (), (), frozenset(), ""), best)
-            once = bill.seconds(self.model, coster.share)
-            copy = self.model.latency + self.model.rates.written_bytes * stored.bytes / cores
+            kept = output_seconds(stored.bytes, self.tier, coster.share)
+            once = bill.seconds(self.model, coster.share) - kept
+            copy = (
+                self.model.latency + self.model.rates.written_bytes * stored.bytes / cores + (1 + uses) * kept
+            )
             if (uses - 1) * once > copy:
                 paying.add(view.name)
         return frozenset(required), frozenset(paying)
@@ -286,7 +299,7 @@ class QueryPlanner:
     # --- plans --------------------------------------------------------------------------------------------
 
     def _plan(self, choice: Choice, sizes: Sizes, share: Share) -> QueryExecutionPlan:
-        costers = [StatementCoster(sizes, model, share) for model in (self.model, *self.rivals)]
+        costers = [StatementCoster(sizes, model, share, self.tier) for model in (self.model, *self.rivals)]
         staging = Staging(self.analysis, choice)
         built = tuple(self._cheapest(u, choice, costers, Rendered(staging, u)) for u in staging.units)
         shape = "; ".join(
@@ -296,7 +309,8 @@ class QueryPlanner:
         # without partitions, which follow sizes and share: a plan that is costed anew keeps its id
         plan_id = "qep-" + digest(sorted(digest(u.output_fp, u.inputs, u.shape) for u in staging.units))[:8]
         self._choices[plan_id] = choice
-        return QueryExecutionPlan(plan_id, built, shape or "no inner joins", self.notes)
+        notes = self.notes if self.tier is None else (*self.notes, tier_note(built, self.tier, share))
+        return QueryExecutionPlan(plan_id, built, shape or "no inner joins", notes)
 
     def _cheapest(
         self, unit: Unit, choice: Choice, costers: Sequence[StatementCoster], statement: Statement

@@ -17,7 +17,7 @@ from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.running.execution import Cancel, Finish, Reuse, Start
 from ebbflow.planners.query.running.session import Action, Decided, FailureKind, Notify, Session, StageFailure
-from ebbflow.tasks.query.listening import Background, CapacityChanged, StageOutcome
+from ebbflow.tasks.query.listening import Background, CapacityChanged, StageOutcome, TierChanged
 from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import StageStatus
 from ebbflow.tasks.query.slices import SlicesDone, StageRun
@@ -109,6 +109,8 @@ class Driver:
             self._see(event.capacity, event.change)
             self._act(self.session.on_capacity(event.change, now))
             self._doubts = {job_id: (now, outcome) for job_id, (_, outcome) in self._doubts.items()}
+        elif isinstance(event, TierChanged):
+            self._act(self.session.on_tier(event.tier, now))
         elif isinstance(event, StageOutcome):
             self._note_problems()
             run = self._runs.pop(event.job_id)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ebbflow.infra.protocols import Checkpoint, StageProgress, StageResult
+from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Capacity
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import ReplanDecision
@@ -32,6 +33,13 @@ class CapacityChanged:
 
     capacity: Capacity
     change: str
+
+
+@dataclass(frozen=True)
+class TierChanged:
+    """Stage outputs are kept elsewhere, or take other times there; ``None``: in the store behind all tiers."""
+
+    tier: Tier | None
 
 
 class Background(Protocol):

@@ -227,6 +227,7 @@ def planner_of(
         salt=run_id,
         options=options or PlannerOptions(cuts=request.materialize),
         rivals=(DEFAULTS["spark"],) if request.stages == "auto" and request.engine == "spark" else (),
+        tier=store.tier,
     )
     planner.sample(_measure(planner, gathered, store.cache("statistics")))
     return planner

@@ -8,11 +8,13 @@ from math import ceil
 
 from sqlglot import exp
 
+from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Resources, Share, Work
 from ebbflow.planners.query.costs import cost
 from ebbflow.planners.query.costs.cost import CostModel, JoinCost, JoinCostModel, Size
 from ebbflow.planners.query.costs.links import shuffle_seconds, spilled_bytes
 from ebbflow.planners.query.costs.operators import split_bytes
+from ebbflow.planners.query.costs.output_tiers import output_seconds
 from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.plan.analysis import BlockId
 from ebbflow.planners.query.plan.cuts import NodeCost
@@ -32,7 +34,9 @@ class CostEstimate:
 
     work: Work = field(default_factory=Work)
     serial: float = 0.0  # seconds that no core can shorten, a broadcast's on the links among them
-    waiting: float = 0.0  # core-seconds in which tasks wait for a shuffle's bytes, or spill
+    waiting: float = (
+        0.0  # core-seconds in which tasks wait for a shuffle's bytes or an output's tier, or spill
+    )
     network: float = 0.0  # seconds on the links, those of both among them
     resident: float = 0.0  # GiB of broadcast tables on every node
     task: float = 0.0  # GiB, the largest hash table of a single task
@@ -64,6 +68,9 @@ class StatementCoster:
     sizes: Sizes
     model: CostModel
     share: Share
+    tier: Tier | None = (
+        None  # where stages' outputs are kept; nothing: the model's rates hold all that it takes
+    )
 
     @cached_property
     def _pricer(self) -> JoinCostModel:
@@ -95,6 +102,7 @@ class StatementCoster:
             stored = Size(float(known.rows), float(known.bytes))
         self._split(bill)
         bill.add(cost.write(stored))
+        self._keep(bill, stored.bytes)
         bill.add(Work(tasks=float(bill.widest)))
         return bill, stored
 
@@ -158,9 +166,10 @@ class StatementCoster:
             self._split(bill)
             stored = Size(size.rows, size.bytes * STORED)
             copy = cost.write(stored).plus(cost.scan(stored))
+            kept = 2.0 * output_seconds(stored.bytes, self.tier, self.share)
             out[join.mask] = NodeCost(
                 bill.seconds(self.model, self.share),
-                self.model.latency + self.model.core_seconds(copy) / cores,
+                self.model.latency + self.model.core_seconds(copy) / cores + kept,
                 shared.get(join.mask, 1.0),
             )
         return out
@@ -183,6 +192,7 @@ class StatementCoster:
         size = self._size(block, node.mask)
         if not own and node.mask in choice.cuts.get(block, frozenset()):
             self._scan(bill, Size(size.rows, size.bytes * STORED))
+            self._keep(bill, size.bytes * STORED)
             return size
         if isinstance(node, Leaf):
             self._leaf(bill, block, node, choice)
@@ -240,6 +250,7 @@ class StatementCoster:
         size = self.sizes.view(view.name)
         partial = self._partial(Size(size.rows, size.bytes_stored), view)
         self._scan(bill, Size(partial.rows, partial.bytes * STORED))
+        self._keep(bill, partial.bytes * STORED)
         self._above(bill, (view.name, 0), partial)
         return Size(size.rows, size.bytes_stored)
 
@@ -251,11 +262,17 @@ class StatementCoster:
             return
         size = Size(cardinalities.base_rows(leaf.relation), cardinalities.scanned_bytes(leaf.relation))
         self._scan(bill, size, cardinalities.inputs[leaf.relation].bytes_stored)
+        if relation.is_view:
+            self._keep(bill, size.bytes)
 
     def _scan(self, bill: CostEstimate, size: Size, stored: float = 0.0) -> None:
         """Add a scan of ``size``; ``stored`` are the relation's bytes with all columns, where those are more."""
         bill.read.append(max(stored, size.bytes))
         bill.add(Work(scanned_rows=size.rows, scanned_bytes=size.bytes))
+
+    def _keep(self, bill: CostEstimate, size: float) -> None:
+        """Add what writing or reading ``size`` bytes of a stage's output waits for."""
+        bill.waiting += output_seconds(size, self.tier, self.share) * max(self.share.total.cores, 1.0)
 
     def _split(self, bill: CostEstimate) -> None:
         """Add the tasks that read: files are split by all their bytes, whichever columns are read."""
@@ -334,6 +351,8 @@ class StatementCoster:
             fraction = 1.0 if name in view.reads_views else _COLUMNS_READ
             size = Size(known.rows, known.bytes_stored * fraction)
             self._scan(bill, size, known.bytes_stored)
+            if name in view.reads_views:
+                self._keep(bill, size.bytes)
             if len(names) > 1:
                 self._exchange(bill, size.bytes, bill.shuffle(size.bytes, self.share))
                 bill.add(Work(built_rows=size.rows, probed_rows=size.rows, shuffled_bytes=size.bytes))

@@ -95,7 +95,9 @@ class Stage:
     rows: float  # estimated output rows
     bytes: float  # estimated output bytes
     work: Work  # estimated work, for calibration
-    waiting: float = 0.0  # core-seconds of its tasks beyond that work: they wait for links, or spill
+    waiting: float = (
+        0.0  # core-seconds of its tasks beyond that work: they wait for links or outputs, or spill
+    )
     network: float = 0.0  # seconds that it keeps links busy, in its latency or its tasks' duration
     partitions: int = 0  # shuffle partitions; 0 leaves the engine's default
     logical: str = ""  # relational algebra of the whole sub-plan, for people

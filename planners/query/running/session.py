@@ -10,8 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Capacity, Measured, Share
 from ebbflow.planners.query.costs.cost import CostModel, calibrate
+from ebbflow.planners.query.costs.output_tiers import tier_changed
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.planners.query.plan.state import ReplanDecision, StageOutput
 from ebbflow.planners.query.planner import QueryPlanner
@@ -194,6 +196,20 @@ class Session:
         self._cores.append((now, self.share.total.cores))
         plans = self._anew(now)
         return self._answer(self.execution.on_share(self.share, now, change, plans or None))
+
+    def on_tier(self, tier: Tier | None, now: float) -> list[Action]:
+        """Plan anew where stage outputs are kept elsewhere from now on, or take a multiple of the time there.
+
+        Args:
+            tier: as measured; ``None``: the planner's rates hold all that it takes.
+            now: s since the Unix epoch.
+        """
+        before, self.planner.tier = self.planner.tier, tier
+        if not tier_changed(before, tier):
+            return []
+        plans = self._anew(now)
+        trigger = f"stage outputs are kept in {tier.name if tier is not None else 'the store'}"
+        return self._answer(self.execution.on_candidates(plans, now, trigger)) if plans else []
 
     def on_finished(
         self,

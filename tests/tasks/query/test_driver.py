@@ -16,8 +16,10 @@ from ebbflow.infra.errors import (
     StorageFullError,
 )
 from ebbflow.infra.protocols import StageJob
+from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan
 from ebbflow.tasks.query.driver import Driver
+from ebbflow.tasks.query.listening import TierChanged
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.verify import verify
 from tests.tasks.driving import (
@@ -147,6 +149,15 @@ def test_a_real_change_of_capacity_is_weighed_by_the_real_replanner(ride: Ride, 
     told = ride.listener.decisions
     assert [d.trigger for d in told][:1] == ["the query begins"]
     assert any(d.trigger == "arrived: n2" and d.revision == 2 and d.estimates for d in told)
+    assert right(ride, driver)
+
+
+def test_another_tier_of_outputs_is_weighed_and_the_decision_says_so(ride: Ride, engine: Scripted) -> None:
+    tier = Tier("peer memory", 1e-4, 1e9)
+    _when_ended(ride, SHARED, lambda: ride.inbox.put(TierChanged(tier)))
+    driver = ride.drive(engine)
+    assert "stage outputs are kept in peer memory" in [d.trigger for d in ride.listener.decisions]
+    assert ride.planner.tier == tier
     assert right(ride, driver)
 
 

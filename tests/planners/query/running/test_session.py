@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Capacity, Measured, Node, Notice, Share, Work
 from ebbflow.planners.query.costs.cost import DUCKDB, NATIVE
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Text
@@ -36,6 +37,7 @@ class Drawn:
     def __init__(self, *plans: QueryExecutionPlan) -> None:
         self.plans = plans
         self.model = DUCKDB
+        self.tier: Tier | None = None
         self.asked: list[tuple[Share, dict[str, StageOutput], tuple[str, ...]]] = []
         self.divided: dict[str, tuple[str, int]] = {}
 
@@ -85,6 +87,33 @@ def half_done(planner: Drawn, capacity: Capacity = FOUR) -> Session:
     query.begin({}, 0.0)
     query.on_progress(query.plan.sink, 8, 4, 0, 1.0)
     return query
+
+
+# --- where outputs are kept ---------------------------------------------------------------------------------
+
+
+def test_another_tier_of_outputs_makes_plans_anew_and_its_name_is_the_trigger() -> None:
+    planner = Drawn(LONG, OTHER)
+    query = half_done(planner)
+    asked = len(planner.asked)
+    fast, slower, slow = (Tier("peer memory", 1e-4, rate) for rate in (1e9, 0.8e9, 0.3e9))
+    made = [a.decision for a in query.on_tier(fast, 1.0) if isinstance(a, Decided)]
+    assert [one.trigger for one in made] == ["stage outputs are kept in peer memory"]
+    assert (planner.tier, len(planner.asked)) == (fast, asked + 1)
+    assert query.on_tier(slower, 1.1) == []
+    assert (planner.tier, len(planner.asked)) == (slower, asked + 1), "measurements vary"
+    assert decisions(query.on_tier(slow, 1.2))
+    made = [a.decision for a in query.on_tier(None, 1.3) if isinstance(a, Decided)]
+    assert [one.trigger for one in made] == ["stage outputs are kept in the store"]
+    assert query.on_tier(None, 1.4) == []
+
+
+def test_a_policy_that_never_replans_takes_note_of_a_tier_only() -> None:
+    planner = Drawn(LONG)
+    query = session(planner, policy="volcano", cores=4)
+    query.see(FOUR)
+    query.begin({}, 0.0)
+    assert query.on_tier(Tier("peer memory", 1e-4, 1e9), 1.0) == []
 
 
 # --- what nodes take along --------------------------------------------------------------------------------
