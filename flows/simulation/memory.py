@@ -20,7 +20,7 @@ The load is that of Infiniswap's cluster experiment: containers of six applicati
 all, three quarters or half of the memory that it needs; slabs of 1 GB, 8 GB of each machine kept free. What does \
 not fit goes to slabs of other machines, or to disk. Shown are medians over the \
 seeds: memory in use and its balance, slabs without a host, the run time of containers with three quarters and half \
-of their memory over that with all of it, slabs evicted and how many of them were busy.
+of their memory over that with all of it, slabs evicted and their activity over the mean of their machine.
 
 [b]Policies[/b] (--policy)
 
@@ -87,9 +87,9 @@ def memory(
         print_json({"asked": asdict(asked), "policies": found})
         return
     title = f"{containers} containers on {machines} machines, {seeds} seeds"
-    table = Table(title=title, title_justify="left", box=None)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("policy", no_wrap=True)
-    columns = ["in use", "max/med", "max/min", "no host", "75 %", "50 %", "evicted", "busy"]
+    columns = ["in use", "max/med", "max/min", "no host", "75 %", "50 %", "evicted", "active"]
     columns += ["lost", "slower"] if asked.faults else []
     for heading in columns:
         table.add_column(heading, justify="right")
@@ -98,7 +98,7 @@ def memory(
         cells = [
             f"{row['utilization']:.1%}", f"{row['max_over_median']:.2f}", f"{row['max_over_min']:.1f}",
             f"{row['unplaced']:.1%}", _times(row["slowdown_75"]), _times(row["slowdown_50"]),
-            f"{row['evicted']:.0f}", f"{row['evicted_busy']:.0%}",
+            f"{row['evicted']:.0f}", _times(row["evicted_activity"]),
         ]  # fmt: skip
         cells += [f"{row['lost']:.0f}", f"{row['fault_loss'] or 0:.1%}"] if asked.faults else []
         table.add_row(one["policy"], *cells)

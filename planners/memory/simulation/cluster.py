@@ -44,7 +44,7 @@ class Counters:
         placed: slabs that found a host.
         evictions: rounds of eviction.
         evicted: slabs.
-        evicted_busy: of those that were more active than the threshold of mapping.
+        evicted_activity: of each the activity over the mean of its machine's mapped slabs, summed.
         lost: slabs of daemons that died.
         messages: control messages.
         remote_bytes: pages read from and written to peers.
@@ -56,7 +56,7 @@ class Counters:
     placed: int = 0
     evictions: int = 0
     evicted: int = 0
-    evicted_busy: int = 0
+    evicted_activity: float = 0.0
     lost: int = 0
     messages: int = 0
     remote_bytes: float = 0.0
@@ -216,7 +216,9 @@ class Cluster:
     def _evict(self, machine: int, action: Evict) -> None:
         pool = self.daemons[machine].pool
         extra = min(self.policy.extra * action.n, ALL)
-        search = choose_victims(pool.evictable, action.n, extra, self._rng)
+        mapped = pool.evictable
+        mean = float(np.mean([self._active(machine, one) for one in mapped])) if mapped else 0.0
+        search = choose_victims(mapped, action.n, extra, self._rng)
         asked = next(search)
         activities = {
             handle: float(self._activity[self._where[machine, handle]])
@@ -231,10 +233,11 @@ class Cluster:
         self.counters.messages += decision.messages
         self.counters.evictions += 1
         self.counters.evicted += len(decision.victims)
-        self.counters.evicted_busy += sum(self._is_busy(machine, one) for one in decision.victims)
+        active = sum(self._active(machine, one) for one in decision.victims)
+        self.counters.evicted_activity += active / mean if mean else 0.0
 
-    def _is_busy(self, machine: int, victim: MappedSlab) -> bool:
-        return bool(self._activity[self._where[machine, victim.slab]] > HOT)
+    def _active(self, machine: int, slab: MappedSlab) -> float:
+        return float(self._activity[self._where[machine, slab.slab]])
 
     def _unmap(self, machine: int, handle: int, *, keep: bool) -> None:
         slab = self._where.pop((machine, handle))

@@ -28,7 +28,7 @@ class Outcome:
         slowdown_75: of those that have three quarters.
         slowdown_50: of those that have half.
         evicted: slabs.
-        evicted_busy: fraction of them that were busy.
+        evicted_activity: their mean activity over that of all slabs mapped on their machines; not a number without.
         lost: slabs of daemons that died.
         fault_loss: largest fraction of the cluster's throughput lost in the seconds after a fault; not a number
             without faults.
@@ -45,7 +45,7 @@ class Outcome:
     slowdown_75: float
     slowdown_50: float
     evicted: float
-    evicted_busy: float
+    evicted_activity: float
     lost: float
     fault_loss: float
     network_bits_s: float
@@ -83,7 +83,7 @@ def simulate(scenario: Scenario, policy: SharingPolicy, seed: int) -> Outcome:
         slowdown_75=by_limit[1],
         slowdown_50=by_limit[2],
         evicted=float(count.evicted),
-        evicted_busy=count.evicted_busy / max(count.evicted, 1),
+        evicted_activity=count.evicted_activity / count.evicted if count.evicted else nan,
         lost=float(count.lost),
         fault_loss=_fault_loss(scenario, throughput),
         network_bits_s=network_rate(count.remote_bytes, cluster.now, scenario.machines),
