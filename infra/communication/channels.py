@@ -28,8 +28,8 @@ class Channels:
         count: how many.
         timeout: s after which a collective that hangs is an error.
         backend: of torch.distributed; pieces that are not whole collectives need its point-to-point transfers.
-        interfaces: of the network, one for each channel, as gloo's ``GLOO_SOCKET_IFNAME``; those of the process
-            unless given.
+        interfaces: of the network, which channels take in turns; unless given, those that gloo's own variable
+            ``GLOO_SOCKET_IFNAME`` names, with commas between.
     """
 
     def __init__(
@@ -38,8 +38,9 @@ class Channels:
         within = timedelta(seconds=timeout)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.groups = []
+        names = interfaces or os.environ.get(_GLOO, "").split(",")
         for channel in range(count):
-            with _interface(interfaces[channel] if interfaces else ""):
+            with _interface(names[channel % len(names)]):
                 self.groups.append(dist.new_group(backend=backend, timeout=within))
 
     def close(self) -> None:

@@ -50,5 +50,7 @@ def test_channels_are_made_on_interfaces_of_their_own(monkeypatch: pytest.Monkey
     monkeypatch.setattr(dist, "new_group", lambda **_: seen.append(os.environ["GLOO_SOCKET_IFNAME"]))
     Channels(2, interfaces=("lo", "eth1"))
     Channels(1)
-    assert seen == ["lo", "eth1", "eth0"]
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0,eth1")
+    Channels(3)
+    assert seen == ["lo", "eth1", "eth0", "eth0", "eth1", "eth0"]
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0,eth1"
