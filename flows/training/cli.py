@@ -40,7 +40,7 @@ The script trains inside [b]with ElasticRun.start() as run:[/b] (docs/training.m
 
 [b]A directory with its packages[/b]: packed, unpacked once on each node
 
-    ebbflow train train.py --workdir . --requirements requirements.txt --nodes local:2x1
+    ebbflow train train.py --workdir . --requirements requirements.txt
 
 [b]Resume a run[/b] that was stopped, or whose machine is gone
 

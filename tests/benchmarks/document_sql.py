@@ -5,18 +5,20 @@ from typing import Any
 
 _SUITES = {"tpch": "TPC-H", "tpcds": "TPC-DS"}
 # a suite, and what tells a result from another of its suite
-RESULTS = ("tpch", "tpch-sf20", "tpcds")
+RESULTS = ("tpch-tuned", "tpch", "tpch-sf20", "tpcds")
 
 
 def section(found: dict[str, Any], name: str) -> str:
     """Return the section of the result ``name``: of the first with the method, of others with what differs."""
     suite = name.partition("-")[0]
-    first = name == RESULTS[0]
-    return f"""## {_SUITES[suite]}{_scale(found, suite)}: SQL against plain Spark while workers come and go
+    first = name == "tpch"
+    title = "SQL against tuned Spark" if "tuned" in found["setup"] else "SQL against plain Spark"
+    method = _tuned(found) if "tuned" in found["setup"] else _method(found) if first else _as_above(found)
+    return f"""## {_SUITES[suite]}{_scale(found, suite)}: {title} while workers come and go
 
 `{_command(found)}`
 
-{_method(found) if first else _as_above(found)}
+{method}
 
 {_bars(found) if first else ""}
 
@@ -49,6 +51,20 @@ samples). What every run finds: its own code compiled, because each system has r
 every disturbed run once more, undisturbed, on the workers that replace the lost ones. Ebbflow is told how often
 workers are lost, and remembers what its stages took in earlier runs; it reuses no result. Undisturbed rounds come
 before disturbed ones. Ebbflow was worked on meanwhile: rounds of several days are not all of one state of its code.
+{setup.get("note", "")}"""
+
+
+def _tuned(found: dict[str, Any]) -> str:
+    setup = found["setup"]
+    tuned = ", ".join(f"`{key.removeprefix('spark.sql.')}={value}`" for key, value in setup["tuned"].items())
+    return f"""\
+Ebbflow with `--stages {setup["stages"]}` and four plain Sparks take turns on the same warm application, cluster and
+files: Spark SQL with its own settings (`spark`), with cost-based optimiser, column statistics and join reordering
+(`spark-cbo`), and both with settings for this cluster ({tuned}: `spark-tuned`, `spark-tuned-cbo`). The first round of
+a query has all of them; of the plain ones only the fastest there goes on, and is what Ebbflow's time is divided by.
+{setup["workers"]} one-core workers on loopback, {setup["cap"]}; {setup["machine"]}; Spark
+{setup["spark"]}{_archive(setup)}. A time is from the SQL text to the whole Parquet result, each answer compared with
+DuckDB's.
 {setup.get("note", "")}"""
 
 

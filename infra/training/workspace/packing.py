@@ -159,7 +159,7 @@ def _bounded(source: str, files: Iterator[_File]) -> list[_File]:
 
 def _tarred(files: list[_File]) -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+    with tarfile.TarFile(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for one in files:
             info = tarfile.TarInfo(one.path)
             info.size, info.mode = len(one.data), 0o755 if one.executable else 0o644
