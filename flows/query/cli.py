@@ -83,7 +83,19 @@ _PANELS = {
         ("planner", "materialize", "hysteresis", "interruption_rate", "weight", "calibrate"), _PLANNING
     ),
     **dict.fromkeys(
-        ("engine", "stages", "master", "executor_memory", "conf", "runner", "store", "reuse"), _RUN
+        (
+            "engine",
+            "stages",
+            "master",
+            "executor_memory",
+            "conf",
+            "runner",
+            "store",
+            "durable",
+            "memory_tier",
+            "reuse",
+        ),
+        _RUN,
     ),
 }
 

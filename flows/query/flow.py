@@ -92,6 +92,8 @@ def run_query(
     materialize: str = "cost",
     dialect: str = "spark",
     store: str | None = None,
+    durable: str = "before-commit",
+    memory_tier: str = "auto",
     reuse: bool = True,
     hysteresis: float = 0.15,
     interruption_rate: float | None = None,
@@ -130,7 +132,11 @@ def run_query(
             ``none``.
         dialect: SQL dialect of the query, as sqlglot names it.
         store: directory of the checkpoints, local or ``s3://``, or the block ``ebbflow-storage/NAME``; it must
-            outlive nodes.
+            outlive nodes. With ``memory+`` before it, checkpoints go to nodes' free memory first (engine ``duckdb``).
+        durable: when a checkpoint of a ``memory+`` store is committed: ``before-commit``, once the store behind has
+            its data, or ``behind``, earlier: a stage whose data is lost is computed again.
+        memory_tier: use of nodes' memory before a ``memory+`` store: ``auto``, where it is measured to be faster, or
+            ``always``.
         reuse: reuse stages that earlier runs finished.
         hysteresis: fraction of the remaining time that a switch to another plan must save.
         interruption_rate: expected interruptions per node-hour; by default estimated from observed losses.

@@ -2,16 +2,74 @@
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError, MemoryTierError, StorageError
 from ebbflow.infra.memory.blocks import BehindStore, BlockSettings, TierMetrics
-from ebbflow.infra.memory.lanes import WorkQueues
 from ebbflow.planners.memory.slab_table import BlockRange
 
+Work = Callable[[], None]  # must not raise
+
 log = logging.getLogger(__name__)
+
+
+class WorkQueues(Protocol):
+    """Runs what is submitted under one key in its order, and lets others wait for what it does."""
+
+    def submit(self, lane: Hashable, work: Work) -> None:
+        """Append ``work`` to a queue."""
+        ...
+
+    def wait(self, changed: threading.Condition, reached: Callable[[], bool], timeout: float) -> bool:
+        """Wait, with ``changed`` held, until ``reached``; tell whether it is."""
+        ...
+
+    def close(self) -> None:
+        """Run what is queued, and end. May be called twice."""
+        ...
+
+
+class Lanes:
+    """``WorkQueues`` of threads.
+
+    Args:
+        threads: that work at a time.
+    """
+
+    def __init__(self, threads: int = 4) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="memory-behind")
+        self._lock = threading.Lock()
+        self._queues: dict[Hashable, deque[Work]] = {}  # of queues that a thread works on, or is about to
+
+    def submit(self, lane: Hashable, work: Work) -> None:
+        with self._lock:
+            queue = self._queues.get(lane)
+            if queue is not None:
+                queue.append(work)
+                return
+            self._queues[lane] = deque([work])
+            self._pool.submit(self._run, lane)
+
+    def wait(self, changed: threading.Condition, reached: Callable[[], bool], timeout: float) -> bool:
+        return changed.wait_for(reached, timeout)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+    def _run(self, lane: Hashable) -> None:
+        while True:
+            with self._lock:
+                queue = self._queues[lane]
+                if not queue:
+                    del self._queues[lane]
+                    return
+                work = queue.popleft()
+            work()
 
 
 @dataclass(slots=True, eq=False)
@@ -92,12 +150,18 @@ class WriteBehind:
         self._free += not write.left
         self._changed.notify_all()
 
-    def then(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Queue ``work`` behind the writes of a lane; what it raises is as if the store had refused a write."""
+    def then(self, key: Hashable, work: Callable[[], None], *, always: bool = False) -> None:
+        """Queue ``work`` behind the writes of a lane; what it raises is as if the store had refused a write.
+
+        Args:
+            key: of the lane.
+            work: what is done.
+            always: do it even if a write before it was refused.
+        """
         with self._changed:
             lane = self._lanes.setdefault(key, Lane())
             lane.left += 1
-            self._queues.submit(key, lambda: self._run(lane, work))
+            self._queues.submit(key, lambda: self._run(lane, work, always=always))
 
     def settle(self, key: Hashable) -> None:
         """Wait until a peer or the store has each write of a lane. Raises ``StorageError``."""
@@ -144,10 +208,12 @@ class WriteBehind:
             raise StorageError(f"the store behind the memory has {len(data)} bytes of {size}")
         return data
 
-    def _run(self, lane: Lane, work: Callable[[], None], write: PendingWrite | None = None) -> None:
+    def _run(
+        self, lane: Lane, work: Callable[[], None], write: PendingWrite | None = None, *, always: bool = False
+    ) -> None:
         error: Exception | None = None
         try:
-            if lane.error is None:  # what follows a write that was refused is not stored either
+            if always or lane.error is None:  # what follows a write that was refused is not stored either
                 work()
         except Exception as exc:
             error = exc

@@ -26,8 +26,8 @@ class BlockSettings:
         store_timeout: seconds for the store behind.
     """
 
-    slabs: int = 4096
-    slab_bytes: int = 64 << 20
+    slabs: int = 8192
+    slab_bytes: int = 16 << 20
     block_bytes: int = 256 << 10
     request_blocks: int = 4
     entries: int = 64

@@ -14,10 +14,9 @@ import numpy as np
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import MemoryTierError
-from ebbflow.infra.memory.behind import PendingWrite, WriteBehind
+from ebbflow.infra.memory.behind import PendingWrite, WorkQueues, WriteBehind
 from ebbflow.infra.memory.blocks import BehindStore, BlockSettings, TierMetrics
 from ebbflow.infra.memory.hosting import Defer, HostedSlabs, PendingAnswer
-from ebbflow.infra.memory.lanes import WorkQueues
 from ebbflow.infra.memory.peer import Peer
 from ebbflow.infra.memory.protocol import Frame, Kind
 from ebbflow.planners.memory.slab_table import BlockRange, ReadRoute, WriteRoute, split_request
@@ -101,9 +100,15 @@ class BlockStore:
         """Wait until the store behind has all writes of a lane. Raises ``StorageError``."""
         self._behind.flush(lane)
 
-    def then(self, lane: Hashable, work: Callable[[], None]) -> None:
-        """Queue ``work`` behind the writes of a lane; what it raises is as if the store had refused a write."""
-        self._behind.then(lane, work)
+    def then(self, lane: Hashable, work: Callable[[], None], *, always: bool = False) -> None:
+        """Queue ``work`` behind the writes of a lane; what it raises is as if the store had refused a write.
+
+        Args:
+            lane: the queue.
+            work: what is done.
+            always: do it even if a write before it was refused.
+        """
+        self._behind.then(lane, work, always=always)
 
     def forget(self, lane: Hashable) -> None:
         """Drop what is known of a lane that is not used again."""

@@ -51,7 +51,7 @@ class DaemonSettings:
     token: bytes
     host: str = "127.0.0.1"
     port: int = 0
-    slab_bytes: int = 64 << 20
+    slab_bytes: int = 16 << 20
     max_bytes: int = 1 << 30
     headroom: float = 0.125
     period: float = 1.0

@@ -52,6 +52,7 @@ class PeerAddress:
     name: str  # of the node
     host: str
     port: int
+    slab_bytes: int = 0  # size of its slabs; 0: not known
 
 
 class PeerLink:

@@ -53,7 +53,7 @@ async def serve(settings: DaemonSettings, registry: MemoryRegistry, drain: float
         loop.add_signal_handler(number, ended.set)
     try:
         await daemon.start()
-        address = PeerAddress(settings.name, settings.host, daemon.port)
+        address = PeerAddress(settings.name, settings.host, daemon.port, settings.slab_bytes)
         registry.announce(address)
         sys.stdout.write(
             json.dumps({"name": address.name, "host": address.host, "port": address.port}) + "\n"

@@ -50,7 +50,12 @@ class MemoryRegistry:
 
     def announce(self, address: PeerAddress) -> None:
         """Let clients find a daemon. Raises ``MemoryTierError``."""
-        values = {"name": address.name, "host": address.host, "port": address.port}
+        values = {
+            "name": address.name,
+            "host": address.host,
+            "port": address.port,
+            "slab_bytes": address.slab_bytes,
+        }
         try:
             files.write_atomic(None, "file", str(self._file(address.name)), json.dumps(values).encode())
         except OSError as exc:
@@ -74,11 +79,12 @@ class MemoryRegistry:
     def _read(path: Path) -> PeerAddress | None:
         try:
             values = json.loads(path.read_bytes())
-            name, host, port = values["name"], values["host"], values["port"]
+            name, host, port, size = values["name"], values["host"], values["port"], values["slab_bytes"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         sound = isinstance(name, str) and isinstance(host, str) and type(port) is int and 0 < port < 65536
-        return PeerAddress(name, host, port) if sound and path.stem == name else None
+        sound = sound and type(size) is int and size > 0
+        return PeerAddress(name, host, port, size) if sound and path.stem == name else None
 
 
 def check_name(name: str) -> str:

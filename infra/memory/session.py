@@ -1,20 +1,25 @@
 """``MemorySession``: a client's block store with its connections to all daemons, kept up in the background."""
 
 import logging
+import math
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import MemoryTierError
+from ebbflow.infra.memory.behind import Lanes
 from ebbflow.infra.memory.blocks import BehindStore, BlockSettings
 from ebbflow.infra.memory.client import BlockStore
-from ebbflow.infra.memory.lanes import Lanes
+from ebbflow.infra.memory.hosting import PendingAnswer
 from ebbflow.infra.memory.peer import PeerAddress, PeerLink
+from ebbflow.infra.memory.protocol import Frame, Kind
 from ebbflow.infra.memory.registry import MemoryRegistry
+from ebbflow.planners.memory.tiers import Tier
 
 PERIOD = 1.0  # s between two ticks
 _BACK_OFF = (1.0, 30.0)  # s before a daemon that did not answer is tried again: the first, the most
@@ -75,6 +80,33 @@ class MemorySession:
     def peers(self) -> tuple[str, ...]:
         """Return the names of the daemons that are connected."""
         return self.blocks.slabs.peers
+
+    def measure(self, size: int) -> Tier | None:
+        """Return latency and bandwidth of one peer's memory, for requests of ``size`` bytes.
+
+        ``None`` where no peer lends a slab now.
+        """
+        for link in list(self._links.values()):
+            lent = _ask(link, Frame(Kind.MAP, generation=1))
+            if lent is None or lent.kind != Kind.MR_INFO or not lent.size:
+                continue
+            try:
+                size = min(size, lent.size)
+                frame = Frame(Kind.WRITE, slab=lent.slab, generation=1, payload=bytes(size))
+                if _ask(link, frame) is None:
+                    continue
+                small, large = (
+                    min(
+                        _seconds(link, Frame(Kind.READ, slab=lent.slab, generation=1, size=n))
+                        for _ in range(3)
+                    )
+                    for n in (1, size)
+                )
+            finally:
+                link.tell(Frame(Kind.DONE, slab=lent.slab, generation=1))
+            if large < math.inf:
+                return Tier("peers' memory", small, size / max(large - small, 1e-9))
+        return None
 
     def close(self) -> None:
         """Let the store behind have what is queued, and end all connections. May be called twice."""
@@ -137,3 +169,16 @@ class MemorySession:
         if self._links.get(link.name) is link:
             del self._links[link.name]
         self.blocks.slabs.lose(link)
+
+
+def _ask(link: PeerLink, frame: Frame, timeout: float = 5.0) -> Frame | None:
+    answer = PendingAnswer()
+    link.post(frame, answer.set)
+    answer.done.wait(timeout)
+    return answer.frame
+
+
+def _seconds(link: PeerLink, frame: Frame) -> float:
+    began = time.perf_counter()
+    answer = _ask(link, frame)
+    return time.perf_counter() - began if answer is not None and answer.kind == Kind.DATA else math.inf

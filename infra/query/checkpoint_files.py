@@ -32,7 +32,8 @@ class StoreFiles:
     """Reads and writes a store's layout; ``ParquetCheckpointStore`` decides what to do with it."""
 
     def __init__(self, place: StorageLocation, clock: Clock) -> None:
-        self.place = place
+        self.place = place.behind
+        self._data = place  # of checkpoints' files; peers' memory may be before the store
         self._clock = clock
         self.hash: Callable[[str, Sequence[FileEntry]], list[str]] = checksums.of_files
         self._verified: dict[str, FileEntry] = {}  # by path: files as they were when their checksum was right
@@ -101,7 +102,7 @@ class StoreFiles:
         """Return the checkpoint after comparing its files with the manifest. Raises ``UnusableError``."""
         uri = self.place.uri_of(manifest.data)
         with translated(f"read the checkpoint {uri}"):
-            there = {info.base_name: info for info in self.place.entries(manifest.data) if info.is_file}
+            there = {info.base_name: info for info in self._data.entries(manifest.data) if info.is_file}
             entries = []
             for part in manifest.parts:
                 info = there.get(part.name)
@@ -116,7 +117,7 @@ class StoreFiles:
         return Checkpoint(
             manifest.fingerprint,
             uri,
-            Relation(name, self.place.scheme, tuple(entries), manifest.columns),
+            Relation(name, self._data.scheme, tuple(entries), manifest.columns),
             manifest.rows,
             manifest.size,
             manifest.seconds,
@@ -128,7 +129,7 @@ class StoreFiles:
         """Return the files just written with their checksums, which count as verified."""
         found = [
             replace(entry, xxh64=xxh64)
-            for entry, xxh64 in zip(entries, self.hash(self.place.scheme, entries), strict=True)
+            for entry, xxh64 in zip(entries, self.hash(self._data.scheme, entries), strict=True)
         ]
         self._verified.update({entry.path: entry for entry in found})
         return found
@@ -138,7 +139,7 @@ class StoreFiles:
         compared ``anew`` on request. Raises ``UnusableError``."""
         todo = [entry for entry in entries if anew or self._verified.get(entry.path) != entry]
         try:
-            found = self.hash(self.place.scheme, todo)
+            found = self.hash(self._data.scheme, todo)
         except OSError as exc:
             # gone, or on a part of a disk that cannot be read any more: the same as damaged
             if isinstance(exc, FileNotFoundError) or exc.errno == errno.EIO:
@@ -212,7 +213,7 @@ class StoreFiles:
     def delete(self, folder: str) -> None:
         """Delete a directory, by its name in the store, and all in it; a missing one is no error."""
         with translated(f"delete {self.place.uri_of(folder)}"):
-            self.place.remove_folder(folder)
+            self._data.remove_folder(folder)
 
     def manifests(self) -> list[str]:
         """Return the fingerprints that have a manifest, valid or not, sorted."""

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError, StorageFullError
@@ -41,6 +41,7 @@ from ebbflow.planners.memory.tiers import Tier
 
 __all__ = ["JsonStore", "ParquetCheckpointStore"]
 
+Durability = Literal["before-commit", "behind"]
 SMALLEST_FREE = 1 << 20  # bytes; with less a local store counts as full
 ABANDONED_AFTER = 86_400.0  # seconds
 TIDY_EVERY = 3_600.0  # seconds after which a store is tidied again...
@@ -52,12 +53,22 @@ class ParquetCheckpointStore:
 
     Locally the first committer of a fingerprint wins. On S3 two commits within the same moment both succeed:
     the manifest is then the later one's, and the earlier one's files, equal in content, stay for a day.
+
+    Args:
+        place: the store; with peers' memory before it, the data of checkpoints is written there first.
+        clock: of attempts and notes of use.
+        durable: whether a checkpoint is committed when the store behind has its data, or before. Of one that was
+            committed before, what memory loses is found missing when it is looked for, and computed again.
     """
 
-    def __init__(self, place: StorageLocation, clock: Clock | None = None) -> None:
+    def __init__(
+        self, place: StorageLocation, clock: Clock | None = None, *, durable: Durability = "before-commit"
+    ) -> None:
         self._clock = clock or SystemClock()
         self._files = StoreFiles(place, self._clock)
-        self.place = place
+        self.place = place.behind  # where all but the data of checkpoints is
+        self._data = place
+        self._durable = durable
         self.tier: Tier | None = None
         """Where outputs are kept first, as measured; nothing: what engines are known to take holds it."""
         self._lock = threading.Lock()
@@ -79,9 +90,9 @@ class ParquetCheckpointStore:
         """Make a new, empty directory to write into. Raises ``StorageError`` or ``StorageFullError``."""
         _check_fingerprint(fingerprint)
         name = f"{int(self._clock.now() * 1000):013d}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        place = self.place.under(f"data/{fingerprint}/{name}")
+        place = self._data.under(f"data/{fingerprint}/{name}")
         with translated(f"write to the checkpoint store {self.place.uri}"):
-            if place.local:
+            if place.behind.local:
                 self._make_local(place.root)
             else:
                 place.fs().create_dir(place.root, recursive=True)
@@ -106,6 +117,8 @@ class ParquetCheckpointStore:
             self.discard(attempt)
             return existing
         with translated(f"commit the checkpoint {attempt.place.uri}"):
+            if self._durable == "before-commit":
+                attempt.place.flush()
             parts = self._parts(attempt, rows, columns)
             manifest = Manifest(
                 attempt.fingerprint,
@@ -244,7 +257,7 @@ class ParquetCheckpointStore:
         """Return the name of the attempt's directory in the store. Raises ``StorageError`` for one of another."""
         _check_fingerprint(attempt.fingerprint)
         name = f"data/{attempt.fingerprint}/{attempt.id}"
-        if not ATTEMPT.fullmatch(attempt.id) or attempt.place != self.place.under(name):
+        if not ATTEMPT.fullmatch(attempt.id) or attempt.place != self._data.under(name):
             raise StorageError(
                 f"attempt {attempt.id!r} at {attempt.place.uri} was not begun in {self.place.uri}"
             )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from ebbflow.infra.errors import InfraError, StorageError, StorageFullError
@@ -17,8 +17,37 @@ CONNECT_TIMEOUT = 5.0  # seconds
 REQUEST_TIMEOUT = 20.0  # seconds without a byte
 MAX_ATTEMPTS = 4  # per S3 request, the first included
 
+MEMORY = "memory+"  # before the scheme of the store behind
+
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):(.*)$", re.DOTALL)
 _S3_SCHEMES = ("s3", "s3a", "s3n")
+
+
+class StorageTier(Protocol):
+    """Peers' memory before a store: files are written there first, and to the store behind asynchronously."""
+
+    filesystem: Any  # of ``pyarrow.fs``
+
+    def flush(self, path: str = "") -> None:
+        """Wait until the store behind has all at or below ``path``. Raises ``StorageError`` or ``OSError``."""
+        ...
+
+
+_tiers: dict[str, StorageTier] = {}  # of this process, by scheme
+
+
+def attach(scheme: str, tier: StorageTier | None) -> None:
+    """Use ``tier`` for ``scheme``, such as ``memory+file``, in this process; ``None``: the store behind alone."""
+    if tier is None:
+        _tiers.pop(scheme, None)
+    else:
+        _tiers[scheme] = tier
+
+
+def flush(scheme: str, path: str) -> None:
+    """Wait until the store behind a tier has all at or below ``path``. Raises ``StorageError`` or ``OSError``."""
+    if (tier := _tiers.get(scheme)) is not None:
+        tier.flush(path)
 
 
 def resolve(uri: str | os.PathLike[str]) -> tuple[Any, str]:
@@ -36,7 +65,8 @@ def resolve(uri: str | os.PathLike[str]) -> tuple[Any, str]:
 
 
 def split(uri: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return the scheme (``file`` or ``s3``) and the path in pyarrow's terms, without touching storage.
+    """Return the scheme (``file`` or ``s3``, after ``memory+`` where that is said) and the path in pyarrow's terms,
+    without touching storage.
 
     Raises ``OptionError``.
     """
@@ -47,6 +77,9 @@ def split(uri: str | os.PathLike[str]) -> tuple[str, str]:
         )
     if "\0" in text:
         raise OptionError(f"{text!r} must not hold a NUL character")
+    if text.startswith(MEMORY):
+        scheme, path = split(text.removeprefix(MEMORY))
+        return MEMORY + scheme.removeprefix(MEMORY), path
     match = _SCHEME.match(text)
     scheme = match.group(1).lower() if match else ""
     if not match or (not match.group(2).startswith("/") and Path(text).exists()):
@@ -72,14 +105,21 @@ def to_uri(path: str, scheme: str = "file") -> str:
         >>> to_uri("bucket/key", "s3")
         's3://bucket/key'
     """
+    if scheme.startswith(MEMORY):
+        return MEMORY + to_uri(path, scheme.removeprefix(MEMORY))
     return f"s3://{path}" if scheme == "s3" else "file://" + quote(path)
 
 
 def filesystem(scheme: str) -> Any:
     """Return the ``pyarrow.fs.FileSystem`` of ``file`` or ``s3``, as the environment describes it now.
 
+    Of ``memory+file`` and ``memory+s3`` it is that of the tier that is attached, else that of the store behind.
+
     Raises ``OptionError``.
     """
+    if scheme.startswith(MEMORY):
+        tier = _tiers.get(scheme)
+        return filesystem(scheme.removeprefix(MEMORY)) if tier is None else tier.filesystem
     if scheme == "file":
         from pyarrow.fs import LocalFileSystem
 

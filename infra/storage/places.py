@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from typing import Any
 
-from ebbflow.infra.storage import files, private
-from ebbflow.infra.storage.filesystems import filesystem, split, to_uri
+from ebbflow.infra.storage import files, filesystems, private
+from ebbflow.infra.storage.filesystems import MEMORY, filesystem, split, to_uri
 
 _PIECE = 8 << 20  # bytes read at a time
 
@@ -87,6 +87,25 @@ class StorageLocation:
     @property
     def local(self) -> bool:
         return self.scheme == "file"
+
+    @property
+    def tiered(self) -> bool:
+        """Tell whether peers' memory is before the store."""
+        return self.scheme.startswith(MEMORY)
+
+    @property
+    def behind(self) -> "StorageLocation":
+        """Return the same place in the store behind peers' memory; itself where there is none before it."""
+        if not self.tiered:
+            return self
+        found = copy(self)
+        found.scheme = self.scheme.removeprefix(MEMORY)
+        found.uri, found._named = to_uri(self.root, found.scheme), self._named.removeprefix(MEMORY)
+        return found
+
+    def flush(self, name: str = "") -> None:
+        """Wait until the store has all that was written at ``name`` and below; see ``filesystems.flush``."""
+        filesystems.flush(self.scheme, self.path(name))
 
     def path(self, name: str) -> str:
         """Return the path of ``name``, in pyarrow's terms."""

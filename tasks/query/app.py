@@ -105,7 +105,7 @@ def run_query_app(
     clock = clock or ledger.clock
     request = replace(request, weight=spec.weight, name=request.name or spec.title)
     orchestrator = orchestrator or PlainOrchestrator()
-    folder = AppFolder(request.store_place, spec.id, clock)
+    folder = AppFolder(request.store_place.behind, spec.id, clock)
     agent = AppAgent(
         ledger,
         spec,

@@ -66,6 +66,10 @@ def choose_engine(
 def _choice(request: QueryRequest, clock: Clock, opened: OpenedEngine | None) -> EngineChoice:
     if opened is not None:
         return EngineChoice(opened.engine.name, "it runs already")
+    if request.store_place.tiered:
+        return EngineChoice(
+            "duckdb", "the store is behind nodes' memory, which Spark's executors do not read"
+        )
     for said, name in (
         (request.master, "a master"),
         (request.catalog, "Spark's catalogue"),

@@ -82,9 +82,21 @@ class QueryRequest:
     )
     store: str = option(
         default_store,
-        "Directory of the checkpoints, DIR or s3://bucket/prefix; it must outlive every node",
+        "Directory of the checkpoints, DIR or s3://bucket/prefix; it must outlive every node. With memory+ before "
+        "it, checkpoints go to free memory of nodes first (engine duckdb)",
         unless="store/ in ~/.cache/ebbflow",
         metavar="DIR",
+    )
+    durable: Literal["before-commit", "behind"] = option(
+        "before-commit",
+        "When a checkpoint of a memory+ store is committed: before-commit, once the store behind has its data, or "
+        "behind, earlier: a stage whose data is lost is computed again",
+        metavar="WHEN",
+    )
+    memory_tier: Literal["auto", "always"] = option(
+        "auto",
+        "Use of nodes' memory before a memory+ store: auto, where it is measured to be faster, or always",
+        metavar="WHEN",
     )
     reuse: bool = option(True, "Reuse of stages that earlier runs finished")
     hysteresis: float = option(  # QOOP, Fig 2.15: 10-25 %
@@ -150,6 +162,11 @@ class QueryRequest:
             raise OptionError(f"stages={self.stages} (--stages) needs engine spark; got {self.engine}")
         if not self.store.strip():
             raise OptionError("store must name a directory, local or s3://; got an empty text")
+        if self.store_place.tiered and (self.engine == "spark" or self.catalog):
+            raise OptionError(
+                f"store {self.store!r} needs engine duckdb, as Spark's executors do not read nodes' memory; give the "
+                f"store behind it: {str(self.store_place.behind)!r} (--store), or --engine duckdb"
+            )
         if self.engine == "spark" and not self.master:
             object.__setattr__(self, "master", LOCAL)
         self.store_place, self.tables_place, self.output_place  # noqa: B018  raises for a wrong one

@@ -23,6 +23,7 @@ from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
 from ebbflow.planners.query.running.execution import Execution
 from ebbflow.planners.query.running.packing import simulate
 from ebbflow.planners.query.running.session import MAX_PARALLEL_STAGES, Session, planning_share
+from ebbflow.tasks.memory import memory_tier
 from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.feedback import Feedback
 from ebbflow.tasks.query.listening import (
@@ -125,9 +126,10 @@ def execute(
     clock = clock or SystemClock()
     orchestrator = orchestrator or PlainOrchestrator()
     request = choose_engine(request, clock, opened)
-    store = ParquetCheckpointStore(request.store_place, clock=clock)
+    store = ParquetCheckpointStore(request.store_place, clock=clock, durable=request.durable)
     began = clock.now()
     with (
+        memory_tier(request.store_place, request.memory_tier, orchestrator.listener.note),
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
         _prepared_and_opened(request, store, clock, opened) as (found, planner, running),
     ):

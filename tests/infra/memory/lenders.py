@@ -31,7 +31,7 @@ class Lender:
         line = self._process.stdout.readline()
         assert line, f"{name} has not begun"
         told = json.loads(line)
-        self.address = PeerAddress(name, told["host"], told["port"])
+        self.address = PeerAddress(name, told["host"], told["port"], values["slab_bytes"])
 
     @property
     def ended(self) -> bool:

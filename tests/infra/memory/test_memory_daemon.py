@@ -219,7 +219,7 @@ class _Machine:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self._do(self.daemon.start())
-        registry.announce(PeerAddress("a", "127.0.0.1", self.daemon.port))
+        registry.announce(PeerAddress("a", "127.0.0.1", self.daemon.port, SLAB))
 
     def _look(self) -> MemoryCounters:
         lent = self.daemon.allocated if hasattr(self, "daemon") else 0

@@ -1,0 +1,191 @@
+"""A ``MemoryTier`` as a file system of pyarrow."""
+
+import io
+import time
+from typing import Any
+
+from pyarrow.fs import FileInfo, FileSelector, FileSystemHandler, PyFileSystem
+from pyarrow.lib import PythonFile
+
+from ebbflow.infra.errors import StorageError
+from ebbflow.infra.memory.blocks import BlockSettings
+from ebbflow.infra.memory.files import MemoryTier, TierFile
+
+
+class AttachedTier:
+    """``StorageTier`` of a ``MemoryTier``.
+
+    Args:
+        tier: the files.
+        settings: layout of their blocks.
+    """
+
+    def __init__(self, tier: MemoryTier, settings: BlockSettings) -> None:
+        self.filesystem = PyFileSystem(TierHandler(tier, settings))
+        self.flush = tier.flush
+
+
+class _Writer(io.RawIOBase):
+    """A new file; requests of full size go to the tier as they fill up."""
+
+    def __init__(self, tier: MemoryTier, path: str, settings: BlockSettings) -> None:
+        self._tier, self._file = tier, TierFile(path)
+        self._most = settings.request_blocks * settings.block_bytes
+        self._buffer = bytearray()
+        self._room: list[int] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._buffer += view
+        whole = len(self._buffer) - len(self._buffer) % self._most
+        if whole:
+            self._tier.append(self._file, bytes(self._buffer[:whole]), self._room)
+            del self._buffer[:whole]
+        return len(view)
+
+    def tell(self) -> int:
+        return self._file.size + len(self._buffer)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        tier, file = self._tier, self._file
+        try:
+            if self._buffer:
+                tier.append(file, bytes(self._buffer), self._room)
+            tier.store.then(file, lambda: tier.finish(file))
+            file.modified = time.time()
+            tier.add(file)
+            tier.store.settle(file)
+        except BaseException:
+            tier.drop(file)
+            raise
+        finally:
+            tier.give_room(self._room)
+
+
+class _Reader(io.RawIOBase):
+    """A file of the tier."""
+
+    def __init__(self, tier: MemoryTier, file: TierFile) -> None:
+        self._tier, self._file, self._at = tier, file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        self._at = max(0, origin + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        return self._file.size
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._file.size - self._at)
+        found = self._tier.read(self._file, self._at, left if size is None or size < 0 else size)
+        self._at += len(found)
+        return found
+
+    def readinto(self, buffer: Any) -> int:
+        found = self.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+
+class TierHandler(FileSystemHandler):  # type: ignore[misc]
+    """The tier as a file system of pyarrow: that of the store behind, but for files that peers hold."""
+
+    def __init__(self, tier: MemoryTier, settings: BlockSettings) -> None:
+        self._tier, self._base, self._settings = tier, tier.base, settings
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TierHandler) and other._tier is self._tier
+
+    def __hash__(self) -> int:
+        return id(self._tier)
+
+    def get_type_name(self) -> str:
+        return self._tier.scheme
+
+    def normalize_path(self, path: str) -> str:
+        return str(self._base.normalize_path(path))
+
+    def get_file_info(self, paths: list[str]) -> list[FileInfo]:
+        found = self._base.get_file_info(paths)
+        return [self._pending(path) or info for path, info in zip(paths, found, strict=True)]
+
+    def get_file_info_selector(self, selector: FileSelector) -> list[FileInfo]:
+        found = {one.path: one for one in self._base.get_file_info(selector)}
+        folder = selector.base_dir.rstrip("/")
+        for file in self._tier.below(folder):
+            if not file.stored and (selector.recursive or file.path.rpartition("/")[0] == folder):
+                found[file.path] = file.info()
+        return list(found.values())
+
+    def _pending(self, path: str) -> FileInfo | None:
+        file = self._tier.find(path)
+        return file.info() if file is not None and not file.stored else None
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        self._base.create_dir(path, recursive=recursive)
+
+    def delete_dir(self, path: str) -> None:
+        self._drop(path)
+        self._base.delete_dir(path)
+
+    def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
+        self._drop(path)
+        self._base.delete_dir_contents(path, missing_dir_ok=missing_dir_ok)
+
+    def delete_root_dir_contents(self) -> None:
+        raise StorageError("the root of a store must not be emptied")
+
+    def delete_file(self, path: str) -> None:
+        if (file := self._tier.find(path)) is not None:
+            self._tier.drop(file)
+        self._base.delete_file(path)
+
+    def move(self, src: str, dest: str) -> None:
+        self._stored(src)
+        self._base.move(src, dest)
+
+    def copy_file(self, src: str, dest: str) -> None:
+        self._tier.flush(src)
+        self._base.copy_file(src, dest)
+
+    def open_input_stream(self, path: str) -> Any:
+        return self.open_input_file(path)
+
+    def open_input_file(self, path: str) -> Any:
+        file = self._tier.find(path)
+        return (
+            self._base.open_input_file(path) if file is None else PythonFile(_Reader(self._tier, file), "r")
+        )
+
+    def open_output_stream(self, path: str, metadata: Any) -> Any:
+        return PythonFile(_Writer(self._tier, path, self._settings), "w")
+
+    def open_append_stream(self, path: str, metadata: Any) -> Any:
+        self._stored(path)
+        return self._base.open_append_stream(path)
+
+    def _stored(self, path: str) -> None:
+        """Have the store behind alone have a file, or all below a directory."""
+        self._tier.flush(path)
+        self._drop(path)
+
+    def _drop(self, path: str) -> None:
+        for file in (self._tier.find(path), *self._tier.below(path)):
+            if file is not None:
+                self._tier.drop(file)

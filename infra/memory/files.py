@@ -1,0 +1,273 @@
+"""``MemoryTier``: files that are written to peers' memory first and to the store behind asynchronously.
+
+A file is written once, from its start to its end, and read as often as one likes: from peers' memory while they hold
+it, else from the store behind. Names, directories and sizes are those of the store.
+"""
+
+import os
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from pyarrow.fs import FileInfo, FileType
+
+from ebbflow.infra.errors import MemoryTierError, StorageError
+from ebbflow.infra.memory.blocks import BlockSettings
+from ebbflow.infra.memory.client import BlockStore
+from ebbflow.infra.storage import private
+from ebbflow.infra.storage.filesystems import MEMORY, filesystem
+from ebbflow.planners.memory.slab_table import BlockRange, SlabState
+
+
+class TierFile:
+    """A file of the tier; as a lane, what is queued for it.
+
+    Args:
+        path: in the store's terms.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.blocks: list[int] = []  # of the address space, in the file's order
+        self.size = 0  # bytes
+        self.modified = 0.0  # Unix time, s, of its end
+        self.stored = False  # the store behind has all of it
+        self.dropped = False
+        self.sink: Any = None  # where it is written in the store behind
+
+    def info(self) -> FileInfo:
+        """Return what a listing says of it while the store behind has not all of it."""
+        modified = datetime.fromtimestamp(self.modified, UTC)
+        return FileInfo(self.path, FileType.File, size=self.size, mtime=modified)
+
+
+class MemoryTier:
+    """Files in peers' memory over a store. Safe for several threads.
+
+    Args:
+        scheme: of the tier, such as ``memory+file``.
+        settings: layout and limits of the blocks.
+    """
+
+    def __init__(self, scheme: str, settings: BlockSettings) -> None:
+        self.scheme, self.behind = scheme, scheme.removeprefix(MEMORY)
+        self.base = filesystem(self.behind)
+        self._settings = settings
+        self._lock = threading.RLock()
+        self._files: dict[str, TierFile] = {}  # written to their end, by path
+        self._owners: dict[
+            int, tuple[TierFile, int]
+        ] = {}  # of blocks: the file, and which of its blocks it is
+        self._used: dict[int, int] = {}  # of slabs: blocks in use
+        self._partial: list[tuple[int, int]] = []  # slabs with room: the slab and its first free block
+        self._next = 0  # slab that was never used
+        self._free: list[int] = []  # slabs that were
+        self.store: BlockStore  # set before the first file is opened
+        self.blocks_behind = _FilesBehind(self, settings.block_bytes)
+
+    # --- files --------------------------------------------------------------------------------------------
+
+    def find(self, path: str) -> TierFile | None:
+        """Return the file of this path if the tier has it."""
+        return self._files.get(path)
+
+    def below(self, folder: str) -> list[TierFile]:
+        """Return the tier's files in a directory and those below it."""
+        with self._lock:
+            return [one for path, one in self._files.items() if path.startswith(f"{folder.rstrip('/')}/")]
+
+    def add(self, file: TierFile) -> None:
+        """Let a file that was written to its end be found."""
+        with self._lock:
+            if (old := self._files.get(file.path)) is not None:
+                self.drop(old)
+            self._files[file.path] = file
+
+    def drop(self, file: TierFile) -> None:
+        """Forget a file: its memory is given back. What the store behind has of it stays."""
+        with self._lock:
+            if file.dropped:
+                return
+            file.dropped = True
+            if self._files.get(file.path) is file:
+                del self._files[file.path]
+        # behind what is queued for it, which finds the file by its blocks
+        self.store.then(file, lambda: self._release(file), always=True)
+
+    def _release(self, file: TierFile) -> None:
+        with self._lock:
+            blocks, file.blocks = file.blocks, []
+            per_slab = self._settings.blocks_per_slab
+            for block in blocks:
+                self._owners.pop(block, None)
+                self._used[block // per_slab] -= 1
+            empty = {block // per_slab for block in blocks if not self._used[block // per_slab]}
+            self._partial = [one for one in self._partial if one[0] not in empty]
+            self._free += sorted(empty)
+        for slab in empty:
+            self.store.slabs.unmap(slab)
+        self.store.forget(file)
+
+    def flush(self, path: str = "") -> None:
+        """Wait until the store behind has the file at ``path``, or all below it; by default everything.
+
+        Raises ``StorageError`` where it refuses one.
+        """
+        found = self.find(path) if path else None
+        with self._lock:
+            files = [found] if found is not None else self.below(path) if path else list(self._files.values())
+        for file in files:
+            try:
+                self.store.flush(file)
+            except StorageError as exc:
+                if isinstance(exc.__cause__, OSError):  # such as a full disk, which has an error of its own
+                    raise exc.__cause__ from exc
+                raise
+
+    def read(self, file: TierFile, offset: int, size: int) -> bytes:
+        """Return ``size`` bytes of a file from ``offset`` on; fewer where it ends. Raises ``StorageError``."""
+        size = max(0, min(size, file.size - offset))
+        with self._lock:
+            blocks = list(file.blocks)
+        try:
+            found = b"".join(self._parts(blocks, offset, size)) if not file.dropped else b""
+        except StorageError:
+            if not file.dropped:
+                raise
+        # what was read after its blocks were given to another file is not the file's
+        return self.read_behind(file, offset, size) if file.dropped else found
+
+    def _parts(self, blocks: Sequence[int], offset: int, size: int) -> Iterator[bytes]:
+        """Yield bytes of blocks, those that follow each other at once."""
+        block = self._settings.block_bytes
+        while size:
+            index, skip = divmod(offset, block)
+            run = 1
+            while run * block < skip + size and blocks[index + run] == blocks[index] + run:
+                run += 1
+            part = min(size, run * block - skip)
+            yield self.store.read(blocks[index] * block + skip, part)
+            offset, size = offset + part, size - part
+
+    # --- blocks -------------------------------------------------------------------------------------------
+
+    def append(self, file: TierFile, data: bytes, room: list[int]) -> None:
+        """Write ``data``, whole blocks unless it is the file's end, after what was written.
+
+        Args:
+            file: that grows.
+            data: at least one byte.
+            room: slab and first free block that its writer has to itself; changed.
+
+        Raises ``MemoryTierError`` where nothing is free, or the store behind takes nothing for too long.
+        """
+        block, per_slab = self._settings.block_bytes, self._settings.blocks_per_slab
+        done = 0
+        while done < len(data):
+            if not room or room[1] == per_slab:
+                room[:] = self._take_room()
+            count = min(-(-(len(data) - done) // block), per_slab - room[1])
+            first = room[0] * per_slab + room[1]
+            with self._lock:
+                for block_number in range(first, first + count):
+                    self._owners[block_number] = file, len(file.blocks)
+                    file.blocks.append(block_number)
+                self._used[room[0]] = self._used.get(room[0], 0) + count
+            room[1] += count
+            part = data[done : done + count * block]
+            file.size += len(part)
+            self.store.write(first * block, part)
+            done += len(part)
+
+    def give_room(self, room: Sequence[int]) -> None:
+        """Let other files have what a writer has left of its slab."""
+        with self._lock:
+            if room and room[1] < self._settings.blocks_per_slab:
+                self._partial.append((room[0], room[1]))
+
+    def _take_room(self) -> tuple[int, int]:
+        while (found := self._find_room()) is None:
+            with self._lock:
+                oldest = next((one for one in self._files.values() if one.stored), None)
+            if oldest is None:
+                raise MemoryTierError(f"all {self._settings.slabs} slabs hold files that are not stored yet")
+            self.drop(oldest)
+            self.store.flush(oldest)
+        slab, first = found
+        if not first and self.store.slabs.table.state(slab) is SlabState.UNMAPPED:
+            self.store.slabs.map(slab)
+        return found
+
+    def _find_room(self) -> tuple[int, int] | None:
+        with self._lock:
+            if self._partial:
+                return self._partial.pop()
+            if self._free:
+                return self._free.pop(), 0
+            if self._next == self._settings.slabs:
+                return None
+            self._next += 1
+            return self._next - 1, 0
+
+    # --- the store behind ---------------------------------------------------------------------------------
+
+    def write_behind(self, blocks: BlockRange, data: bytes) -> None:
+        """Append to the store's file what was written to its next blocks. Raises ``OSError``."""
+        file, _ = self.owner(blocks)
+        if not file.dropped:
+            self._sink(file).write(data)
+
+    def read_behind(self, file: TierFile, offset: int, size: int) -> bytes:
+        """Return what the store behind has of a file. Raises ``OSError``."""
+        with self.base.open_input_file(file.path) as source:
+            return bytes(source.read_at(size, offset))
+
+    def finish(self, file: TierFile) -> None:
+        """Make a file durable in the store behind; called behind its writes. Raises ``OSError``."""
+        if file.dropped:
+            with suppress(OSError):
+                if file.sink is not None:
+                    file.sink.close()
+            return
+        sink = self._sink(file)
+        if self.behind == "file":
+            sink.flush()
+            os.fsync(sink.fileno())
+        sink.close()
+        file.stored = True
+
+    def _sink(self, file: TierFile) -> Any:
+        if file.sink is None:
+            local = self.behind == "file"
+            file.sink = (
+                private.open_file(file.path, "wb") if local else self.base.open_output_stream(file.path)
+            )
+        return file.sink
+
+    def owner(self, blocks: BlockRange) -> tuple[TierFile, int]:
+        """Return the file that blocks belong to, and which of its blocks is the first. Raises ``StorageError``."""
+        block = blocks.slab * self._settings.blocks_per_slab + blocks.first
+        with self._lock:
+            found = self._owners.get(block)
+        if found is None:
+            raise StorageError(f"block {block} belongs to a file that was deleted")
+        return found
+
+
+class _FilesBehind:
+    """``BehindStore`` of a tier."""
+
+    def __init__(self, tier: MemoryTier, block_bytes: int) -> None:
+        self._tier, self._block = tier, block_bytes
+
+    def lane(self, blocks: BlockRange) -> Hashable:
+        return self._tier.owner(blocks)[0]
+
+    def write(self, blocks: BlockRange, data: bytes) -> None:
+        self._tier.write_behind(blocks, data)
+
+    def read(self, blocks: BlockRange, offset: int, size: int) -> bytes:
+        file, index = self._tier.owner(blocks)
+        return self._tier.read_behind(file, index * self._block + offset, size)
