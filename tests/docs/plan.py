@@ -10,6 +10,7 @@ How = Literal["run", "slow", "output", "page", "check"]
 
 AWS = "needs an AWS account"
 INSTALL = "installs packages; make demo and make test install from the lock"
+MEMORY = "needs daemons on nodes: tests/tasks/query/test_memory_store.py runs such queries"
 PREFECT = "starts a Prefect server; tests/flows run the same flows"
 DATABASE = "needs a cluster and a database that others use"
 OURS = "shows a part of something; the text around it says of what"
@@ -56,6 +57,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("ebbflow train fit.py", "slow", after=("import torch",)),
         Plan("...", "output"),
     ),
+    "docs/memory.md": (Plan("", "check", MEMORY),),
     "docs/how-queries-run.md": (Plan("", "check", OURS),),
     "docs/communication.md": (
         Plan("ebbflow train", "check", "trains the reader's script; tests/infra/training plan real runs"),

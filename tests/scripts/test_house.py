@@ -50,7 +50,7 @@ FLOORS = {
         "training",
         "fleet",
         "query",
-        "apps elastic communication",
+        "apps elastic communication memory",
         "drawing faults",
     ),
     "infra": (
