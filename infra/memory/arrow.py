@@ -10,6 +10,7 @@ from pyarrow.lib import PythonFile
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.memory.blocks import BlockSettings
 from ebbflow.infra.memory.files import MemoryTier, TierFile
+from ebbflow.infra.storage import private
 
 
 class AttachedTier:
@@ -116,16 +117,20 @@ class TierHandler(FileSystemHandler):  # type: ignore[misc]
         return id(self._tier)
 
     def get_type_name(self) -> str:
+        """Return the scheme."""
         return self._tier.scheme
 
     def normalize_path(self, path: str) -> str:
+        """Return a path as the store behind writes it."""
         return str(self._base.normalize_path(path))
 
     def get_file_info(self, paths: list[str]) -> list[FileInfo]:
+        """Return what is known of files, those of peers too."""
         found = self._base.get_file_info(paths)
         return [self._pending(path) or info for path, info in zip(paths, found, strict=True)]
 
     def get_file_info_selector(self, selector: FileSelector) -> list[FileInfo]:
+        """Return what is below a directory, files of peers too."""
         found = {one.path: one for one in self._base.get_file_info(selector)}
         folder = selector.base_dir.rstrip("/")
         for file in self._tier.below(folder):
@@ -138,45 +143,59 @@ class TierHandler(FileSystemHandler):  # type: ignore[misc]
         return file.info() if file is not None and not file.stored else None
 
     def create_dir(self, path: str, recursive: bool) -> None:
-        self._base.create_dir(path, recursive=recursive)
+        """Make a directory in the store behind."""
+        if self._tier.behind == "file":
+            private.make_folder(path)
+        else:
+            self._base.create_dir(path, recursive=recursive)
 
     def delete_dir(self, path: str) -> None:
+        """Delete a directory and what peers hold of it."""
         self._drop(path)
         self._base.delete_dir(path)
 
     def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
+        """Delete what is in a directory, and what peers hold of it."""
         self._drop(path)
         self._base.delete_dir_contents(path, missing_dir_ok=missing_dir_ok)
 
     def delete_root_dir_contents(self) -> None:
+        """Raise ``StorageError``: a store is not emptied."""
         raise StorageError("the root of a store must not be emptied")
 
     def delete_file(self, path: str) -> None:
+        """Delete a file."""
         if (file := self._tier.find(path)) is not None:
             self._tier.drop(file)
         self._base.delete_file(path)
 
     def move(self, src: str, dest: str) -> None:
+        """Move a file or directory once the store behind has it."""
         self._stored(src)
         self._base.move(src, dest)
 
     def copy_file(self, src: str, dest: str) -> None:
+        """Copy a file once the store behind has it."""
         self._tier.flush(src)
         self._base.copy_file(src, dest)
 
     def open_input_stream(self, path: str) -> Any:
+        """Open a file for reading."""
         return self.open_input_file(path)
 
     def open_input_file(self, path: str) -> Any:
+        """Open a file for reading, on peers while they hold it."""
         file = self._tier.find(path)
         return (
             self._base.open_input_file(path) if file is None else PythonFile(_Reader(self._tier, file), "r")
         )
 
     def open_output_stream(self, path: str, metadata: Any) -> Any:
+        """Open a file that is written to peers and the store behind."""
         return PythonFile(_Writer(self._tier, path, self._settings), "w")
 
     def open_append_stream(self, path: str, metadata: Any) -> Any:
+        """Open a file for appending, in the store behind alone."""
         self._stored(path)
         return self._base.open_append_stream(path)
 
