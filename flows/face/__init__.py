@@ -90,6 +90,8 @@ if TYPE_CHECKING:
     from ebbflow.infra.simulation.engine import simulate
     from ebbflow.infra.simulation.traces.cluster import Cluster
     from ebbflow.infra.simulation.traces.generators import philly_like
+    from ebbflow.infra.training.frameworks import hugging_face_callback, lightning_callback
+    from ebbflow.infra.training.frameworks.checkpoints import newest_checkpoint
     from ebbflow.infra.training.metrics import RunStatistics
     from ebbflow.infra.training.process.leaving import RunStopped
     from ebbflow.infra.training.run import ElasticRun
@@ -237,6 +239,9 @@ __all__ = [
     "end_gang",
     "execute",
     "explain",
+    "hugging_face_callback",
+    "lightning_callback",
+    "newest_checkpoint",
     "observe_fleet",
     "open_fleet",
     "philly_like",
@@ -278,6 +283,8 @@ _NAMES = {
     "ebbflow.tasks.tuning.run": "run_tuning",
     "ebbflow.tasks.tuning.report": "TuningReport",
     "ebbflow.tasks.pipeline.outcome": "PipelineOutcome",
+    "ebbflow.infra.training.frameworks": "hugging_face_callback lightning_callback",
+    "ebbflow.infra.training.frameworks.checkpoints": "newest_checkpoint",
     "ebbflow.infra.training.run": "ElasticRun",
     "ebbflow.infra.communication.all_to_all": "Exchange",
     "ebbflow.infra.communication.control": "PlanningSettings",

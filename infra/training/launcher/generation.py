@@ -224,13 +224,16 @@ class Generation:
             self._said.add(report.kind)
             if report.kind == "finished" and not report.content.get("saved"):
                 self._unsaved = report.step
-            if report.kind in ("started", *_SAID_END):
+            begins = report.kind == "started"
+            if begins and self.own_checkpoints and self._first >= 0:
+                continue  # its output has said so
+            if (begins and not self.own_checkpoints) or report.kind in _SAID_END:
                 self.note(
                     report.kind,
                     **{**report.content, "step": report.step, "rank": report.rank, "at": report.time},
                 )
-            if report.kind == "started" and self._first < 0:
-                self._first = report.step
+            if begins and self._first < 0:
+                self._first, self._watch.rule = report.step, self.hang
             self._last = max(self._last, report.step)
             if saves(report):
                 self._saved = max(self._saved, report.step)

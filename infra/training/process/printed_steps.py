@@ -71,6 +71,8 @@ class PrintedSteps:
             if not digits.isdecimal():
                 return
             step = int(digits)
+            if step == 0 and named.get("done") is not None:
+                return  # Hugging Face draws an empty bar first, wherever it resumes
         if self.first < 0:
             self.first = step
         self.last = max(self.last, step)

@@ -48,6 +48,14 @@ def test_output_is_followed_as_it_grows(tmp_path: Path) -> None:
     assert steps.last == 33
 
 
+def test_an_empty_bar_says_nothing_of_where_a_script_begins(tmp_path: Path) -> None:
+    bars = "  0%|          | 0/120 [00:00<?, ?it/s]\r 92%|#########| 110/120 [00:00<00:00]\r"
+    (tmp_path / "err").write_text(bars)
+    steps = PrintedSteps((tmp_path / "err",))
+    steps.look()
+    assert (steps.first, steps.last) == (110, 110)
+
+
 def test_a_pattern_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("step 5\nround 7 of 9\nround x\n")
     steps = PrintedSteps((tmp_path / "out",), r"round (\d+)")
