@@ -17,14 +17,17 @@ class StopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._agreement: StopAgreement | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Begin to listen."""
         self._agreement = StopAgreement(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop after this step, saved, if a process has heard that it must leave."""
         assert self._agreement is not None
         if state.global_step < state.max_steps and self._agreement.after_step(state.global_step):
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Let the checkpoint count: each process has written its part."""
         assert self._agreement is not None
         self._agreement.barrier()  # each process has written its part
         if self._agreement.is_first:
@@ -33,6 +36,7 @@ class StopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._agreement.barrier()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """End the script where it was asked to leave."""
         assert self._agreement is not None
         if self._agreement.stopped:
             self._agreement.leave()

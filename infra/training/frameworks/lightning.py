@@ -23,11 +23,13 @@ class StopCallback(Callback):  # type: ignore[misc, unused-ignore]
         self._step = -1
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to listen."""
         self._agreement, self._step = StopAgreement(trainer.global_step), trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Save when it is time, or when a process has heard that it must leave; the script ends then."""
         assert self._agreement is not None
         if trainer.global_step == self._step:
             return  # a pass whose gradients are accumulated
@@ -40,6 +42,7 @@ class StopCallback(Callback):  # type: ignore[misc, unused-ignore]
             self._agreement.leave()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Stop listening."""
         if self._agreement is not None:
             self._agreement.close()
 
