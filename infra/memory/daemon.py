@@ -137,9 +137,7 @@ class MemoryDaemon:
                 async with asyncio.timeout(max(0.0, left)):
                     await self._returned.wait_for(lambda: not self._memory.counts.mapped)
             except TimeoutError:
-                log.warning(
-                    "%s: %d slabs were not given back", self._settings.name, self._memory.counts.mapped
-                )
+                log.warning("%s: %d slabs were not released", self._settings.name, self._memory.counts.mapped)
         self._drained.set()
 
     async def close(self) -> None:

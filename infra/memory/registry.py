@@ -40,7 +40,8 @@ class MemoryRegistry:
             text = path.read_text(encoding="ascii").strip()
         except (OSError, ValueError) as exc:
             raise MemoryTierError(
-                f"the token of the memory tier cannot be read ({exc}); start a daemon: ebbflow memory lend"
+                f"the token of the memory tier cannot be read ({exc}); start a daemon: "
+                f"python -m ebbflow.infra.memory.process NAME"
             ) from exc
         if not _TOKEN.fullmatch(text):
             raise MemoryTierError(

@@ -90,7 +90,7 @@ class QueryRequest:
     durable: Literal["before-commit", "behind"] = option(
         "before-commit",
         "When a checkpoint of a memory+ store is committed: before-commit, once the store behind has its data, or "
-        "behind, earlier: a stage whose data is lost is computed again",
+        "behind, earlier: a stage whose data is missing later is computed again",
         metavar="WHEN",
     )
     memory_tier: Literal["auto", "always"] = option(
