@@ -52,6 +52,10 @@ class Run:
     system: System
 
     @property
+    def case(self) -> tuple[str, int, str]:
+        return (self.query.suite, self.query.number, self.schedule)
+
+    @property
     def key(self) -> str:
         return f"{self.query.name}/{self.schedule}/{self.pair}/{self.system}"
 

@@ -32,6 +32,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 def test_a_record_has_the_key_of_its_run() -> None:
     run = Run(Query("tpch", 5), "kill", 0, "spark")
     assert Record.of(run, None, order=0, ok=True, wall=1.0).key == run.key == RECORD.key
+    assert run.case == RECORD.case
 
 
 def test_a_torn_line_is_passed_over_and_does_not_swallow_the_next(tmp_path: Path) -> None:
