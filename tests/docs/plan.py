@@ -75,6 +75,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     ),
     "docs/simulation.md": (Plan("ebbflow simulate training", "slow"),),
     "docs/own-query.md": (
+        Plan("note: sales", "check", OURS),
         Plan("# what is in there", "run", given=("shop",)),
         Plan("# how many orders?", "run", given=("shop",)),
         Plan(
@@ -127,6 +128,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
             "check",
             "tests/tasks/training/test_own_checkpoints.py trains such scripts",
         ),
+        Plan("from ebbflow import hugging_face_callback", "check", OURS),
         Plan("finished after", "check", OURS),
         Plan("[[rule]]", "run", given=("failure table",)),
         Plan("from ebbflow import train", "check", PREFECT),
