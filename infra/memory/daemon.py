@@ -119,7 +119,7 @@ class MemoryDaemon:
         """Have all clients give their slabs back, and lend nothing more.
 
         Args:
-            within: seconds; what is not given back by then goes with its connections.
+            within: seconds; slabs that are not released by then go with their connections.
         """
         if self._draining:
             await self._drained.wait()

@@ -86,7 +86,7 @@ class MemoryTier:
             self._files[file.path] = file
 
     def drop(self, file: TierFile) -> None:
-        """Forget a file: its memory is given back. What the store behind has of it stays."""
+        """Forget a file: its memory is released. What the store behind has of it stays."""
         with self._lock:
             if file.dropped:
                 return

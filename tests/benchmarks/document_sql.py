@@ -61,7 +61,7 @@ def _tuned(found: dict[str, Any]) -> str:
 Ebbflow with `--stages {setup["stages"]}` and four plain Sparks take turns on the same warm application, cluster and
 files: Spark SQL with its own settings (`spark`), with cost-based optimiser, column statistics and join reordering
 (`spark-cbo`), and both with settings for this cluster ({tuned}: `spark-tuned`, `spark-tuned-cbo`). The first round of
-a query has all of them; of the plain ones only the fastest there goes on, and is what Ebbflow's time is divided by.
+a query has all of them; of the plain ones only the fastest there continues, and is what Ebbflow's time is divided by.
 {setup["workers"]} one-core workers on loopback, {setup["cap"]}; {setup["machine"]}; Spark
 {setup["spark"]}{_archive(setup)}. A time is from the SQL text to the whole Parquet result, each answer compared with
 DuckDB's.

@@ -3,11 +3,14 @@
 import json
 import shutil
 import subprocess
+import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import TrainingError
@@ -60,10 +63,12 @@ def run_command(
     folder: Path,
     environment: Mapping[str, str],
     secrets: Sequence[str] = (),
+    timeout: float = TIMEOUT,
 ) -> None:
     """Run a command in ``folder`` and pass its output on, with ``***`` in place of ``secrets``.
 
-    Raises ``TrainingError`` with the last lines of its output where it fails.
+    It is killed, with all that it has started, after ``timeout`` seconds. Raises ``TrainingError`` with the last lines
+    of its output where it fails.
     """
     last: deque[str] = deque(maxlen=_LAST)
     with subprocess.Popen(
@@ -76,12 +81,29 @@ def run_command(
         text=True,
         errors="replace",
     ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            shown = redacted(line.rstrip("\n"), secrets)
-            print(shown, flush=True)
-            if shown.strip():
-                last.append(shown[:_LONGEST])
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            with suppress(psutil.Error):
+                for one in (*psutil.Process(process.pid).children(recursive=True), process):
+                    one.kill()
+
+        timer = threading.Timer(timeout, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                shown = redacted(line.rstrip("\n"), secrets)
+                print(shown, flush=True)
+                if shown.strip():
+                    last.append(shown[:_LONGEST])
+            process.wait()
+        finally:
+            timer.cancel()
+    if late.is_set():
+        raise TrainingError(f"{what} must end within {timeout:g} s, and did not:\n" + "\n".join(last))
     if process.returncode:
         said = "\n".join(last) or "it printed nothing"
         raise TrainingError(f"{what} ended with status {process.returncode}:\n{said}")

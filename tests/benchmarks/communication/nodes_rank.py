@@ -5,7 +5,6 @@ Its one argument is a JSON object (``Assignment``). The first rank prints the re
 
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -16,11 +15,10 @@ import torch.distributed as dist
 
 from ebbflow.infra.communication.channels import Channels
 from ebbflow.infra.communication.control import PlanningSettings, sweep_of
-from ebbflow.infra.communication.ddp_hook import BUCKETS, PlannedReduction, register
 from ebbflow.infra.communication.enforcer import Enforcer
 from ebbflow.infra.communication.measuring import measure
-from ebbflow.infra.communication.payloads import Payload
 from ebbflow.infra.communication.plain import PlainCollectives
+from ebbflow.infra.communication.planned import PlannedCommunication
 from ebbflow.infra.communication.profiler import WARM_UP, IterationProfiler
 from ebbflow.infra.communication.searching import SearchRequest, search
 from ebbflow.infra.communication.switching import PlanSwitch
@@ -53,8 +51,8 @@ class Assignment:
 
 
 @dataclass
-class Blocks:
-    """Stands where ``PlannedCommunication`` does: runs given plans one after the other, ``block`` iterations each.
+class Blocks(PlannedCommunication):
+    """Runs given plans one after the other, ``block`` iterations each; nothing is searched meanwhile.
 
     Args:
         channels: that carry pieces.
@@ -70,34 +68,13 @@ class Blocks:
     seconds: dict[str, list[float]] = field(default_factory=dict)  # by system
 
     def __post_init__(self) -> None:
-        self.profiler = IterationProfiler()
+        self.profiler, self._channels = IterationProfiler(), self.channels
         self._names = {PLAIN: "plain"}
         self._count = -WARM_UP
         plain = PlainCollectives().submit
         self.switch = PlanSwitch(
             self.channels.rank, self.channels.ranks, plain, self.profiler, lambda said: None
         )
-
-    def submit(self, op: str, payload: Payload) -> "torch.futures.Future[Payload]":
-        return self.switch.submit(op, payload)
-
-    def reduce(self, model: Any) -> None:
-        register(model, PlannedReduction(self.submit, self.channels.ranks))
-
-    def begin(self) -> None:
-        self.profiler.begin()
-
-    def forward_done(self) -> None:
-        self.profiler.mark("forward")
-
-    def reduced(self) -> None:
-        self.profiler.waited(prefix=BUCKETS)
-
-    def wait(self, op: str, future: "torch.futures.Future[Payload]") -> Payload:
-        since = time.perf_counter()
-        payload: Payload = future.wait()
-        self.profiler.waited(op, since=since)
-        return payload
 
     def end(self) -> None:
         summed = torch.tensor(self.switch.votes(), dtype=torch.float64)
@@ -125,7 +102,8 @@ class Blocks:
         self.switch.decide(Decision(version, commit=True, activate_at=self.switch.iteration + 1))
         self._count = -(10**6)  # the iteration until it is changed does not count
 
-    def close(self) -> None:
+    def close(self, timeout: float = 5.0) -> None:
+        del timeout  # no control plane is to end
         self.switch.close()
 
 
@@ -152,7 +130,7 @@ def dense(communication: Blocks, steps: int, bucket_mb: float) -> None:
 def dlrm(communication: Blocks, steps: int, bucket_mb: float) -> None:
     """Train the example's recommendation model, larger."""
     train_dlrm.DIM = DIM
-    train_dlrm.train(TABLES, DLRM_BATCH, DLRM_WIDTH, steps, communication, bucket_mb=bucket_mb)  # type: ignore[arg-type]
+    train_dlrm.train(TABLES, DLRM_BATCH, DLRM_WIDTH, steps, communication, bucket_mb=bucket_mb)
 
 
 MODELS = {"dense": dense, "dlrm": dlrm}

@@ -37,7 +37,7 @@ _SQL_HELP = """Compare Ebbflow with plain Spark SQL while workers come and go.
 decommissioning where a notice is given
 
     spark-tuned, spark-tuned-cbo  the same two with 8 shuffle partitions and broadcasts up to 64 MB; after a case's \
-first round only the plain Spark that was soonest there goes on
+first round only the plain Spark that was fastest there continues
 
     ebbflow    planner qoop, an empty store, statistics cached beforehand
 

@@ -14,6 +14,7 @@ from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.machine import processes
 from ebbflow.infra.machine.network import links, namespaces, registry
 from ebbflow.infra.machine.network.plan import NetworkPlan, parse_rates
+from tests.flows.flowcases import eventually
 from tests.infra.networks import left, skip_without_rights, throughput
 
 
@@ -112,8 +113,7 @@ def test_peers_of_a_killed_node_learn_that_it_is_gone(network: NetworkPlan, tmp_
         child = processes.spawn(command, {}, f"{network.tag}/x", log, namespace=name)
         peer, _ = listener.accept()
         with peer:
-            while "full" not in log.read_text():
-                time.sleep(0.01)
+            eventually(lambda: "full" in log.read_text())
             child.kill()
             child.wait(10)
             reader = threading.Thread(target=read_to_end, args=(peer, ended := threading.Event()))

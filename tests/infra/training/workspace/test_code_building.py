@@ -105,3 +105,16 @@ def test_an_environment_adds_to_the_nodes_own(tmp_path: Path) -> None:
     numpy, prefix = done.stdout.split()
     assert Path(prefix) == made
     assert made not in Path(numpy).parents, "what the node has is not installed again"
+
+
+def test_a_command_that_does_not_end_is_killed_with_what_it_has_started(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(TrainingError, match="the setup command must end within 0.5 s, and did not:\nwaiting"):
+        run_command(
+            ["/bin/sh", "-ec", "echo waiting; sleep 500; true"],
+            "the setup command",
+            tmp_path,
+            os.environ,
+            timeout=0.5,
+        )
+    assert time.monotonic() - began < 60
