@@ -67,8 +67,9 @@ def run_command(
 ) -> None:
     """Run a command in ``folder`` and pass its output on, with ``***`` in place of ``secrets``.
 
-    It is killed, with all that it has started, after ``timeout`` seconds. Raises ``TrainingError`` with the last lines
-    of its output where it fails.
+    It is killed, with all that it has started, after ``timeout`` seconds.
+
+    Raises ``TrainingError`` with the last lines of its output where it fails.
     """
     last: deque[str] = deque(maxlen=_LAST)
     with subprocess.Popen(

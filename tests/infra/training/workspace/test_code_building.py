@@ -109,7 +109,9 @@ def test_an_environment_adds_to_the_nodes_own(tmp_path: Path) -> None:
 
 def test_a_command_that_does_not_end_is_killed_with_what_it_has_started(tmp_path: Path) -> None:
     began = time.monotonic()
-    with pytest.raises(TrainingError, match="the setup command must end within 0.5 s, and did not:\nwaiting"):
+    with pytest.raises(
+        TrainingError, match=r"the setup command must end within 0\.5 s, and did not:\nwaiting"
+    ):
         run_command(
             ["/bin/sh", "-ec", "echo waiting; sleep 500; true"],
             "the setup command",
