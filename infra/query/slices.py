@@ -18,8 +18,8 @@ from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.storage.manifest import FINGERPRINT
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.clustering import outside
+from ebbflow.infra.tables.filefooters import footer
 from ebbflow.infra.tables.footers import comparable
-from ebbflow.infra.tables.parquet import footer
 
 Cells = tuple[int, int]  # first cell and the first one beyond
 

@@ -16,6 +16,7 @@ from ebbflow.infra.tables.footers import ColumnFooter, comparable
 Array: TypeAlias = npt.NDArray[np.float64]
 
 CELLS = 16  # a power of two: slices are 2, 4, 8 or 16 runs of cells
+_POINTS = 2048  # at which rows below are counted
 _TYPES = ("tinyint", "smallint", "int", "bigint", "date")
 
 
@@ -46,8 +47,10 @@ def grid(footers: ColumnFooter, dtype: str) -> tuple[tuple[float, ...], tuple[fl
 def _quantiles(low: Array, high: Array, rows: Array) -> tuple[float, ...]:
     """Return cell borders, each row group's rows taken as even over its range."""
     points = np.unique(np.concatenate([low, high + 1.0]))
+    if len(points) > _POINTS:  # of very many row groups, borders need not be exact
+        points = points[np.linspace(0, len(points) - 1, _POINTS).astype(int)]
     width = high + 1.0 - low
-    below = ((np.clip(points[:, None] - low[None, :], 0.0, width[None, :]) / width) * rows).sum(axis=1)
+    below = np.array([((np.clip(point - low, 0.0, width) / width) * rows).sum() for point in points])
     wanted = rows.sum() * np.arange(1, CELLS) / CELLS
     return tuple(float(v) for v in np.ceil(np.interp(wanted, below, points)))
 

@@ -1,7 +1,7 @@
 """What Parquet footers say about columns: nulls, ranges, and how row groups share a column's range."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -9,6 +9,7 @@ from typing import Any
 
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.tables import partitions
+from ebbflow.infra.tables.filefooters import Bounds, FileFooter
 
 Range = tuple[float, float]
 _EPOCH = date(1970, 1, 1).toordinal()
@@ -77,57 +78,38 @@ class ColumnFooter:
         return min(1.0, max(covered, 1e-6))
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """What the statistics of a row group would say of a column that has one value, or none, in all its rows."""
-
-    min: Any
-    rows: int
-    has_null_count: bool = True
-
-    @property
-    def max(self) -> Any:
-        return self.min
-
-    @property
-    def null_count(self) -> int:
-        return self.rows if self.min is None else 0
-
-    @property
-    def has_min_max(self) -> bool:
-        return self.min is not None
-
-
-def column_footers(relation: Relation, metadata: Sequence[Any]) -> dict[str, ColumnFooter]:
-    """Return each column's footers. ``metadata`` holds a ``FileMetaData`` per file of the relation."""
-    rows: list[int] = []
-    told: list[dict[str, Any]] = []  # per row group
-    for file, found in zip(relation.files, metadata, strict=True):
-        given = partitions.values(relation, file.path)
-        paths = [found.schema.column(i).path for i in range(found.num_columns)]
-        for number in range(found.num_row_groups):
-            group = found.row_group(number)
-            rows.append(group.num_rows)
-            told.append({path: group.column(i).statistics for i, path in enumerate(paths)})
-            told[-1] |= {name: Constant(value, group.num_rows) for name, value in given.items()}
-    return {
-        name: _summed([group.get(name) for group in told], dtype, tuple(rows))
-        for name, dtype in relation.columns
-    }
+def column_footers(
+    relation: Relation, told: Sequence[FileFooter], names: Collection[str]
+) -> dict[str, ColumnFooter]:
+    """Return the columns ``names`` over all files of the relation, of each of which ``told`` has what it says."""
+    rows = tuple(count for file in told for count in file.rows)
+    given = [partitions.values(relation, file.path) for file in relation.files]
+    out = {}
+    for name, dtype in relation.columns:
+        if name not in names:
+            continue
+        found: list[Bounds] = []
+        for file, values in zip(told, given, strict=True):
+            if name in values:
+                value = values[name]
+                found += [Bounds(count if value is None else 0, value, value) for count in file.rows]
+            else:
+                found += file.bounds[name]
+        out[name] = _summed(found, dtype, rows)
+    return out
 
 
-def _summed(told: Sequence[Any], dtype: str, rows: tuple[int, ...]) -> ColumnFooter:
-    """Return one column's footers from its statistics per row group, ``None`` where there are none."""
-    counts = [s.null_count if s is not None and s.has_null_count else None for s in told]
+def _summed(told: Sequence[Bounds], dtype: str, rows: tuple[int, ...]) -> ColumnFooter:
+    """Return one column's footers from what is said of its row groups."""
+    counts = [bounds.nulls for bounds in told]
     known_counts = [count for count in counts if count is not None]
     nulls = sum(known_counts) / max(1, sum(rows)) if len(known_counts) == len(rows) else None
     bounds: list[tuple[Any, Any] | None] = []
-    for statistics, count, group_rows in zip(told, counts, rows, strict=True):
+    for found, count, group_rows in zip(told, counts, rows, strict=True):
         if count == group_rows:
             bounds.append(None)  # all null: no range, and none taken away from the others
             continue
-        has = statistics is not None and statistics.has_min_max
-        low, high = (comparable(v, dtype) for v in (statistics.min, statistics.max)) if has else (None, None)
+        low, high = comparable(found.low, dtype), comparable(found.high, dtype)
         if low is None or high is None:
             return ColumnFooter(nulls, None, None, (None,) * len(rows), rows)
         bounds.append((low, high))

@@ -1,27 +1,31 @@
 """Parquet files and directories as tables."""
 
 import hashlib
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ebbflow.infra.errors import TableError
+from ebbflow.infra.errors import StorageError, TableError
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.storage.filesystems import filesystem, to_uri, translated
+from ebbflow.infra.storage.filesystems import to_uri, translated
+from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.datatypes import spark_type
+from ebbflow.infra.tables.filefooters import extract, opened
 
+_FORMAT = 1  # of cached columns
+_MOST_SEEN = 1000  # tables whose columns are kept in memory
 _SUFFIXES = (".parquet", ".parq", ".pq")
 # what makes a directory more than its Parquet files: reading them all would bring deleted rows back
 _Columns = tuple[tuple[str, str], ...]
 _TABLE_FORMATS = {"_delta_log": "Delta Lake", ".hoodie": "Hudi", "metadata": "Iceberg"}
 
 
-class _Source(NamedTuple):
-    """A table's name, its files, and the columns that its directories give values of."""
+class Source(NamedTuple):
+    """A table's name, its files, and the columns that its directories give values of; no file was opened."""
 
     name: str
     files: tuple[FileEntry, ...]
@@ -40,25 +44,29 @@ def discover(place: StorageLocation) -> tuple[Relation, ...]:
     table that disagree on a column, directories that disagree on the partition columns, a type that Spark lacks
     and table formats with a log.
     """
+    return tuple(table_of(place, source) for source in sources(place))
+
+
+def sources(place: StorageLocation) -> tuple[Source, ...]:
+    """Return what ``discover`` would open, sorted by name. Raises ``TableError``."""
     from pyarrow.fs import FileType
 
     with translated(f"read the tables in {place}", TableError):
         info = place.fs().get_file_info(place.root)
         if info.is_file:
-            sources = [_Source(_stem(info.base_name), (files.entry(info),))]
+            held = [Source(_stem(info.base_name), (files.entry(info),))]
         else:
             found = place.entries()
             if not found and info.type == FileType.NotFound:
                 raise TableError(f"{place} does not exist; name a directory that holds Parquet files")
             if _partitioned(found):
-                sources = [_in_partitions(place, _stem(info.base_name), found)]
+                held = [_in_partitions(place, _stem(info.base_name), found)]
             else:
-                sources = [source for item in found if (source := _source(place, item)) is not None]
-    if not sources:
+                held = [source for item in found if (source := _source(place, item)) is not None]
+    if not held:
         raise TableError(f"{place} holds no Parquet files (*.parquet) and no directories of them")
-    _check_names(place, [source.name for source in sources])
-    tables = [_relation(place.scheme, source) for source in sources]
-    return tuple(sorted(tables, key=lambda table: table.name.lower()))
+    _check_names(place, [source.name for source in held])
+    return tuple(sorted(held, key=lambda source: source.name.lower()))
 
 
 def version(relation: Relation) -> str:
@@ -77,26 +85,12 @@ def version(relation: Relation) -> str:
     return digest.hexdigest()[:32]
 
 
-@lru_cache(maxsize=4096)
-def footer(scheme: str, file: FileEntry) -> Any:
-    """Return a file's ``pyarrow.parquet.FileMetaData``. Raises ``TableError`` when it is not Parquet."""
-    import pyarrow.parquet as pq
-
-    uri = to_uri(file.path, scheme)
-    if file.size == 0:
-        raise TableError(f"{uri} is empty; a Parquet file has at least a footer, delete it or write it again")
-    with translated(f"read {uri} as Parquet", TableError):
-        source = filesystem(scheme).open_input_file(file.path)
-        with source:
-            return pq.ParquetFile(source).metadata
-
-
-def _source(place: StorageLocation, info: Any) -> _Source | None:
+def _source(place: StorageLocation, info: Any) -> Source | None:
     """Return the table that one entry of the directory ``place`` is, or ``None`` when it is none."""
     if files.hidden(info.base_name):
         return None
     if info.is_file:
-        single = _Source(_stem(info.base_name), (files.entry(info),))
+        single = Source(_stem(info.base_name), (files.entry(info),))
         return single if _is_parquet(info.base_name) else None
     folder = place.under(info.base_name)
     inside = folder.entries()
@@ -109,14 +103,14 @@ def _source(place: StorageLocation, info: Any) -> _Source | None:
     )
     for item in (i for i in inside if not i.is_file):
         _check_format(folder, item)
-    return _Source(_stem(info.base_name), entries) if entries else None
+    return Source(_stem(info.base_name), entries) if entries else None
 
 
 def _partitioned(inside: Sequence[Any]) -> bool:
     return any(not i.is_file and partitions.is_partition(i.base_name) for i in inside)
 
 
-def _in_partitions(folder: StorageLocation, name: str, inside: Sequence[Any]) -> _Source:
+def _in_partitions(folder: StorageLocation, name: str, inside: Sequence[Any]) -> Source:
     """Return the table whose files are in partition directories below ``folder``."""
     for item in inside:
         if item.is_file and _is_parquet(item.base_name) and not files.hidden(item.base_name):
@@ -141,7 +135,7 @@ def _in_partitions(folder: StorageLocation, name: str, inside: Sequence[Any]) ->
     if not found:
         raise TableError(f"{folder.uri} holds partition directories, and no Parquet files in them")
     columns = partitions.columns(name, list(folders))
-    return _Source(name, tuple(found), columns)
+    return Source(name, tuple(found), columns)
 
 
 def _check_format(table: StorageLocation, folder: Any) -> None:
@@ -160,14 +154,72 @@ def _check_format(table: StorageLocation, folder: Any) -> None:
         )
 
 
-def _relation(scheme: str, source: _Source) -> Relation:
+def table_of(
+    place: StorageLocation,
+    source: Source,
+    names: Collection[str] | None = (),
+    cache: JsonStore | None = None,
+) -> Relation:
+    """Return the table that ``source`` of ``place`` is.
+
+    Its files are opened unless this process or ``cache`` knows the columns of just these. Then what they say of the
+    columns ``names`` (in lower case; ``None``: all) is kept in memory for ``filefooters.read_footers``. Raises
+    ``TableError``.
+    """
+    key = _key(place.scheme, source.files, tuple(name for name, _ in source.partitions))
+    known = _seen.get(key) or (_decoded(cache.get(key)) if cache is not None else None)
+    if known is None:
+        known = _opened(place.scheme, source, names)
+        if len(_seen) >= _MOST_SEEN:
+            _seen.clear()
+        _seen[key] = known
+    return _table(place.scheme, source, known)
+
+
+def keep_columns(relation: Relation, cache: JsonStore) -> None:
+    """Let ``cache`` know the columns of a table whose files this process has opened, for ``table_of``."""
+    key = _key(relation.scheme, relation.files, relation.partitions)
+    if key in _seen and cache.get(key) is None:
+        with suppress(StorageError):  # a cache only
+            cache.put(key, _seen[key])
+
+
+def _key(scheme: str, entries: tuple[FileEntry, ...], names: tuple[str, ...]) -> str:
+    return f"columns/{_FORMAT}/{version(Relation('', scheme, entries, (), partitions=names))}"
+
+
+_seen: dict[str, _Columns] = {}  # by this process
+
+
+def _decoded(raw: Any) -> _Columns | None:
+    try:
+        return tuple((str(name), str(kind)) for name, kind in raw) or None
+    except (TypeError, ValueError):
+        return None
+
+
+def _opened(scheme: str, source: Source, names: Collection[str] | None) -> _Columns:
+    """Return the columns that all files have."""
+    first: Any = None
+    columns: _Columns = ()
+    for file, metadata in zip(source.files, opened(scheme, source.files), strict=True):
+        # what Arrow makes of a schema depends on these two alone
+        if first is None or not (
+            metadata.schema.equals(first.schema) and metadata.metadata == first.metadata
+        ):
+            found = _columns(to_uri(file.path, scheme), source.name, metadata)
+            if first is None:
+                first, columns = metadata, found
+            elif found != columns:
+                uri, other = to_uri(file.path, scheme), to_uri(source.files[0].path, scheme)
+                raise TableError(_disagreement(source.name, uri, found, other, columns))
+        extract(scheme, file, metadata, [n for n, _ in columns if names is None or n.lower() in names])
+    return columns
+
+
+def _table(scheme: str, source: Source, columns: _Columns) -> Relation:
     name, entries = source.name, source.files
-    schemas = files.in_parallel(lambda file: _columns(scheme, name, file), entries)
-    for file, columns in zip(entries[1:], schemas[1:], strict=True):
-        if columns != schemas[0]:
-            uri, first = to_uri(file.path, scheme), to_uri(entries[0].path, scheme)
-            raise TableError(_disagreement(name, uri, columns, first, schemas[0]))
-    named = {column.lower() for column, _ in schemas[0]}
+    named = {column.lower() for column, _ in columns}
     if both := [column for column, _ in source.partitions if column.lower() in named]:
         raise TableError(
             f"the column {both[0]!r} of table {name!r} is in its files and in its partition directories; keep one"
@@ -176,7 +228,7 @@ def _relation(scheme: str, source: _Source) -> Relation:
         name,
         scheme,
         entries,
-        (*schemas[0], *sorted(source.partitions)),
+        (*columns, *sorted(source.partitions)),
         partitions=tuple(column for column, _ in source.partitions),
     )
     if source.partitions:
@@ -196,9 +248,7 @@ def _check_above(relation: Relation) -> None:
             )
 
 
-def _columns(scheme: str, table: str, file: FileEntry) -> tuple[tuple[str, str], ...]:
-    metadata = footer(scheme, file)
-    uri = to_uri(file.path, scheme)
+def _columns(uri: str, table: str, metadata: Any) -> _Columns:
     with translated(f"read the schema of {uri}", TableError):
         schema = metadata.schema.to_arrow_schema()
         physical = {

@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,12 @@ from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem, to_uri, translated
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import partitions
-from ebbflow.infra.tables.parquet import footer, version
+from ebbflow.infra.tables.filefooters import footer, read_footers
+from ebbflow.infra.tables.parquet import version
 
 ENTIRE_TIMES = 10  # a table of up to this many times sample_rows is read entirely for its statistics
 DECODE_ROWS = 400_000  # at most about this many rows are decoded for a sample
+MOST_GROUPS = 64  # row groups read, of files that may be as many
 LARGEST_BLOCKS = 8  # row groups sampled
 TIME_LIMIT = 30.0  # seconds after which no further row group is read
 _KEPT_IN_MEMORY = 16  # samples
@@ -51,19 +54,23 @@ class _RowGroup:
     rows: int
 
 
-def draw(relation: Relation, sample_rows: int, clock: Clock | None = None) -> Sample:
+def draw(
+    relation: Relation, sample_rows: int, clock: Clock | None = None, names: Sequence[str] | None = None
+) -> Sample:
     """Read a sample: random rows of row groups that are evenly spaced over all files.
 
     Rows are random, not evenly spaced, because equal values often lie side by side or at a fixed distance,
     and evenly spaced rows would then never, or always, meet them twice. The same files give the same sample.
-    Tables of up to ``ENTIRE_TIMES * sample_rows`` rows are read entirely. Raises ``TableError``.
+    Tables of up to ``ENTIRE_TIMES * sample_rows`` rows in up to ``MOST_GROUPS`` row groups are read entirely. Only
+    the columns ``names`` are read; without them, all. Raises ``TableError``.
     """
     import pyarrow as pa
 
     clock = clock or SystemClock()
-    groups = _row_groups(relation)
+    names = [name for name, _ in relation.columns] if names is None else names
+    groups = _row_groups(relation, names)
     total = sum(group.rows for group in groups)
-    entire = total <= ENTIRE_TIMES * sample_rows
+    entire = total <= ENTIRE_TIMES * sample_rows and len(groups) <= MOST_GROUPS
     chosen = list(range(len(groups))) if entire else _spread(groups)
     deadline = clock.now() + TIME_LIMIT
     tables: list[Any] = []
@@ -74,11 +81,11 @@ def draw(relation: Relation, sample_rows: int, clock: Clock | None = None) -> Sa
             break
         group = groups[position]
         limit = group.rows if entire else min(group.rows, max(1, DECODE_ROWS // len(chosen)))
-        part = _decode(relation, group, limit)
+        part = _decode(relation, group, limit, names)
         taken = part if entire else _some(part, -(-sample_rows // len(chosen)), position)
         tables.append(taken)
         blocks.append(Block(position, part.num_rows, taken.num_rows))
-    table = pa.concat_tables(tables) if tables else _empty(relation)
+    table = pa.concat_tables(tables) if tables else _empty(relation).select(names)
     return Sample(table, total, tuple(blocks))
 
 
@@ -104,12 +111,14 @@ _memory: OrderedDict[tuple[str, int], Sample] = OrderedDict()
 _memory_lock = threading.Lock()
 
 
-def keep(relation: Relation, sample: Sample, cache: JsonStore | None, sample_rows: int) -> None:
-    """Keep a sample in memory, and as a file beside ``cache`` where that can be written."""
+def keep(relation: Relation, sample: Sample, cache: JsonStore | None, sample_rows: int) -> Sample:
+    """Keep a sample in memory, and as a file beside ``cache`` where that can be written; return it with the columns
+    of the same rows that were kept before."""
     key = _key(relation, sample_rows)
+    sample = _joined(_found(key, cache), sample)
     _remember(key, sample)
     if cache is None:
-        return
+        return sample
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -122,23 +131,44 @@ def keep(relation: Relation, sample: Sample, cache: JsonStore | None, sample_row
             content += checksums.of_bytes(content).encode()
             files.write_atomic(cache.place.fs(), cache.place.scheme, _path(cache, key), content)
     except (StorageError, pa.ArrowException):
-        return  # a cache only: the sample is drawn again when it is needed
+        pass  # a cache only: the sample is drawn again when it is needed
+    return sample
 
 
-def kept(relation: Relation, cache: JsonStore | None, sample_rows: int) -> Sample:
-    """Return the kept sample, drawing and keeping it if need be. Raises ``TableError``."""
+def kept(relation: Relation, cache: JsonStore | None, sample_rows: int, names: Sequence[str]) -> Sample:
+    """Return the kept sample with at least the columns ``names``, drawing and keeping what is missing. Raises
+    ``TableError``."""
     key = _key(relation, sample_rows)
-    with _memory_lock:
-        if key in _memory:
-            _memory.move_to_end(key)
-            return _memory[key]
-    sample = _stored(cache, key) if cache is not None else None
-    if sample is not None:
+    sample = _found(key, cache)
+    missing = [name for name in names if sample is None or name not in sample.table.column_names]
+    if sample is not None and not missing:
         _remember(key, sample)
         return sample
-    sample = thinned(draw(relation, sample_rows), sample_rows)
-    keep(relation, sample, cache, sample_rows)
-    return sample
+    drawn = keep(
+        relation, thinned(draw(relation, sample_rows, names=missing), sample_rows), cache, sample_rows
+    )
+    if set(names) <= set(drawn.table.column_names):
+        return drawn
+    return keep(relation, thinned(draw(relation, sample_rows, names=names), sample_rows), cache, sample_rows)
+
+
+def _found(key: tuple[str, int], cache: JsonStore | None) -> Sample | None:
+    with _memory_lock:
+        if key in _memory:
+            return _memory[key]
+    return _stored(cache, key) if cache is not None else None
+
+
+def _joined(before: Sample | None, sample: Sample) -> Sample:
+    """Return ``sample`` with the columns of ``before`` that it has not, if their rows are the same: as many rows of
+    the same files are, unless time was short for one of them."""
+    if before is None or before.table.num_rows != sample.table.num_rows or before.rows != sample.rows:
+        return sample
+    table = sample.table
+    for name in before.table.column_names:
+        if name not in table.column_names:
+            table = table.append_column(name, before.table.column(name))
+    return Sample(table, sample.rows, sample.blocks)
 
 
 def _stored(cache: JsonStore, key: tuple[str, int]) -> Sample | None:
@@ -178,12 +208,11 @@ def _path(cache: JsonStore, key: tuple[str, int]) -> str:
 # --- reading ----------------------------------------------------------------------------------------------
 
 
-def _row_groups(relation: Relation) -> list[_RowGroup]:
-    metadata = files.in_parallel(lambda file: footer(relation.scheme, file), relation.files)
+def _row_groups(relation: Relation, names: Sequence[str]) -> list[_RowGroup]:
     return [
-        _RowGroup(file, index, found.row_group(index).num_rows)
-        for file, found in zip(relation.files, metadata, strict=True)
-        for index in range(found.num_row_groups)
+        _RowGroup(file, index, rows)
+        for file, told in zip(relation.files, read_footers(relation, names), strict=True)
+        for index, rows in enumerate(told.rows)
     ]
 
 
@@ -193,12 +222,13 @@ def _spread(groups: list[_RowGroup]) -> list[int]:
     count = min(len(groups), max(1, min(LARGEST_BLOCKS, int(DECODE_ROWS / average))))
     # tiny row groups: take more of them, or the sample would be too small
     if average * count < DECODE_ROWS / 4:
-        count = min(len(groups), max(count, int(DECODE_ROWS / 4 / average)))
+        count = min(len(groups), MOST_GROUPS, max(count, int(DECODE_ROWS / 4 / average)))
     return sorted({int((i + 0.5) * len(groups) / count) for i in range(count)})
 
 
-def _decode(relation: Relation, group: _RowGroup, limit: int) -> Any:
-    """Return the first ``limit`` rows of a row group, with plain strings in place of string views."""
+def _decode(relation: Relation, group: _RowGroup, limit: int, names: Sequence[str]) -> Any:
+    """Return the columns ``names`` of the first ``limit`` rows of a row group, with plain strings in place of string
+    views."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -207,17 +237,20 @@ def _decode(relation: Relation, group: _RowGroup, limit: int) -> Any:
         filesystem(relation.scheme).open_input_file(group.file.path) as source,
     ):
         reader = pq.ParquetFile(source, metadata=footer(relation.scheme, group.file))
-        if limit >= group.rows:
-            table = reader.read_row_group(group.index)
+        stored = [name for name in names if name not in relation.partitions]
+        if not stored:  # rows of no columns have no number
+            table = pa.table({"": pa.nulls(min(limit, group.rows))})
+        elif limit >= group.rows:
+            table = reader.read_row_group(group.index, columns=stored).select(stored)
         else:
             batches, missing = [], limit
-            for batch in reader.iter_batches(min(limit, 65_536), row_groups=[group.index]):
-                batches.append(batch.slice(0, missing))
+            for batch in reader.iter_batches(min(limit, 65_536), row_groups=[group.index], columns=stored):
+                batches.append(batch.select(stored).slice(0, missing))
                 missing -= batches[-1].num_rows
                 if missing <= 0:
                     break
-            table = pa.Table.from_batches(batches, reader.schema_arrow)
-        return partitions.with_values(_plain(table), relation, group.file.path)
+            table = pa.Table.from_batches(batches)
+        return partitions.with_values(_plain(table), relation, group.file.path).select(names)
 
 
 def _plain(table: Any) -> Any:

@@ -13,7 +13,7 @@ Shlosser's estimator is used, else a jackknife.
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -24,13 +24,13 @@ import numpy.typing as npt
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError, TableError
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.storage import files
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.clustering import grid
 from ebbflow.infra.tables.confinement import opened_on
+from ebbflow.infra.tables.filefooters import read_footers
 from ebbflow.infra.tables.footers import ColumnFooter, column_footers, comparable
-from ebbflow.infra.tables.parquet import footer, version
+from ebbflow.infra.tables.parquet import version
 from ebbflow.infra.tables.sampling import Sample, draw, keep, kept, thinned
 from ebbflow.planners.model import ColumnStatistics, TableStatistics
 
@@ -110,7 +110,7 @@ def shlosser(counts: Frequencies, population: float) -> float:
     return len(counts) + once * missed / kept
 
 
-_FORMAT = 2  # of cached statistics
+_FORMAT = 3  # of cached statistics
 _OPEN_SAMPLES = 8  # samples held open in DuckDB
 
 
@@ -119,33 +119,46 @@ def collect(
     cache: JsonStore | None = None,
     sample_rows: int = 20_000,
     clock: Clock | None = None,
+    names: Collection[str] | None = None,
 ) -> TableStatistics:
-    """Return the statistics of a table, from ``cache`` when its files have not changed.
+    """Return the statistics of a table and of its columns ``names`` (all): what ``cache`` has of the same files is
+    not read again, and is returned as well.
 
     The sample that distinct counts rest on is kept beside the cache for ``selectivity``. ``clock`` bounds how
     long sampling may take. Raises ``TableError``.
     """
+    wanted = _chosen(relation, names)
     key = f"statistics/{_FORMAT}/{version(relation)}/{sample_rows}"
     found = _decoded(cache.get(key)) if cache is not None else None
-    if found is not None:
+    missing = [name for name in wanted if found is None or name not in found.columns]
+    if found is not None and not missing:
         return found
     if relation.external:
         raise TableError(
             f"table {relation.name!r} lives in the engine's own catalogue; its files are not known"
         )
-    metadata = files.in_parallel(lambda file: footer(relation.scheme, file), relation.files)
-    rows = sum(m.num_rows for m in metadata)
-    footers = column_footers(relation, metadata)
-    sample = draw(relation, sample_rows, clock)
-    columns = {name: _column(name, dtype, footers[name], sample) for name, dtype in relation.columns}
+    told = read_footers(relation, missing)
+    rows = sum(sum(file.rows) for file in told)
+    columns = {}
+    if missing:
+        ranges = column_footers(relation, told, missing)
+        sample = draw(relation, sample_rows, clock, missing)
+        columns = {n: _column(n, dtype, ranges[n], sample) for n, dtype in relation.columns if n in ranges}
+        keep(relation, thinned(sample, sample_rows), cache, sample_rows)
     for name, count in partitions.distinct(relation).items():
-        columns[name] = replace(columns[name], distinct=float(count))
-    statistics = TableStatistics(float(rows), float(relation.bytes), columns)
-    keep(relation, thinned(sample, sample_rows), cache, sample_rows)
+        if name in columns:
+            columns[name] = replace(columns[name], distinct=float(count))
+    known = found.columns if found is not None else {}
+    statistics = TableStatistics(float(rows), float(relation.bytes), {**known, **columns})
     if cache is not None:
         with suppress(StorageError):  # a cache only
             cache.put(key, asdict(statistics))
     return statistics
+
+
+def _chosen(relation: Relation, names: Collection[str] | None) -> list[str]:
+    """Return the columns of the relation that are among ``names``, which are in lower case."""
+    return [name for name, _ in relation.columns if names is None or name.lower() in names]
 
 
 def selectivity(
@@ -153,17 +166,18 @@ def selectivity(
     predicates: Sequence[str],
     cache: JsonStore | None = None,
     sample_rows: int = 20_000,
+    names: Collection[str] | None = None,
 ) -> list[float | None]:
     """Return the fraction of rows for which each predicate is true, as seen in the table's sample.
 
-    Predicates are SQL in DuckDB's dialect over the table's columns. ``None`` stands for one that cannot be
-    evaluated. With the entire table as sample the fraction is exact; else it is ``(hits + 1/2) / (n + 1)``,
-    never 0: Krichevsky and Trofimov's estimate of a proportion (1981). Raises ``TableError`` when rows cannot
-    be read.
+    Predicates are SQL in DuckDB's dialect over the table's columns ``names`` (all, in lower case). ``None`` stands
+    for one that cannot be evaluated. With the entire table as sample the fraction is exact; else it is
+    ``(hits + 1/2) / (n + 1)``, never 0: Krichevsky and Trofimov's estimate of a proportion (1981). Raises
+    ``TableError`` when rows cannot be read.
     """
     if not predicates:
         return []
-    sample = kept(relation, cache, sample_rows)
+    sample = kept(relation, cache, sample_rows, _chosen(relation, names))
     n = sample.table.num_rows
     if n == 0:
         return [None] * len(predicates)
@@ -268,13 +282,13 @@ def _decoded_column(raw: Any) -> ColumnStatistics:
 
 # --- predicates -------------------------------------------------------------------------------------------
 
-_open: OrderedDict[tuple[str, str, int], Any] = OrderedDict()
+_open: OrderedDict[tuple[str, str, int, tuple[str, ...]], Any] = OrderedDict()
 _open_lock = threading.Lock()
 
 
 def _opened(relation: Relation, sample: Sample, sample_rows: int) -> Any:
     """Return a DuckDB cursor that sees the sample as a table of the relation's name, and nothing else."""
-    key = (relation.name, version(relation), sample_rows)
+    key = (relation.name, version(relation), sample_rows, tuple(sample.table.column_names))
     with _open_lock:
         connection = _open.get(key)
         if connection is None:

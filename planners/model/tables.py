@@ -47,5 +47,5 @@ class Catalogue:
         return self.tables.get(name.lower())
 
     def schema(self) -> dict[str, dict[str, str]]:
-        """Return ``{table: {column: type}}``, as sqlglot's optimiser wants it."""
-        return {name: dict(table.columns) for name, table in self.tables.items()}
+        """Return ``{table: {column: type}}`` of tables whose columns are known, as sqlglot's optimiser wants it."""
+        return {name: dict(table.columns) for name, table in self.tables.items() if table.columns}

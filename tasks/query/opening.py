@@ -17,8 +17,7 @@ from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.duckdb_statements import refusal
 from ebbflow.infra.query.local import LocalCapacity, usable_memory
 from ebbflow.infra.query.shares import FileShareRegistry
-from ebbflow.infra.storage.files import in_parallel
-from ebbflow.infra.tables import parquet
+from ebbflow.infra.tables.filefooters import read_footers
 from ebbflow.planners import hazard as recovery
 from ebbflow.planners.model import Capacity, Share
 from ebbflow.planners.query.costs.query_engines import EngineChoice, Fit
@@ -98,15 +97,9 @@ def _choice(request: QueryRequest, clock: Clock, opened: OpenedEngine | None) ->
 
 def _unpacked(relation: Relation, columns: set[str] | None) -> float:
     """Return the bytes of a table's columns, unpacked but encoded; of all of them without ``columns``."""
-    total = 0.0
-    for metadata in in_parallel(lambda file: parquet.footer(relation.scheme, file), relation.files):
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            for index in range(group.num_columns):
-                column = group.column(index)
-                if columns is None or column.path_in_schema.split(".")[0].lower() in columns:
-                    total += column.total_uncompressed_size
-    return total
+    names = [name for name, _ in relation.columns if columns is None or name.lower() in columns]
+    told = read_footers(relation, names)
+    return float(sum(file.unpacked.get(name, 0) for file in told for name in names))
 
 
 def _without_spark() -> str:

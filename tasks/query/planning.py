@@ -1,7 +1,7 @@
 """Reads tables, statistics, samples and history, and makes a planner of them."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -26,7 +26,13 @@ from ebbflow.planners.query.plan.pruning import partition_filters
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.functions import reaches_out
-from ebbflow.planners.query.sql.parse import ParsedQuery, parse, parse_query, table_names
+from ebbflow.planners.query.sql.parse import (
+    ParsedQuery,
+    columns_named,
+    parse,
+    parse_query,
+    table_names,
+)
 from ebbflow.planners.query.views.views import view_chain
 from ebbflow.tasks.drawing.wording import bytes_text
 from ebbflow.tasks.query.request import QueryRequest
@@ -99,16 +105,20 @@ def gather(
     engine: Callable[[], SqlEngine | None] = lambda: None,
 ) -> Gathered:
     """Find the tables, and read their statistics (cached by version) and the history. Raises as ``prepare``."""
-    parsed, whole, now, named = _read(request, clock, engine)
+    cache = store.cache("statistics")
+    parsed, whole, now, named = _read(request, clock, engine, cache)
     pruned = _pruned(request, parsed, {name: whole[name] for name in named if name in whole})
     relations = {**whole, **pruned}
-    cache = store.cache("statistics")
+    used = columns_named(parsed.expression)
     catalogue = Catalogue(
         {
-            name: _table(relation, run_id, meaning(request), cache if name in named else None, clock)
+            name: _table(relation, run_id, meaning(request), cache if name in named else None, clock, used)
             for name, relation in relations.items()
         }
     )
+    for relation in whole.values():  # last: tables that cannot be read leave nothing in the store
+        if not relation.external:
+            tables.keep_columns(relation, cache)
     everything = reaches_out(frozenset(request.allow_functions))
     return Gathered(
         parsed,
@@ -127,7 +137,7 @@ def tables_of(request: QueryRequest, clock: Clock) -> tuple[ParsedQuery, tuple[R
 
     Raises ``TableError``, ``PlanningError``.
     """
-    parsed, relations, _, named = _read(request, clock, lambda: None)
+    parsed, relations, _, named = _read(request, clock, lambda: None, None)
     relations |= _pruned(request, parsed, {name: relations[name] for name in named if name in relations})
     return parsed, tuple(relation for name, relation in relations.items() if name in named)
 
@@ -158,21 +168,25 @@ def _pruning_words(whole: Relation, kept: Relation) -> str:
 
 
 def _read(
-    request: QueryRequest, clock: Clock, engine: Callable[[], SqlEngine | None]
+    request: QueryRequest, clock: Clock, engine: Callable[[], SqlEngine | None], cache: JsonStore | None
 ) -> tuple[ParsedQuery, dict[str, Relation], datetime, set[str]]:
-    """Return the query, all tables, what its clock functions are frozen to, and the names of its tables."""
+    """Return the query, its tables or all of the engine's catalogue, what its clock functions are frozen to, and
+    the names of its tables."""
     # a syntax error is told before any file is opened
     tree = parse(request.sql, request.dialect, request.allow_functions)
     named = {name.lower() for name in table_names(tree)}
-    relations = _relations(request, engine)
+    relations, known = _relations(request, engine, tree, cache)
     # unknown tables and columns too: what cannot be planned leaves nothing in the store
-    plain = Catalogue({name: Table(one.name, one.columns, "") for name, one in relations.items()})
+    plain = {name: Table(one.name, one.columns, "") for name, one in relations.items()}
+    if not named <= relations.keys():  # whoever names a table that is not there is told the others
+        plain = {name.lower(): Table(name, (), "") for name in known} | plain
+    catalogue = Catalogue(plain)
     now = datetime.fromtimestamp(clock.now(), UTC)
 
     def parsed(outputs: Sequence[str] | None = None) -> ParsedQuery:
         return parse_query(
             request.sql,
-            plain,
+            catalogue,
             now=now,
             dialect=request.dialect,
             allowed=request.allow_functions,
@@ -233,17 +247,23 @@ def planner_of(
     return planner
 
 
-def _relations(request: QueryRequest, engine: Callable[[], SqlEngine | None]) -> dict[str, Relation]:
+def _relations(
+    request: QueryRequest, engine: Callable[[], SqlEngine | None], tree: exp.Query, cache: JsonStore | None
+) -> tuple[dict[str, Relation], list[str]]:
+    """Return the tables that the query names, or all of the engine's catalogue, and the names of all there are."""
     if request.tables_place:
-        found: Iterable[Relation] = tables.discover(request.tables_place)
-    else:
-        running = engine()
-        assert running is not None
-        found = running.tables()
-    relations = {r.name.lower(): r for r in found}
+        place = request.tables_place
+        there = {source.name.lower(): source for source in tables.sources(place)}
+        named = sorted({name.lower() for name in table_names(tree)} & there.keys())
+        used = columns_named(tree)
+        found = {name: tables.table_of(place, there[name], used, cache) for name in named}
+        return found, [source.name for source in there.values()]
+    running = engine()
+    assert running is not None
+    relations = {r.name.lower(): r for r in running.tables()}
     if not relations:
         raise TableError("the session's catalogue has no tables; register some, or give --tables DIR")
-    return relations
+    return relations, [*relations]
 
 
 def meaning(request: QueryRequest) -> str:
@@ -260,11 +280,18 @@ def meaning(request: QueryRequest) -> str:
     )
 
 
-def _table(relation: Relation, run_id: str, meaning: str, cache: JsonStore | None, clock: Clock) -> Table:
+def _table(
+    relation: Relation,
+    run_id: str,
+    meaning: str,
+    cache: JsonStore | None,
+    clock: Clock,
+    used: frozenset[str] | None,
+) -> Table:
     if relation.external:  # nothing tells whether its content changed: its stages live for this run only
         return Table(relation.name, relation.columns, f"external-{run_id}")
     version = f"{tables.version(relation)}-{meaning}"
-    known = statistics.collect(relation, cache, clock=clock) if cache is not None else None
+    known = statistics.collect(relation, cache, clock=clock, names=used) if cache is not None else None
     return Table(relation.name, relation.columns, version, known)
 
 
@@ -277,7 +304,8 @@ def _measure(planner: QueryPlanner, gathered: Gathered, cache: JsonStore) -> dic
         relation = gathered.relations.get(name)
         if relation is None or relation.external:
             continue
-        fractions = statistics.selectivity(relation, [sql for _, _, sql in asked], cache)
+        used = columns_named(gathered.parsed.expression)
+        fractions = statistics.selectivity(relation, [sql for _, _, sql in asked], cache, names=used)
         for (scope, key, _), fraction in zip(asked, fractions, strict=True):
             if fraction is not None:
                 out.setdefault(scope, {})[key] = fraction

@@ -8,7 +8,7 @@ from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.worker import Rows
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.tables.parquet import footer
+from ebbflow.infra.tables.filefooters import footer
 
 T = TypeVar("T")
 _EVEN = 1.3  # times the mean that the largest slice may have

@@ -181,6 +181,22 @@ def table_names(query: exp.Expr) -> frozenset[str]:
     return frozenset(t.name for t in outside_tables(query))
 
 
+def columns_named(query: exp.Expr) -> frozenset[str] | None:
+    """Return the names of the columns, of whichever table, that a query names, in lower case; ``None`` where it
+    stands for columns that it does not name.
+
+    >>> columns_named(parse("SELECT count(*) FROM t WHERE A = 1"))
+    frozenset({'a'})
+    """
+    if any(not isinstance(star.parent, exp.Count) for star in query.find_all(exp.Star)):
+        return None
+    if query.find(exp.Columns, exp.Pivot) or any(j.method == "NATURAL" for j in query.find_all(exp.Join)):
+        return None
+    used = {column.name.lower() for column in query.find_all(exp.Column)}
+    shared = (name for join in query.find_all(exp.Join) for name in join.args.get("using") or ())
+    return frozenset(used | {name.name.lower() for name in shared})
+
+
 def check_tables(query: exp.Query, catalogue: Catalogue) -> None:
     """Raise ``UnknownTableError`` for the first table that is in neither the catalogue nor the query."""
     for table in outside_tables(query):

@@ -78,7 +78,7 @@ def test_a_flipped_byte_of_a_kept_sample_makes_it_drawn_again(tmp_path: Path) ->
     for at in range(0, len(whole), 5):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         sampling._memory.clear()
-        assert sampling.kept(relation, cache, 100).table["a"].to_pylist() == list(range(50))
+        assert sampling.kept(relation, cache, 100, ["a"]).table["a"].to_pylist() == list(range(50))
         assert path.read_bytes() == whole  # it was kept anew
 
 

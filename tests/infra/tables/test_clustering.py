@@ -11,6 +11,7 @@ from ebbflow.infra.query.slices import FilePruning
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.infra.tables.clustering import CELLS, grid, outside
+from ebbflow.infra.tables.filefooters import footer, read_footers
 from ebbflow.infra.tables.footers import column_footers
 
 
@@ -25,9 +26,8 @@ def relation(folder, values, row_group=100, files=1):
 
 
 def measured(found):
-    metadata = [tables.footer(found.scheme, f) for f in found.files]
     name, dtype = found.columns[0]
-    return grid(column_footers(found, metadata)[name], dtype)
+    return grid(column_footers(found, read_footers(found, [name]), [name])[name], dtype)
 
 
 def test_a_column_in_order_is_read_once_whatever_the_slices(tmp_path):
@@ -106,4 +106,4 @@ def test_narrowing_leaves_out_most_of_a_table_in_order(tmp_path):
 
 def test_an_unknown_column_leaves_nothing_out(tmp_path):
     found = relation(tmp_path, list(range(100)), files=2)
-    assert not outside(tables.footer(found.scheme, found.files[0]), "other", "int", 1e9, None)
+    assert not outside(footer(found.scheme, found.files[0]), "other", "int", 1e9, None)

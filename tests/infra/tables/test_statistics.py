@@ -232,7 +232,60 @@ def test_the_sample_is_kept_beside_the_cache_and_survives_the_process(
     before = selectivity(sampled, ["small = 3"], cache, SAMPLE)
     sampling._memory.clear()
     gone = Relation(sampled.name, sampled.scheme, sampled.files, sampled.columns)
-    kept = sampling.kept(gone, cache, SAMPLE)
+    kept = sampling.kept(gone, cache, SAMPLE, [name for name, _ in gone.columns])
     assert kept.table.num_rows <= SAMPLE
     assert (kept.rows, kept.entire) == (ROWS, False)
     assert selectivity(sampled, ["small = 3"], cache, SAMPLE) == before
+
+
+def test_only_the_columns_that_are_named_are_read_and_others_are_added_later(
+    sampled: Relation, data: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = JsonStore(StorageLocation(tmp_path))
+    read: list[tuple[str, ...]] = []
+    real = sampling._decode
+
+    def decode(relation: Relation, group: Any, limit: int, names: Any) -> Any:
+        read.append(tuple(names))
+        return real(relation, group, limit, names)
+
+    monkeypatch.setattr(sampling, "_decode", decode)
+    monkeypatch.setattr(sampling, "_memory", type(sampling._memory)())
+    first = collect(sampled, cache, SAMPLE, names=["small", "day"])
+    assert set(first.columns) == {"small", "day"}
+    assert first.rows == ROWS
+    assert set(read) == {("small", "day")}
+    assert collect(sampled, cache, SAMPLE, names=["day"]).columns.keys() == first.columns.keys()
+    assert collect(sampled, cache, SAMPLE, names=[]).rows == ROWS
+    assert set(read) == {("small", "day")}
+    monkeypatch.setattr(sampling, "_memory", type(sampling._memory)())  # another process
+    both = collect(sampled, cache, SAMPLE, names=["gaps", "day"])
+    assert set(read) == {("small", "day"), ("gaps",)}
+    assert set(both.columns) == {"small", "day", "gaps"}
+    whole = collect(sampled, None, SAMPLE)
+    assert {name: whole.columns[name] for name in both.columns} == both.columns
+    monkeypatch.setattr(sampling, "_memory", type(sampling._memory)())
+    # rows of columns that were read apart are the same rows
+    read.clear()
+    (together,) = selectivity(sampled, ["small < 3 AND gaps < 50"], cache, SAMPLE, names=["small", "gaps"])
+    assert read == []
+    expected = np.mean((data["small"].to_numpy() < 3) & (data["gaps"].fill_null(99).to_numpy() < 50))
+    assert together == pytest.approx(expected, rel=0.15)
+    (later,) = selectivity(sampled, ['"foreign" < 4000'], cache, SAMPLE, names=["foreign"])
+    assert set(read) == {("foreign",)}
+    assert later == pytest.approx(0.5, rel=0.15)
+
+
+def test_of_very_many_files_few_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t").mkdir()
+    for number in range(80):
+        part = pa.table({"k": range(number * 10, number * 10 + 10)})
+        pq.write_table(part, tmp_path / "t" / f"{number:03d}.parquet")
+    (many,) = discover(StorageLocation(tmp_path))
+    groups: list[int] = []
+    real = sampling._decode
+    monkeypatch.setattr(sampling, "_decode", lambda *a: groups.append(1) or real(*a))
+    told = collect(many)
+    assert len(groups) <= sampling.MOST_GROUPS
+    assert (told.rows, told.columns["k"].low, told.columns["k"].high) == (800, 0.0, 799.0)
+    assert told.columns["k"].distinct == pytest.approx(800, rel=0.05)

@@ -12,9 +12,11 @@ import pytest
 
 from ebbflow.infra.errors import TableError
 from ebbflow.infra.storage.filesystems import resolve
+from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.tables import filefooters, parquet
 from ebbflow.infra.tables.datatypes import arrow_type, spark_type
-from ebbflow.infra.tables.parquet import discover, version
+from ebbflow.infra.tables.parquet import discover, keep_columns, sources, table_of, version
 
 SMALL = pa.table({"a": pa.array([1, 2], pa.int64()), "b": ["x", "y"]})
 
@@ -183,3 +185,25 @@ def test_the_version_changes_with_the_content_and_only_then(tmp_path: Path) -> N
     os.utime(tmp_path / "t/2.parquet", (1, 1))
     fourth = version(discover(StorageLocation(tmp_path))[0])
     assert len({first, second, third, fourth}) == 4
+
+
+def test_columns_that_are_known_need_no_file_to_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(f"{tmp_path}/t/1.parquet")
+    write(f"{tmp_path}/t/2.parquet")
+    place, cache = StorageLocation(tmp_path), JsonStore(StorageLocation(tmp_path / "cache"))
+    opened: list[str] = []
+    real = filefooters._opened
+    monkeypatch.setattr(filefooters, "_opened", lambda s, f: opened.append(f.path) or real(s, f))
+    first = table_of(place, sources(place)[0], ["a"], cache)
+    assert len(opened) == 2
+    assert [told.bounds["a"][0][1:] for told in filefooters.read_footers(first, ["a"])] == [(1, 2), (1, 2)]
+    assert len(opened) == 2
+    keep_columns(first, cache)
+    monkeypatch.setattr(parquet, "_seen", {})  # another process
+    assert table_of(place, sources(place)[0], ["a"], cache) == first
+    assert len(opened) == 2
+    write(f"{tmp_path}/t/3.parquet", SMALL.append_column("c", pa.array([1, 2])))
+    with pytest.raises(TableError, match="column 'c'"):
+        table_of(place, sources(place)[0], ["a"], cache)
