@@ -2,8 +2,9 @@
 
 import unicodedata
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
@@ -42,18 +43,28 @@ Parameter = TyperOption | TyperArgument
 class CheckedGroup(TyperGroup):
     """A group of commands whose options are all checked by ``problem_of``, also those of groups in it."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the group's own options, checked."""
+        _check_options(self, ctx)
+        return super().parse_args(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command, its options checked."""
         found = super().get_command(ctx, cmd_name)
-        _check_parameters(found)
+        _check_commands(found, ctx)
         return found
 
 
-def _check_parameters(command: Any) -> None:
+def _check_commands(command: Any, ctx: Any) -> None:
     for one in getattr(command, "commands", {}).values():
-        _check_parameters(one)
-    for parameter in getattr(command, "params", ()):
-        if not parameter.is_eager and "process_value" not in vars(parameter):
+        _check_commands(one, ctx)
+    if command is not None:
+        _check_options(command, ctx)
+
+
+def _check_options(command: Any, ctx: Any) -> None:
+    for parameter in command.get_params(ctx):
+        if "process_value" not in vars(parameter):
             parameter.process_value = _checked(parameter, parameter.process_value)
 
 
@@ -62,11 +73,33 @@ def _checked(parameter: Parameter, read: Callable[..., Any]) -> Callable[..., An
         source = ctx.get_parameter_source(parameter.name)
         typed = source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT", "PROMPT")
         # before typer's own reading, whose messages do not repeat the value
-        if typed and (problem := problem_of(parameter, value) or _twice(ctx, parameter, value)):
+        if (
+            typed
+            and not parameter.is_eager
+            and (problem := problem_of(parameter, value) or _twice(ctx, parameter, value))
+        ):
             raise OptionError(f"{_name(parameter)} {problem}")
+        if not _needs_reading(parameter, value):
+            if parameter.multiple:
+                value = () if value is None else []
+            return parameter.callback(ctx, parameter, value) if parameter.callback else value
         return read(ctx, value)
 
     return process_value
+
+
+def _needs_reading(parameter: Parameter, value: Any) -> bool:
+    """Return whether typer's own reading, which imports pydantic, may make something else of ``value``."""
+    kind = parameter.type_descriptor.annotation
+    if parameter.type_descriptor.parameter_info.parser is not None:
+        return True
+    if parameter.multiple or parameter.nargs != 1:
+        return parameter.required or value not in (None, ())
+    if value is None:
+        return parameter.required
+    if get_origin(kind) is Literal:
+        return value not in get_args(kind)
+    return type(value) is not kind or not issubclass(kind, str | float | bool | Enum)
 
 
 def _name(parameter: Parameter) -> str:

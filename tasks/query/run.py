@@ -4,7 +4,7 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -23,7 +23,6 @@ from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
 from ebbflow.planners.query.running.execution import Execution
 from ebbflow.planners.query.running.packing import simulate
 from ebbflow.planners.query.running.session import MAX_PARALLEL_STAGES, Session, planning_share
-from ebbflow.tasks.memory import memory_tier
 from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.feedback import Feedback
 from ebbflow.tasks.query.listening import (
@@ -129,7 +128,7 @@ def execute(
     store = ParquetCheckpointStore(request.store_place, clock=clock, durable=request.durable)
     began = clock.now()
     with (
-        memory_tier(request.store_place, request.memory_tier, orchestrator.listener.note),
+        _memory_before_the_store(request, orchestrator.listener.note),
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
         _prepared_and_opened(request, store, clock, opened) as (found, planner, running),
     ):
@@ -180,6 +179,16 @@ def execute(
         used = frozenset(stage.fingerprint for stage in report.stages)
         store.tidy(int(request.store_budget * GIB), written, used)
     return QueryOutcome(replace(report, result=result), result)
+
+
+def _memory_before_the_store(
+    request: QueryRequest, notify: Callable[[str], None]
+) -> AbstractContextManager[Any]:
+    if not request.store_place.tiered:
+        return nullcontext()
+    from ebbflow.tasks.memory import memory_tier  # few queries pay for its import
+
+    return memory_tier(request.store_place, request.memory_tier, notify)
 
 
 @contextmanager
