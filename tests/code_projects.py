@@ -20,7 +20,8 @@ with ElasticRun.start(seed=1) as run:
     model, _ = run.prepare(make_model(), lambda p: torch.optim.SGD(p, lr=0.1), batch_size=8)
     for _ in run.epochs(int(sys.argv[1])):
         for inputs, wanted in run.batches((data, 2 * data)):
-            time.sleep(0.02)
+            late = len(sys.argv) > 2 and run.progress.step >= 40 and not Path(sys.argv[2]).exists()
+            time.sleep(1.0 if late else 0.02)  # slow until the file of this name is there
             run.backward(torch.nn.functional.mse_loss(model(inputs), wanted))
             run.step()
         run.report(slope=float(next(model.parameters()).detach()))

@@ -59,14 +59,15 @@ def test_a_project_trains_through_a_kill_and_a_resume_and_each_is_prepared_once(
 ) -> None:
     monkeypatch.setenv("COLOR", "s3cret-red")
     request = request_of(
-        project, "15", nodes="local:2x1", fault=("300ms:kill:node-2", "300ms:add:1"), env=("COLOR",),
-        setup="echo made >> made.txt",
+        project, "15", str(tmp_path / "go"), nodes="local:2x1", fault=("300ms:kill:node-2", "300ms:add:1"),
+        env=("COLOR",), setup="echo made >> made.txt",
     )  # fmt: skip
     nodes = Nodes(request.placement, request.most_gpus, request.min_gpus)
     report = run_training(request, Stopping(nodes, 40), nodes=nodes)
     assert report.state == "stopped", report.reason
     assert "lost" in {generation.kind for generation in report.generations}
     (project / "lib" / "model.py").write_text("raise SystemExit('of today')\n")
+    (tmp_path / "go").touch()
     report = run_training(TrainingRequest.load(str(tmp_path / "runs"), "r"), resume=True)
     assert (report.state, report.steps) == ("finished", 60), report.reason
 
