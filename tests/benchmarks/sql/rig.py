@@ -1,5 +1,7 @@
 """The cluster, the one Spark application that all systems share, and the tables they read."""
 
+import os
+import sys
 import threading
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -239,6 +241,7 @@ def started_rig(options: RigOptions, clock: Clock) -> Iterator[TestCluster]:
         conf = _SHARED | {"spark.executor.extraJavaOptions": options.java_options} | dict(options.conf or {})
         heap = executor_memory(parse_memory(options.memory) / 1024)
         chosen = settings(cluster.master_url, app_name="ebbflow-bench", memory=heap, conf=conf)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # native stages need what is installed here
         session, process = start_session(chosen)
         rig = TestCluster(cluster, session, options, clock)
         try:

@@ -169,7 +169,7 @@ def _ebbflow(rig: TestCluster, task: Task, template: Path) -> Outcome:
         useful=lambda group: group in used,
         statements=engine.statements,
         switches=len(report.switches),
-        note="; ".join(f"{s.name} ({s.status})" for s in report.stages),
+        note="; ".join(f"{s.name} ({s.status}; {s.note})" for s in report.stages),
     )
 
 
