@@ -14,20 +14,20 @@ from ebbflow.infra.tables.datatypes import arrow_type
 _PATTERN = frozenset("*?[]{}\\")  # in a path, read_parquet takes these for a pattern
 
 
-def register_view(cursor: Any, relation: Relation) -> None:
-    """Make ``relation`` a temporary view of exactly its declared columns and types."""
+def register_view(cursor: Any, relation: Relation, test: str = "true") -> None:
+    """Make ``relation`` a temporary view of exactly its declared columns and types, of rows that pass ``test``."""
     if relation.external:
         return
     columns = ", ".join(f"CAST({quoted(n)} AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
     if not relation.files:
         columns = ", ".join(f"CAST(NULL AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
-        source = "(SELECT 1) WHERE false"
+        source = "(SELECT 1 WHERE false)"
     elif relation.scheme == "file" and not any(_PATTERN & set(f.path) for f in relation.files):
         source = scan(relation, [f.path for f in relation.files], "union_by_name = true")
     else:
         source = quoted(f"__files_of_{relation.name}")
         cursor.register(f"__files_of_{relation.name}", _dataset(relation))
-    cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS SELECT {columns} FROM {source}")
+    cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS SELECT {columns} FROM {source} WHERE {test}")
 
 
 def scan(relation: Relation, paths: Sequence[str], *options: str) -> str:

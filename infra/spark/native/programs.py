@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ebbflow.infra.spark.native import types
 from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
 from ebbflow.infra.spark.native.expressions import cast, identifier
+from ebbflow.infra.spark.native.narrowing import Narrowing, narrowings
 from ebbflow.infra.spark.native.statements import Query, Writer
 
 _GATHERING = ("Sort", "GlobalLimit", "Distinct", "Aggregate")
@@ -25,6 +26,7 @@ class Program:
     merge: str
     whole: str
     columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type) of the result
+    narrowings: tuple[Narrowing, ...] = ()  # what ``first`` can leave out of other scans
 
 
 def program(
@@ -50,14 +52,15 @@ def program(
     found = [(sizes[str(v.fields["desc"]["identifier"]["table"]).lower()], v) for v in _divisible(below)]
     if not found:
         return Program(scans, None, "", "", whole, tuple(columns))
-    number = writer.number_of(max(found, key=lambda pair: pair[0])[1])
+    view = max(found, key=lambda pair: pair[0])[1]
+    number, narrowed = writer.number_of(view), narrowings(below, view, writer.number_of)
     if gathering is None:
-        return Program(scans, number, whole, "", whole, tuple(columns))
+        return Program(scans, number, whole, "", whole, tuple(columns), narrowed)
     first = _first(writer, plan, gathering)
     if first is None:
         return Program(scans, None, "", "", whole, tuple(columns))
     merge = writer.complete(_result(writer.query(plan), columns))
-    return Program(scans, number, writer.complete(first), merge, whole, tuple(columns))
+    return Program(scans, number, writer.complete(first), merge, whole, tuple(columns), narrowed)
 
 
 def _result(query: Query, columns: Sequence[tuple[str, str]]) -> str:

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from datetime import date
+from itertools import accumulate
+from typing import TypeAlias, TypeVar
 
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.worker import Rows
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.tables.filefooters import footer
+from ebbflow.infra.tables.filefooters import Bounds, FileFooter, footer, read_footers
 
 T = TypeVar("T")
+Value: TypeAlias = int | date
 _EVEN = 1.3  # times the mean that the largest slice may have
 
 
@@ -42,6 +45,48 @@ def cuts(relation: Relation, count: int) -> list[Cut]:
     if not groups:
         return [Cut(relation.files)]
     return [Cut((), _joined(part)) for part in split(groups, count)]
+
+
+class KeyBounds:
+    """What the footers of a relation's files say of the values of a column, row group by row group."""
+
+    def __init__(self, relation: Relation, column: str) -> None:
+        """Read them. Raises ``TableError``."""
+        self._files: dict[str, FileFooter] = {}
+        if column.lower() not in {name.lower() for name in relation.partitions}:
+            found = read_footers(relation, [column])
+            self._files = {file.path: told for file, told in zip(relation.files, found, strict=True)}
+        self._column = column
+
+    def of(self, cut: Cut) -> tuple[Value, Value] | None:
+        """Return the least and the greatest value of a slice; ``None`` where that is not known, or some are null."""
+        found = [(rows, bounds) for file in cut.files for _, rows, bounds in self._groups(file.path)]
+        for some in cut.rows:
+            groups = self._groups(some.path)
+            found += [(rows, b) for first, rows, b in groups if some.first <= first <= some.last]
+        full = [bounds for rows, bounds in found if rows]
+        if not full or not all(_known(bounds) and bounds.nulls == 0 for bounds in full):
+            return None
+        return min(b.low for b in full), max(b.high for b in full)
+
+    def share(self, low: Value, high: Value) -> float:
+        """Return the part of the rows that is in row groups which may have values from ``low`` to ``high``."""
+        found = [(rows, b) for path in self._files for _, rows, b in self._groups(path)]
+        total = sum(rows for rows, _ in found)
+        read = sum(rows for rows, b in found if not _known(b) or (b.low <= high and b.high >= low))
+        return read / total if total else 1.0
+
+    def _groups(self, path: str) -> list[tuple[int, int, Bounds]]:
+        """Return the row groups of a file: first row, number of rows, bounds."""
+        told = self._files.get(path)
+        if told is None:
+            return [(0, 1, Bounds(None))]
+        starts = accumulate(told.rows, initial=0)
+        return list(zip(starts, told.rows, told.bounds.get(self._column, ()), strict=False))
+
+
+def _known(bounds: Bounds) -> bool:
+    return type(bounds.low) in (int, date) and type(bounds.low) is type(bounds.high)
 
 
 def split(items: Sequence[tuple[T, int]], count: int) -> list[list[T]]:

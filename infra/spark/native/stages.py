@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import StageCancelledError
@@ -20,9 +20,9 @@ from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.native.catalyst import NotNativeError, parse
 from ebbflow.infra.spark.native.probe import trouble
 from ebbflow.infra.spark.native.programs import Program, program
-from ebbflow.infra.spark.native.slices import Cut, cuts
+from ebbflow.infra.spark.native.slices import Cut, KeyBounds, cuts
 from ebbflow.infra.spark.native.statements import PARTS
-from ebbflow.infra.spark.native.worker import CANCELLED, POLL, Done, Part, Settings, Work, sweep
+from ebbflow.infra.spark.native.worker import CANCELLED, POLL, Done, KeyRange, Part, Settings, Work, sweep
 from ebbflow.infra.spark.settings import is_local, mebibytes, stays_on_this_machine
 from ebbflow.infra.storage import files
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
@@ -31,6 +31,7 @@ _SMALLEST = 8 << 20  # bytes of a slice below which another one costs more than 
 _LARGEST = 2 << 30  # bytes of a slice; beyond that there are more of them than cores...
 _MOST = 4  # ...up to this many a core
 _ALONE = 512 << 20  # bytes that a stage may read in one task
+_NARROW = 0.7  # of a relation's rows; DuckDB takes any range for a fifth, and might order joins by that
 _PART_OF_HEAP = 0.5  # memory of DuckDB's on an executor whose ``spark.executor.pyspark.memory`` is not set
 _PART_OF_MACHINE = 0.4  # likewise of this machine, in local mode
 _LEAST = 256  # MiB of a task
@@ -48,6 +49,11 @@ class Native:
     tasks: int
     read: int  # bytes
     spilled: int  # bytes
+
+
+class _Slice(NamedTuple):
+    cut: Cut
+    ranges: tuple[KeyRange, ...]  # of what it reads of other relations
 
 
 class NativeStages:
@@ -140,33 +146,46 @@ class NativeStages:
 
     # --- what is run --------------------------------------------------------------------------------------
 
-    def _slices(self, made: Program, job: StageJob) -> list[Cut]:
+    def _slices(self, made: Program, job: StageJob) -> list[_Slice]:
         """Return the slices of the relation that is cut; none: the stage runs in one task.
 
         Raises ``NotNativeError`` where tables that each slice reads do not fit into a task's memory.
         """
         relations = {r.name.lower(): r for r in job.relations}
-        found: list[Cut] = []
-        if made.sliced is not None:
-            found = self._cuts(made, relations, made.sliced)
+        scans = {number: relations[name] for number, name in made.scans.items()}
+        found = [] if made.sliced is None else self._cuts(made, scans, made.sliced)
         if len(found) > 1:
             return found
-        if sum(relations[name].bytes for name in made.scans.values()) > _ALONE:
+        if sum(relation.bytes for relation in scans.values()) > _ALONE:
             raise NotNativeError("it cannot be divided, and one task would read too much")
         return []
 
-    def _cuts(self, made: Program, relations: Mapping[str, Relation], sliced: int) -> list[Cut]:
-        others = sum(relations[t].bytes for number, t in made.scans.items() if number != sliced)
-        if others > self._memory << 20:
-            raise NotNativeError("tables that each task reads do not fit into its memory")
-        relation = relations[made.scans[sliced]]
+    def _cuts(self, made: Program, scans: Mapping[int, Relation], sliced: int) -> list[_Slice]:
+        relation = scans[sliced]
         cores = max(1, self._context.defaultParallelism // self._threads)
         count = min(cores, math.ceil(relation.bytes / _SMALLEST))
         count = min(max(count, math.ceil(relation.bytes / _LARGEST)), _MOST * cores)
-        return cuts(relation, count)
+        keys = [
+            (KeyBounds(relation, one.column), scan, column, KeyBounds(scans[scan], column))
+            for one in made.narrowings
+            for scan, column in one.others
+        ]
+        found = []
+        for cut in cuts(relation, count):
+            ranges, shares = [], dict.fromkeys(scans, 1.0)
+            for key, scan, column, bounds in keys:
+                known = key.of(cut)
+                if known is not None and (share := bounds.share(*known)) <= _NARROW:
+                    ranges.append(KeyRange(f"s{scan}", column, *known))
+                    shares[scan] = min(shares[scan], share)
+            read = sum(r.bytes * shares[number] for number, r in scans.items() if number != sliced)
+            if read > self._memory << 20:
+                raise NotNativeError("tables that each task reads do not fit into its memory")
+            found.append(_Slice(cut, tuple(ranges)))
+        return found
 
     def _carried_out(
-        self, made: Program, job: StageJob, slices: Sequence[Cut], cancelled: threading.Event
+        self, made: Program, job: StageJob, slices: Sequence[_Slice], cancelled: threading.Event
     ) -> Native:
         relations = {r.name.lower(): r for r in job.relations}
         scans = tuple(replace(relations[t], name=f"s{number}") for number, t in made.scans.items())
@@ -175,9 +194,9 @@ class NativeStages:
             return _summed(done, done, 1)
         name = ".native-{:05d}.parquet" if made.merge else "part-{:05d}.parquet"
         parts = []
-        for number, cut in enumerate(slices):
+        for number, (cut, ranges) in enumerate(slices):
             own = tuple(replace(r, files=cut.files) if r.name == f"s{made.sliced}" else r for r in scans)
-            parts.append(Part(made.first, own, name.format(number), f"s{made.sliced}", cut.rows))
+            parts.append(Part(made.first, own, name.format(number), f"s{made.sliced}", cut.rows, ranges))
         done = self._job(job, parts, cancelled)
         if not made.merge:
             return _summed(done, done, len(parts))

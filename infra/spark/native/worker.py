@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,22 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Values of a relation's column outside of which a slice needs no row of it."""
+
+    relation: str
+    column: str
+    low: int | date
+    high: int | date  # itself one of them
+
+    @property
+    def test(self) -> str:
+        """Return it as a condition."""
+        low, high = (f"DATE '{v}'" if isinstance(v, date) else str(v) for v in (self.low, self.high))
+        return f"{quoted(self.column)} BETWEEN {low} AND {high}"
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """One slice: its statement, and the part file that it writes."""
 
@@ -57,6 +74,7 @@ class Part:
     file: str  # in the stage's directory
     sliced: str = ""  # the relation that is cut: beside its files, it has ``rows``
     rows: tuple[Rows, ...] = ()
+    ranges: tuple[KeyRange, ...] = ()  # of other relations
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +110,8 @@ class Work:
                     if relation.name == part.sliced or not relation.columns:
                         _register_slice(cursor, relation, part.rows)
                     else:
-                        register_view(cursor, relation)
+                        tests = [one.test for one in part.ranges if one.relation == relation.name]
+                        register_view(cursor, relation, " AND ".join(tests) or "true")
                 cursor.execute("SET enable_profiling = 'no_output'")
                 path = unfinished.replace("'", "''")
                 (rows,) = cursor.execute(f"COPY ({part.statement}) TO '{path}' (FORMAT parquet)").fetchone()

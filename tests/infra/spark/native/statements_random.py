@@ -212,3 +212,51 @@ def statement(rng: random.Random) -> str:
     if word in ("LEFT SEMI JOIN", "LEFT ANTI JOIN"):
         return f"SELECT one.k, one.s {joined}"
     return f"SELECT one.s, count(*) AS n, sum(one.e) AS v {joined} GROUP BY one.s"
+
+
+def keyed(rng: random.Random) -> str:
+    """Return a statement whose tables are joined, compared and grouped by ``k``, which is never null."""
+    return f"SELECT k, i, s, e FROM {_related(rng, 3)}"
+
+
+def _related(rng: random.Random, depth: int) -> str:
+    """Return a relation of the columns k, i, s and e, with an alias."""
+    name = f"r{rng.randrange(10**9)}"
+    if depth == 0 or rng.random() < 0.2:
+        return f"(SELECT k, i, s, e FROM {rng.choice(['one', 'one', 'two'])}) {name}"
+    below = _related(rng, depth - 1)
+    left = below.rpartition(" ")[2]
+    form = rng.choice(["join", "join", "join", "where", "where", "group", "distinct", "limit"])
+    if form == "group":
+        return f"(SELECT k, min(i) AS i, min(s) AS s, max(e) AS e FROM {below} GROUP BY k) {name}"
+    if form == "distinct":
+        return f"(SELECT DISTINCT k, i, s, e FROM {below}) {name}"
+    if form == "limit":
+        return f"(SELECT k, i, s, e FROM {below} ORDER BY k, i, s, e LIMIT 30) {name}"
+    other = _related(rng, depth - 1)
+    right = other.rpartition(" ")[2]
+    if form == "where":
+        test = rng.choice([
+            f"{left}.k IN (SELECT k FROM {other})", f"{left}.k NOT IN (SELECT k FROM {other})",
+            f"EXISTS (SELECT 1 FROM {other} WHERE {right}.k = {left}.k AND {right}.i < 20)",
+            f"NOT EXISTS (SELECT 1 FROM {other} WHERE {left}.k = {right}.k AND {right}.s <> {left}.s)",
+            f"{left}.e > (SELECT avg(e) FROM {other} WHERE {right}.k = {left}.k)",
+            f"({left}.i < 10 OR {left}.k IN (SELECT k FROM {other}))", f"{left}.i = {left}.k",
+        ])  # fmt: skip
+        return f"(SELECT k, i, s, e FROM {below} WHERE {test}) {name}"
+    word = rng.choice(
+        ["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEFT ANTI JOIN", ","]
+    )
+    tests = [
+        f"{left}.k = {right}.k",
+        f"{left}.i < {right}.i",
+        f"{left}.k = {left}.i",
+        f"{right}.k = {left}.i",
+    ]
+    chosen = " AND ".join(rng.sample(tests, rng.choice([1, 1, 2])))
+    shown = (
+        rng.choice([left, right]) if word in ("JOIN", "RIGHT JOIN", ",", "FULL JOIN", "LEFT JOIN") else left
+    )
+    on = "WHERE" if word == "," else "ON"
+    columns = ", ".join(f"{shown}.{c} AS {c}" for c in "kise")
+    return f"(SELECT {columns} FROM {below} {word} {other} {on} {chosen}) {name}"

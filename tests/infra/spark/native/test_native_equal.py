@@ -14,7 +14,7 @@ from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native.catalyst import NotNativeError, parse
 from ebbflow.infra.spark.native.programs import Program, program
-from tests.infra.spark.native.statements_random import statement, table
+from tests.infra.spark.native.statements_random import keyed, statement, table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
@@ -42,7 +42,7 @@ def sessions(spark: SparkEngine, folder: Path) -> dict[str, Any]:
 
 
 def answers(made: Program, tables: Path) -> list[list[tuple[Any, ...]]]:
-    """Return the rows of a program, as a whole and in slices."""
+    """Return the rows of a program, as a whole and in slices that read of other tables what their keys need."""
     with duckdb.connect() as connection:
         for number, name in made.scans.items():
             path = tables / f"{name}.parquet"
@@ -57,11 +57,36 @@ def answers(made: Program, tables: Path) -> list[list[tuple[Any, ...]]]:
                 f"CREATE OR REPLACE VIEW s{made.sliced} AS SELECT * FROM read_parquet('{path}', "
                 f"file_row_number = true) WHERE file_row_number BETWEEN {20 * part} AND {20 * part + 19}"
             )
+            narrowed = ranges(connection, made)
+            for number, tests in narrowed.items():
+                source = f"read_parquet('{tables / f'{made.scans[number]}.parquet'}')"
+                connection.execute(
+                    f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM {source} WHERE {' AND '.join(tests)}"
+                )
             connection.execute(f"CREATE TABLE part{part} AS {made.first}")
+            for number in narrowed:
+                path_of = tables / f"{made.scans[number]}.parquet"
+                connection.execute(
+                    f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM read_parquet('{path_of}')"
+                )
             parts.append(f"SELECT * FROM part{part}")
         connection.execute(f"CREATE VIEW parts AS {' UNION ALL '.join(parts)}")
         found.append(connection.execute(made.merge or "SELECT * FROM parts").fetchall())
         return found
+
+
+def ranges(connection: duckdb.DuckDBPyConnection, made: Program) -> dict[int, list[str]]:
+    """Return the tests of other scans' rows that a slice's keys allow, by the scan."""
+    found: dict[int, list[str]] = {}
+    for one in made.narrowings:
+        key = f'"{one.column}"'
+        low, high, rows, known = connection.execute(
+            f"SELECT min({key}), max({key}), count(*), count({key}) FROM s{made.sliced}"
+        ).fetchall()[0]
+        for number, column in one.others if 0 < rows == known else ():
+            literals = (repr(v) if isinstance(v, int) else f"DATE '{v}'" for v in (low, high))
+            found.setdefault(number, []).append(f'"{column}" BETWEEN {" AND ".join(literals)}')
+    return found
 
 
 def ordered(rows: list[tuple[Any, ...]]) -> list[str]:
@@ -97,6 +122,16 @@ def test_random_statements_have_sparks_answer_or_none(spark: SparkEngine, folder
     for seed in range(begin, begin + asked.max_examples):
         kind = KINDS[seed % 2]
         seen[outcome(opened[kind], folder / kind, statement(random.Random(seed)))] += 1
+    assert seen["equal"] > asked.max_examples / 2, seen
+
+
+def test_slices_read_of_other_tables_only_what_their_keys_need(spark: SparkEngine, folder: Path) -> None:
+    asked = settings()
+    begin = 0 if asked.derandomize else random.randrange(2**40)
+    session = sessions(spark, folder)["tame"]
+    seen: Counter[str] = Counter()
+    for seed in range(begin, begin + asked.max_examples):
+        seen[outcome(session, folder / "tame", keyed(random.Random(seed)))] += 1
     assert seen["equal"] > asked.max_examples / 2, seen
 
 

@@ -1,0 +1,193 @@
+"""Which rows of other scans a slice of one scan can need: those whose keys lie where the slice's keys lie.
+
+A slice of a table that is sorted by a key, or nearly so, holds few of its values. What joins make equal to that key
+needs to be read only in the same range, below aggregates by it and in subqueries that compare with it too. (Semi-join
+reduction by ranges; P. Bernstein and D. Chiu, JACM 1981.)
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ebbflow.infra.spark.native.catalyst import Attribute, Node, tree
+
+_PASSED = ("SubqueryAlias", "ResolvedHint", "View")
+_KEYS = ("integer", "long", "date")
+_JOINS = {"Inner": None, "Cross": None, "LeftSemi": None, "LeftOuter": 1, "LeftAnti": 1, "RightOuter": 0}
+"""By the kind of a join its input of which no row that fails the condition is in the result; ``None``: both."""
+_SUBQUERIES = ("Exists", "ScalarSubquery", "ListQuery")
+_ROWWISE = ("Sort", "Distinct")  # what is dropped below them is dropped above them, and nothing else changes
+
+
+class Narrowing(NamedTuple):
+    """A column of the sliced relation, and those of other scans that need no value outside a slice's range of it."""
+
+    column: str
+    others: tuple[tuple[int, str], ...]  # (scan, column)
+
+
+def narrowings(root: Node, sliced: Node, number_of: Callable[[Node], int]) -> tuple[Narrowing, ...]:
+    """Return by which columns of a sliced scan other scans can be narrowed.
+
+    Args:
+        root: an operator each of whose rows comes from one row of the sliced scan.
+        sliced: that scan, a ``View``.
+        number_of: the number of a scan.
+    """
+    found = []
+    path = _path(root, sliced)
+    for column in _columns(sliced):
+        if column.type in _KEYS:
+            seen = _Narrowed(number_of, sliced)
+            seen.at(*_highest(path, column.id))
+            others = tuple(sorted(seen.columns))
+            if others:
+                found.append(Narrowing(column.name, others))
+    return tuple(found)
+
+
+def _columns(view: Node) -> list[Attribute]:
+    return [tree([flat]).attribute for (flat,) in view.children[0].fields["output"]]
+
+
+def _path(root: Node, sliced: Node) -> list[Node]:
+    """Return the operators from the sliced scan up to ``root``."""
+    if root is sliced:
+        return [root]
+    for child in root.children:
+        if below := _path(child, sliced):
+            return [*below, root]
+    return []
+
+
+def _highest(path: list[Node], column: int) -> tuple[Node, int]:
+    """Return the highest operator on the path that still has the column, and the column's id there."""
+    node = path[0]
+    for above in path[1:]:
+        if above.kind == "Project":
+            passed = [new for new, old in _passed(above.expressions("projectList")) if old == column]
+            if not passed:
+                break
+            column = passed[0]
+        node = above
+    return node, column
+
+
+def _passed(items: tuple[Node, ...]) -> Iterator[tuple[int, int]]:
+    """Iterate over the columns that are passed on: (id above, id below)."""
+    for item in items:
+        below = item.children[0] if item.kind == "Alias" else item
+        if below.kind == "AttributeReference":
+            yield item.attribute.id, below.attribute.id
+
+
+@dataclass
+class _Narrowed:
+    """Walks down from an operator of whose rows only those matter that have a column in the range, not null."""
+
+    number_of: Callable[[Node], int]
+    sliced: Node
+
+    def __post_init__(self) -> None:
+        self.columns: set[tuple[int, str]] = set()
+        self._seen: set[tuple[int, int]] = set()
+
+    def at(self, node: Node, column: int) -> None:
+        """Only rows of ``node`` with ``column`` in the range matter: find what that says of scans below."""
+        if (id(node), column) in self._seen:
+            return
+        self._seen.add((id(node), column))
+        kind = node.kind
+        if _is_scan(node):
+            self._scan(node, column)
+        elif kind in _PASSED or kind in _ROWWISE:
+            self.at(node.children[0], column)
+        elif kind == "Project":
+            self._passed_on(node, "projectList", column)
+        elif kind == "Aggregate":
+            self._grouped(node, column)
+        elif kind == "Filter":
+            self.at(node.children[0], column)
+            self._tests(node.expression("condition"), column, node)
+        elif kind == "Join" and node.object("joinType") in _JOINS:
+            for child in node.children:
+                self.at(child, column)
+            if node.fields.get("condition"):
+                side = _JOINS[node.object("joinType")]
+                passing = node if side is None else node.children[side]
+                self._tests(node.expression("condition"), column, passing)
+
+    def _scan(self, view: Node, column: int) -> None:
+        if view is not self.sliced:
+            self.columns |= {(self.number_of(view), c.name) for c in _columns(view) if c.id == column}
+
+    def _passed_on(self, node: Node, field: str, column: int) -> None:
+        for new, old in _passed(node.expressions(field)):
+            if new == column:
+                self.at(node.children[0], old)
+
+    def _grouped(self, node: Node, column: int) -> None:
+        """Groups whose key is outside do not matter, so none of their rows does."""
+        keys = {
+            k.attribute.id for k in node.expressions("groupingExpressions") if k.kind == "AttributeReference"
+        }
+        for new, old in _passed(node.expressions("aggregateExpressions")):
+            if new == column and old in keys:
+                self.at(node.children[0], old)
+
+    def _tests(self, condition: Node, column: int, passing: Node) -> None:
+        """Follow what a condition makes equal to ``column``, that rows of ``passing`` must pass to matter."""
+        for test in _conjuncts(condition):
+            if test.kind == "EqualTo":
+                left, right = (_attribute(child) for child in test.children)
+                if left is not None and right is not None and column in (left, right):
+                    self.at(passing, right if left == column else left)
+            elif test.kind == "InSubquery" and _attribute(test.children[0]) == column:
+                plan = test.children[-1].expression("plan")
+                if (output := _output(plan)) is not None:
+                    self.at(plan, output)
+            for one in test.walk():
+                if one.kind in _SUBQUERIES:
+                    self._correlated(one.expression("plan"), column)
+
+    def _correlated(self, node: Node, column: int) -> None:
+        """Follow what filters of a subquery's plan make equal to ``column`` of the row that it is computed for."""
+        if node.kind == "Filter":
+            for test in _conjuncts(node.expression("condition")):
+                if test.kind == "EqualTo":
+                    left, right = test.children
+                    for outer, inner in (
+                        (_outer(left), _attribute(right)),
+                        (_outer(right), _attribute(left)),
+                    ):
+                        if outer == column and inner is not None:
+                            self.at(node, inner)
+        for child in node.children:
+            self._correlated(child, column)
+
+
+def _outer(node: Node) -> int | None:
+    return _attribute(node.expression("e")) if node.kind == "OuterReference" else None
+
+
+def _attribute(node: Node) -> int | None:
+    return node.attribute.id if node.kind == "AttributeReference" else None
+
+
+def _output(plan: Node) -> int | None:
+    """Return the id of a plan's one column; ``None`` where that is not plain."""
+    while plan.kind in ("Filter", *_PASSED, *_ROWWISE) and not _is_scan(plan):
+        plan = plan.children[0]
+    items = {"Project": "projectList", "Aggregate": "aggregateExpressions"}.get(plan.kind)
+    listed = plan.expressions(items) if items else ()
+    return listed[0].attribute.id if len(listed) == 1 else None
+
+
+def _is_scan(node: Node) -> bool:
+    return node.kind == "View" and node.children[0].kind == "LogicalRelation"
+
+
+def _conjuncts(node: Node) -> list[Node]:
+    if node.kind == "And":
+        return [test for child in node.children for test in _conjuncts(child)]
+    return [node]
