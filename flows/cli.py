@@ -129,6 +129,12 @@ class Commands(ListedGroup):
             NODES,
         ),
         Listed(
+            "memory",
+            "ebbflow.flows.memory",
+            "Memory that nodes lend each other as a tier before a store: start, show and stop their daemons.",
+            NODES,
+        ),
+        Listed(
             "fleet",
             "ebbflow.flows.fleet.cli",
             "Node pools of a cluster on AWS: status, cost, scale-out and scale-in.",

@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from ebbflow.infra.ledger.ledger import Ledger
     from ebbflow.infra.local_fleet.fleet import LocalFleet
     from ebbflow.infra.local_fleet.state.pools import LocalPool
+    from ebbflow.infra.memory.samples.dataset import RemoteCachedDataset
     from ebbflow.infra.simulation.engine import simulate
     from ebbflow.infra.simulation.traces.cluster import Cluster
     from ebbflow.infra.simulation.traces.generators import philly_like
@@ -204,6 +205,7 @@ __all__ = [
     "QueryOutcome",
     "QueryReport",
     "QueryRequest",
+    "RemoteCachedDataset",
     "ReportError",
     "RunLockedError",
     "RunStatistics",
@@ -302,6 +304,7 @@ _NAMES = {
     "ebbflow.infra.elastic.apps.mlr": "Mlr",
     "ebbflow.infra.ledger.ledger": "Ledger",
     "ebbflow.infra.local_fleet.fleet": "LocalFleet",
+    "ebbflow.infra.memory.samples.dataset": "RemoteCachedDataset",
     "ebbflow.infra.local_fleet.state.pools": "LocalPool",
     "ebbflow.planners.model.capacity": "Capacity Node Share",
     "ebbflow.planners.model.scheduling": "App Decision Grant Policy View",

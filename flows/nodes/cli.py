@@ -119,6 +119,14 @@ def up(
             metavar="RATES",
         ),
     ] = None,
+    memory_lend: Annotated[
+        str | None,
+        typer.Option(
+            help="Maximum memory that each node lends to other nodes (docs/memory.md). Default: none.",
+            rich_help_panel=_BOTH,
+            metavar="SIZE",
+        ),
+    ] = None,
     name: Name = DEFAULT,
 ) -> None:
     """Start Spark workers and GPU nodes of this machine. They run until local down; lost ones are replaced.
@@ -130,14 +138,21 @@ def up(
         ebbflow local up --spark 2 --gpu 2 --slots 2 --price 0.5
 
         ebbflow local up --spark 3 --network 200mbit
+
+        ebbflow local up --spark 3 --memory-lend 512MiB
     """
     from ebbflow.flows.nodes.status import print_status, status_of_fleet
     from ebbflow.infra.local_fleet import LocalFleet, LocalPool
     from ebbflow.infra.machine.network.plan import parse_rates
     from ebbflow.infra.spark.cluster.options import parse_memory
     from ebbflow.planners.hazard import hazard
+    from ebbflow.planners.model.numbers import parse_gib
 
     rates = parse_rates(network) if network is not None else ()
+    try:
+        lent = parse_gib(memory_lend) if memory_lend is not None else 0.0
+    except OptionError as error:
+        raise OptionError(f"--memory-lend {error}") from error
     if spark + gpu == 0:
         raise OptionError("at least one of --spark and --gpu must be above 0; got 0 and 0")
     pools = [
@@ -152,6 +167,7 @@ def up(
             price=price,
             provision_time=provision_time,
             cpus_per_slot=cpus_per_slot,
+            memory_lend=lent,
         )
         for kind, count, each, gib in (
             ("spark", spark, cores, parse_memory(memory) / 1024),

@@ -23,15 +23,29 @@ _DOCTOR_HELP = """Check this machine: which packages and programs are installed,
 
     ebbflow doctor --json
 
-Read-only. Exit status: 0 all that is required is there, 1 something required is missing.
+    ebbflow doctor --store s3://bucket/store
+
+Read-only; with --store a file of 1 MiB is written there, read and removed.
+
+Exit status: 0 all that is required is there, 1 something required is missing.
 """
 
 
-def doctor(json: AsJson = False) -> None:
+def doctor(
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Store to compare with nodes' memory: whether the memory tier would be on before it, and why, as "
+            "measured now. Default: none.",
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
     """Print what is installed and what is missing; exits 1 where something required is missing."""
     from ebbflow.flows.setup.doctor import examine, is_ready, print_checks
 
-    checks = examine()
+    checks = examine(store)
     if json:
         print_json({"ready": is_ready(checks), "checks": [asdict(check) for check in checks]})
     else:

@@ -40,14 +40,22 @@ class Check:
     required: bool = True
 
 
-def examine() -> list[Check]:
-    """Check this machine and return all checks."""
+def examine(store: str | None = None) -> list[Check]:
+    """Check this machine and return all checks.
+
+    Args:
+        store: that nodes' memory is compared with; ``None``: it is not.
+
+    Raises ``OptionError`` for a store that is no place.
+    """
     checks = [_python()]
     checks += [_package(name, f"pip install {name}", True) for name in _PACKAGES]
     checks += [
         _package(name, f"pip install 'prefect-ebbflow[{extra}]'", False) for name, extra in _EXTRAS.items()
     ]
     checks += [_java(), _prefect_server(), _machine(), _folder(), _cgroups()]
+    if store is not None:
+        checks.append(_memory_tier(store))
     return checks
 
 
@@ -123,6 +131,20 @@ def _folder() -> Check:
     free = shutil.disk_usage(folder).free / 2**30
     remedy = f"checkpoints and demo data go to {folder}; set EBBFLOW_HOME to a directory with more free space"
     return Check("checkpoints", free >= 2.0, f"{folder}, {free:.0f} GiB free", remedy, required=False)
+
+
+def _memory_tier(store: str) -> Check:
+    from ebbflow.infra.storage.places import StorageLocation
+    from ebbflow.tasks.memory.tier import look
+
+    place = StorageLocation(store)
+    try:
+        found = look(place)
+    except EbbflowError as error:
+        return Check("memory tier", False, "not usable", str(error), False)
+    remedy = "" if found.peer is not None else "to lend memory: ebbflow memory lend"
+    text = f"{'on' if found.decision.enabled else 'off'} for {store}: {found.decision.reason}"
+    return Check("memory tier", not remedy, text, remedy, False)
 
 
 def _cgroups() -> Check:

@@ -19,8 +19,9 @@ from pathlib import Path
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
 from ebbflow.infra.local_fleet.provider import network
+from ebbflow.infra.local_fleet.provider.lending import providers
 from ebbflow.infra.local_fleet.provider.life import teardown
-from ebbflow.infra.local_fleet.provider.provider import RUNS, providers
+from ebbflow.infra.local_fleet.provider.provider import RUNS
 from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.clock import MachineClock
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, PoolPlan

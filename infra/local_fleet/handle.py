@@ -15,8 +15,9 @@ from typing import Self
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
 from ebbflow.infra.local_fleet import begin
+from ebbflow.infra.local_fleet.provider.lending import providers
 from ebbflow.infra.local_fleet.provider.life import look, teardown
-from ebbflow.infra.local_fleet.provider.provider import NodeProvider, providers
+from ebbflow.infra.local_fleet.provider.provider import NodeProvider
 from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.clock import MachineClock, shift
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode

@@ -39,6 +39,14 @@ class PendingAnswer:
         return self.frame if self.frame is not None and self.frame.kind == kind else None
 
 
+def ask(peer: Peer, frame: Frame, timeout: float = 5.0) -> Frame | None:
+    """Send a request and return its answer, if one comes within ``timeout`` seconds."""
+    answer = PendingAnswer()
+    peer.post(frame, answer.set)
+    answer.done.wait(timeout)
+    return answer.frame
+
+
 class HostedSlabs:
     """The slabs of a client and the peers that host them. Safe for several threads.
 
@@ -66,6 +74,7 @@ class HostedSlabs:
         self.table = SlabTable(settings.slabs, settings.blocks_per_slab, hot=settings.hot)
         self._peers: dict[str, Peer] = {}
         self._placed: set[int] = set()  # slabs that have ever been mapped
+        self._full = False  # the last search has found no host with a free slab
         self._placing = threading.Lock()  # the generator of random numbers is one thread's at a time
 
     def peer(self, remote: RemoteTarget) -> Peer | None:
@@ -76,6 +85,11 @@ class HostedSlabs:
     def peers(self) -> tuple[str, ...]:
         """Return the names of the peers that are connected."""
         return tuple(self._peers)
+
+    @property
+    def lent(self) -> bool:
+        """Tell whether peers are connected, and whoever was asked for a slab last has lent one."""
+        return bool(self._peers) and not self._full
 
     # --- placement ----------------------------------------------------------------------------------------
 
@@ -92,10 +106,12 @@ class HostedSlabs:
             peer = self._peers.get(decision.host) if decision.host is not None else None
             if peer is None or decision.handle is None:
                 self._metrics.unplaced += 1
+                self._full = True
                 self.table.fail_mapping(slab, generation, self._clock.now())
                 return False
             self.table.finish_mapping(slab, generation, peer.name, decision.handle)
             self._metrics.maps += 1
+            self._full = False
             self._metrics.remaps += slab in self._placed
             self._placed.add(slab)
             return True
@@ -124,6 +140,7 @@ class HostedSlabs:
         """Use a peer from now on."""
         with self._changed:
             self._peers[peer.name] = peer
+            self._full = False
 
     def lose(self, peer: Peer) -> None:
         """Use a peer no longer, whose connection ends. May be called twice, in any thread."""

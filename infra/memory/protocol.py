@@ -20,10 +20,11 @@ from zlib import crc32
 
 from ebbflow.infra.errors import MemoryTierError
 
-VERSION = 1
+VERSION = 2
 MAX_BLOCK = 16 << 20  # bytes of a payload: the largest block that a READ or WRITE moves
 MAX_CONTROL = 64 << 10  # bytes of the payload of every other message
 NONCE_BYTES = 32
+KEY_BYTES = 32  # of an entry: a SHA-256
 _HEADER = struct.Struct("<4sBxHQQQQQQI")
 # magic, kind, version, request, slab, generation, offset, size, length of the payload, CRC32
 HEADER_BYTES = _HEADER.size
@@ -59,9 +60,13 @@ class Kind(IntEnum):
     DRAIN = 18  # client: the node leaves in ``size`` milliseconds; evict everything and lend nothing more
     STATUS = 19  # client: what is lent to whom?
     REPORT = 20  # daemon: a JSON object
+    METRICS = 21  # client: what has happened to its blocks, a JSON object; for whoever asks for STATUS
+    PUT = 22  # client: an entry for all clients: ``KEY_BYTES`` bytes of its key, then what is kept under it
+    KEPT = 23  # daemon: ``size`` 1: there is an entry of this key; 0: there is no room for it
+    GET = 24  # client: the entry of this key; answered by DATA, empty without one
 
 
-_BULKY = frozenset({Kind.DATA, Kind.WRITE})
+_BULKY = frozenset({Kind.DATA, Kind.WRITE, Kind.PUT})
 
 
 @dataclass(frozen=True, slots=True)

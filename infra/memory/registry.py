@@ -40,8 +40,7 @@ class MemoryRegistry:
             text = path.read_text(encoding="ascii").strip()
         except (OSError, ValueError) as exc:
             raise MemoryTierError(
-                f"the token of the memory tier cannot be read ({exc}); start a daemon: "
-                f"python -m ebbflow.infra.memory.process NAME"
+                f"the token of the memory tier cannot be read ({exc}); start a daemon: ebbflow memory lend"
             ) from exc
         if not _TOKEN.fullmatch(text):
             raise MemoryTierError(
@@ -67,6 +66,15 @@ class MemoryRegistry:
         with suppress(OSError):
             if self._read(self._file(address.name)) == address:
                 self._file(address.name).unlink()
+
+    def remove(self, name: str) -> None:
+        """Let clients no longer find a daemon that is gone."""
+        with suppress(OSError):
+            self._file(name).unlink(missing_ok=True)
+
+    def find(self, name: str) -> PeerAddress | None:
+        """Return the daemon of this name, which may be gone; ``None``: none was announced."""
+        return self._read(self._file(name))
 
     def addresses(self) -> tuple[PeerAddress, ...]:
         """Return the daemons that were announced, by name; some of them may be gone."""

@@ -4,25 +4,29 @@ import logging
 import math
 import os
 import queue
+import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import MemoryTierError
+from ebbflow.infra.memory import protocol
 from ebbflow.infra.memory.behind import Lanes
 from ebbflow.infra.memory.blocks import BehindStore, BlockSettings
 from ebbflow.infra.memory.client import BlockStore
-from ebbflow.infra.memory.hosting import PendingAnswer
-from ebbflow.infra.memory.peer import PeerAddress, PeerLink
+from ebbflow.infra.memory.hosting import ask
+from ebbflow.infra.memory.links import PeerLinks
+from ebbflow.infra.memory.peer import PeerLink
 from ebbflow.infra.memory.protocol import Frame, Kind
 from ebbflow.infra.memory.registry import MemoryRegistry
 from ebbflow.planners.memory.tiers import Tier
 
 PERIOD = 1.0  # s between two ticks
-_BACK_OFF = (1.0, 30.0)  # s before a daemon that did not answer is tried again: the first, the most
 _END = 10.0  # s for background threads to end
 
 log = logging.getLogger(__name__)
@@ -56,23 +60,34 @@ class MemorySession:
         threads: int = 4,
         clock: Clock | None = None,
     ) -> None:
-        self._registry, self._token, self._client, self._exclude = (
-            registry, registry.token(), client or f"process {os.getpid()}", exclude,
-        )  # fmt: skip
+        token = registry.token()
         self._period, self._clock, self._process = period, clock or SystemClock(), os.getpid()
         self._deferred: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._queues = Lanes(threads)
         rng = np.random.default_rng()
         self.blocks = BlockStore(settings, behind, self._queues, self._deferred.put, rng, self._clock)
-        self._links: dict[str, PeerLink] = {}
-        self._retry: dict[str, tuple[float, float]] = {}  # of daemons: when, and the back-off after that
+        self._links = PeerLinks(
+            registry,
+            token,
+            client or f"process {os.getpid()} on {socket.gethostname()}",
+            self._clock,
+            received=self.blocks.slabs.receive,
+            check=self._check,
+            joined=self.blocks.slabs.add,
+            lost=self._lose,
+            exclude=exclude,
+        )
         self._ended = threading.Event()
-        self.problems: dict[str, str] = {}  # of daemons that cannot be used: why
+        self._watchers: list[Callable[[], None]] = []
+        self._lent = False  # what watchers were told last
+        self._session = secrets.token_hex(8)
+        self._told: tuple[dict[str, float], frozenset[PeerLink]] = {}, frozenset()
         self._threads = [
             threading.Thread(target=self._send_deferred, name="memory-control", daemon=True),
             threading.Thread(target=self._keep_up, name="memory-peers", daemon=True),
         ]
-        self._connect()
+        self._links.connect()
+        self._tell_watchers()
         for thread in self._threads:
             thread.start()
 
@@ -81,19 +96,33 @@ class MemorySession:
         """Return the names of the daemons that are connected."""
         return self.blocks.slabs.peers
 
+    @property
+    def lent(self) -> bool:
+        """Tell whether peers are connected that lend slabs."""
+        return self.blocks.slabs.lent
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called, in any thread, whenever ``lent`` may be another. It must not block."""
+        self._watchers.append(changed)
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Return the daemons that cannot be used, and why."""
+        return self._links.problems
+
     def measure(self, size: int) -> Tier | None:
         """Return latency and bandwidth of one peer's memory, for requests of ``size`` bytes.
 
         ``None`` where no peer lends a slab now.
         """
-        for link in list(self._links.values()):
-            lent = _ask(link, Frame(Kind.MAP, generation=1))
+        for link in self._links.all:
+            lent = ask(link, Frame(Kind.MAP, generation=1))
             if lent is None or lent.kind != Kind.MR_INFO or not lent.size:
                 continue
             try:
                 size = min(size, lent.size)
                 frame = Frame(Kind.WRITE, slab=lent.slab, generation=1, payload=bytes(size))
-                if _ask(link, frame) is None:
+                if ask(link, frame) is None:
                     continue
                 small, large = (
                     min(
@@ -114,11 +143,11 @@ class MemorySession:
             return
         self._ended.set()
         self._queues.close()
+        self._tell_metrics()
         self._deferred.put(None)
         for thread in self._threads:
             thread.join(_END)
-        for link in list(self._links.values()):
-            link.close()
+        self._links.close()
 
     # --- how ----------------------------------------------------------------------------------------------
 
@@ -132,53 +161,43 @@ class MemorySession:
     def _keep_up(self) -> None:
         while not self._clock.wait(self._ended, self._period):
             try:
-                self._connect()
+                self._links.connect()
                 self.blocks.tick(self._period)
+                self._tell_metrics()
+                self._tell_watchers()
             except Exception:  # a defect must not end all remote memory
                 log.exception("looking after peers' memory has failed")
 
-    def _connect(self) -> None:
-        for address in self._registry.addresses():
-            at, wait = self._retry.get(address.name, (0.0, _BACK_OFF[0]))
-            if address.name in (self._exclude, *self._links) or self._clock.now() < at:
-                continue
-            try:
-                link = self._link(address)
-            except MemoryTierError as exc:
-                self.problems[address.name] = str(exc)
-                self._retry[address.name] = self._clock.now() + wait, min(2.0 * wait, _BACK_OFF[1])
-                continue
-            self._retry.pop(address.name, None)
-            self.problems.pop(address.name, None)
-            self._links[address.name] = link
-            self.blocks.slabs.add(link)
-            if link.ended:  # before it was added
-                self._lose(link)
+    def _tell_watchers(self) -> None:
+        now = self.lent
+        if now != self._lent:
+            self._lent = now
+            for changed in self._watchers:
+                changed()
 
-    def _link(self, address: PeerAddress) -> PeerLink:
-        link = PeerLink(address, self._token, self._client, self.blocks.slabs.receive, self._lose)
+    def _tell_metrics(self) -> None:
+        """Tell all daemons what has happened to this client's blocks, where they do not know it yet."""
+        now = self.blocks.metrics.as_dict(), frozenset(self._links.all)
+        if now == self._told:
+            return
+        self._told = now
+        frame = Frame(Kind.METRICS, payload=protocol.pack_json({"session": self._session, **now[0]}))
+        for link in now[1]:
+            self._deferred.put(partial(link.tell, frame))
+
+    def _check(self, link: PeerLink) -> None:
         if link.slab_bytes != self.blocks.settings.slab_bytes:
-            link.close()
             raise MemoryTierError(
-                f"{address.name} lends slabs of {link.slab_bytes} bytes, this client uses "
+                f"{link.name} lends slabs of {link.slab_bytes} bytes, this client uses "
                 f"{self.blocks.settings.slab_bytes}"
             )
-        return link
 
     def _lose(self, link: PeerLink) -> None:
-        if self._links.get(link.name) is link:
-            del self._links[link.name]
         self.blocks.slabs.lose(link)
-
-
-def _ask(link: PeerLink, frame: Frame, timeout: float = 5.0) -> Frame | None:
-    answer = PendingAnswer()
-    link.post(frame, answer.set)
-    answer.done.wait(timeout)
-    return answer.frame
+        self._tell_watchers()
 
 
 def _seconds(link: PeerLink, frame: Frame) -> float:
     began = time.perf_counter()
-    answer = _ask(link, frame)
+    answer = ask(link, frame)
     return time.perf_counter() - began if answer is not None and answer.kind == Kind.DATA else math.inf

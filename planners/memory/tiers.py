@@ -45,6 +45,22 @@ def tier_cost(size: float, tier: Tier, requests: int = 1) -> float:
     return requests * tier.latency_s + size / tier.bytes_per_second
 
 
+def written_through(front: Tier, behind: Tier) -> Tier:
+    """Return the tier of data that is written to one tier and read from another in front of it.
+
+    A write and a read of some bytes take together what they take in the two tiers.
+
+    Args:
+        front: which is read.
+        behind: which must have what is written.
+    """
+    return Tier(
+        front.name,
+        (front.latency_s + behind.latency_s) / 2,
+        2 / (1 / front.bytes_per_second + 1 / behind.bytes_per_second),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class BreakEven:
     """Sizes of a request between which one tier takes less time than another.
@@ -117,17 +133,16 @@ def peer_tier_enabled(peer: Tier, behind: Tier, block_bytes: int, min_gain: floa
     gain = there / here if here else inf
     request = f"a request of {_size(block_bytes)}"
     times = f"{request} takes {_time(here)} in {peer.name} and {_time(there)} in {behind.name}"
-    if gain > min_gain:
-        return TierDecision(True, f"{times}: {gain:.1f} times as fast")
     limits = break_even_block(peer, behind)
+    sizes = [f"above {_size(limits.above_bytes)}"] if limits.above_bytes else []
+    sizes += [f"below {_size(limits.below_bytes)}"] if isfinite(limits.below_bytes) else []
+    worth = f"; requests {' and '.join(sizes)} take less time" if sizes else ""
+    if gain > min_gain:
+        return TierDecision(True, f"{times}: {gain:.1f} times as fast{worth}")
     rule = f"it must be more than {min_gain:g} times as fast"
     if limits.never:
         return TierDecision(False, f"{times}: {rule}, and no size of a request is")
-    sizes = [f"above {_size(limits.above_bytes)}"] if limits.above_bytes else []
-    sizes += [f"below {_size(limits.below_bytes)}"] if isfinite(limits.below_bytes) else []
-    return TierDecision(
-        False, f"{times}: {rule}" + (f"; requests {' and '.join(sizes)} take less time" if sizes else "")
-    )
+    return TierDecision(False, f"{times}: {rule}{worth}")
 
 
 def network_cost_per_month(

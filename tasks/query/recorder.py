@@ -25,15 +25,15 @@ from ebbflow.tasks.query.slices import StageRun
 class RunRecorder(Listener):
     """Everything that happened in a run that began at ``started`` (seconds since the Unix epoch).
 
-    It is the driver's only listener; ``listener`` hears of all that is written here.
+    It is the driver's only listener; ``listener`` hears of all that is written here. ``notes`` it has heard already.
     """
 
-    def __init__(self, started: float, listener: Listener) -> None:
+    def __init__(self, started: float, listener: Listener, notes: Sequence[str] = ()) -> None:
         self.started = started
         self.stages: list[StageReport] = []
         self.capacity: list[CapacityReport] = []
         self.decisions: list[ReplanDecision] = []
-        self.notes: list[str] = []  # what went differently, as sentences for people
+        self.notes = [*notes]  # what went differently, as sentences for people
         self._listener = listener
         self._seen: Capacity | None = None
 

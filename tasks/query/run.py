@@ -4,9 +4,9 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import EngineUnavailableError, StorageError
@@ -33,6 +33,7 @@ from ebbflow.tasks.query.listening import (
     NullQueryListener,
     StageOutcome,
     Threads,
+    TierChanged,
 )
 from ebbflow.tasks.query.opening import (
     OpenedEngine,
@@ -48,6 +49,9 @@ from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.sharing import Demand, SharedCapacity
 from ebbflow.tasks.query.stagework import StageWork
 from ebbflow.tasks.query.verify import verify
+
+if TYPE_CHECKING:
+    from ebbflow.tasks.memory.tier import OpenTier
 
 _LONG = 3.0  # seconds of starting an engine after which it is told of
 
@@ -128,7 +132,7 @@ def execute(
     store = ParquetCheckpointStore(request.store_place, clock=clock, durable=request.durable)
     began = clock.now()
     with (
-        _memory_before_the_store(request, orchestrator.listener.note),
+        _memory(request, store, orchestrator.listener) as memory,
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
         _prepared_and_opened(request, store, clock, opened) as (found, planner, running),
     ):
@@ -156,7 +160,9 @@ def execute(
         share = planning_share(capacity, request.fraction)
         session = session_of(request, gathered, planner, share, slices)
         listener = _listener(orchestrator.listener, session, source, engine, follow)
-        book = RunRecorder(started, listener)
+        book = RunRecorder(started, listener, () if memory is None else (memory.opening,))
+        if memory is not None:
+            leaving.callback(_follow(memory, request, inbox))
         engines = StageEngines(request.stages, gathered.history) if request.stages != "spark" else None
         work = StageWork(
             engine,
@@ -171,6 +177,9 @@ def execute(
         with _watched(source, capacity, inbox, orchestrator, clock):
             result = Driver(session, work, book, orchestrator, clock).run(capacity)
         seconds = clock.now() - started
+        if memory is not None and memory.session is not None:
+            memory.flush()
+            book.note(memory.summary())
     remember(store, request, session.measured)
     verdict = verify(gathered, result) if request.verify else (None, "")
     report = book.report(request, session, result, seconds, verdict, store.problems())
@@ -181,14 +190,31 @@ def execute(
     return QueryOutcome(replace(report, result=result), result)
 
 
-def _memory_before_the_store(
-    request: QueryRequest, notify: Callable[[str], None]
-) -> AbstractContextManager[Any]:
+@contextmanager
+def _memory(
+    request: QueryRequest, store: ParquetCheckpointStore, listener: Listener
+) -> "Iterator[OpenTier | None]":
+    """Have outputs kept in peers' memory first, where the request says so; the planner is to know what that takes."""
     if not request.store_place.tiered:
-        return nullcontext()
-    from ebbflow.tasks.memory import memory_tier  # few queries pay for its import
+        yield None
+        return
+    from ebbflow.tasks.memory.tier import memory_tier  # few queries pay for its import
 
-    return memory_tier(request.store_place, request.memory_tier, notify)
+    with memory_tier(request.store_place, request.memory_tier, listener.note) as found:
+        if found is not None:
+            store.tier = found.tier(request.durable)
+        yield found
+
+
+def _follow(memory: "OpenTier", request: QueryRequest, inbox: Inbox) -> Callable[[], None]:
+    """Put ``TierChanged`` into ``inbox`` whenever peers' memory fills, leaves or is back; return what ends that."""
+
+    def changed() -> None:
+        inbox.put(TierChanged(memory.tier(request.durable)))
+
+    stop = memory.watch(changed)
+    changed()  # since the query was planned; a driver that knows it already does nothing
+    return stop
 
 
 @contextmanager

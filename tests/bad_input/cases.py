@@ -71,6 +71,9 @@ BASES: dict[str, tuple[str, ...]] = {
     "communication plan": ("training.json", "--links", "links.json"),
     "communication explain": ("plan.json",),
     "communication compare": ("training.json", "--links", "links.json"),
+    "memory lend": ("node-1",),
+    "memory status": (),
+    "memory stop": ("node-1",),
     "prefect init": (),
     "init": ("new", "--force"),
 }

@@ -17,6 +17,7 @@ IN_PROCESS, IN_PARTS, REAL = 1000, 10, 50
 _UNSET = (
     "PREFECT_API_URL",
     "EBBFLOW_HOME",
+    "EBBFLOW_MEMORY_DIR",
     "EBBFLOW_LEDGER",
     "EBBFLOW_CONFIG",
     "EBBFLOW_TERRAFORM_OUTPUT",
@@ -70,6 +71,7 @@ def test_the_arguments_to_start_from_are_right(workplace: Workplace, monkeypatch
         "ledger v",
         "demo",
         "doctor",
+        "memory stop",
     )  # what is there
     with nothing_starts():
         for words, base in BASES.items():

@@ -38,7 +38,7 @@ FLOORS = {
         "pipeline report apps",
         "capacity tuning ledger",
         "query training fleet simulation airflow",
-        "nodes elastic communication aggregation",
+        "nodes elastic communication aggregation memory",
         "runs",
         "blocks",
     ),

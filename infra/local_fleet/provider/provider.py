@@ -20,7 +20,7 @@ from ebbflow.infra.local_fleet.provider import network
 from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.clock import shift
 from ebbflow.infra.local_fleet.state.fleet_state import Identity, LocalFleetState, LocalNode
-from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
+from ebbflow.infra.local_fleet.state.pools import LocalPool
 from ebbflow.infra.machine import processes
 from ebbflow.infra.storage import private
 
@@ -212,11 +212,6 @@ class SparkNodeProvider:
 def work(folder: Path, node: str) -> Path:
     """Return a node's own scratch directory."""
     return folder / "work" / node
-
-
-def providers(folder: Path, clock: Clock) -> Mapping[PoolKind, NodeProvider]:
-    """Return the node providers of this machine, by kind of pool."""
-    return {"gpu": GpuNodeProvider(folder, clock), "spark": SparkNodeProvider(clock)}
 
 
 _ENTRY = "EBBFLOW_NODE_ENTRY"  # see ``infra.training.channel.wire``

@@ -22,8 +22,9 @@ from pathlib import Path
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.local_fleet.provider import network
+from ebbflow.infra.local_fleet.provider.lending import providers
 from ebbflow.infra.local_fleet.provider.life import abandoned, collect, finish, look, sweep, teardown
-from ebbflow.infra.local_fleet.provider.provider import NodeProvider, providers
+from ebbflow.infra.local_fleet.provider.provider import NodeProvider
 from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.changes import give, missing, take
 from ebbflow.infra.local_fleet.state.clock import MachineClock

@@ -2,7 +2,8 @@
 
 The mark of a process (``infra.machine.processes``) is ``<fleet>/<node>/<app>/<pool>/<key>``: the fleet's uid, the
 node's id, the app it belongs to, the ``NodePool`` that started it, and the launcher's key. The process that stands
-for a machine has the app ``*``. A mark is handed down to whatever a process starts and is never used twice.
+for a machine, and the daemon that lends its memory, have the app ``*``. A mark is handed down to whatever a process
+starts and is never used twice.
 """
 
 import contextlib
@@ -51,6 +52,11 @@ def mark(fleet: str, node: str, app: str, pool: str, key: str) -> str:
 def machine_mark(fleet: str, node: str) -> str:
     """Return the mark of the process that stands for a node."""
     return f"{fleet}/{node}/{MACHINE}/machine"
+
+
+def memory_mark(fleet: str, node: str) -> str:
+    """Return the mark of the daemon that lends a node's memory."""
+    return f"{fleet}/{node}/{MACHINE}/memory"
 
 
 def below(fleet: str, node: str = "", app: str = "") -> str:

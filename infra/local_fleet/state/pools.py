@@ -11,7 +11,8 @@ from ebbflow.planners.model.capacity import Market
 PoolKind = Literal["spark", "gpu"]
 _NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z][a-z0-9_]*)*")
 _COUNTS = ("cores", "slots", "min_nodes", "max_nodes", "initial", "base")
-_REALS = ("memory", "price", "on_demand_price", "provision_time", "cpus_per_slot")
+_REALS = ("memory", "price", "on_demand_price", "provision_time", "cpus_per_slot", "memory_lend")
+_MIN_LEND = 1 / 64  # GiB: a slab
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class LocalPool:
     zone: str = ""
     provision_time: float = 0.0  # simulated, s from the request of a node to its start
     cpus_per_slot: float | None = None  # CPU cores behind one core or slot (control groups); None: by kind
+    memory_lend: float = 0.0  # GiB that each node lends other nodes at most (``infra.memory``); 0: nothing
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or len(self.name) > 40:
@@ -65,6 +67,11 @@ class LocalPool:
             )
         if self.cpus_per_slot is not None and not self.cpus_per_slot > 0:
             raise OptionError(f"cpus_per_slot of pool {self.name} must be > 0; got {self.cpus_per_slot}")
+        if 0 < self.memory_lend < _MIN_LEND:
+            raise OptionError(
+                f"memory_lend of pool {self.name} must be 0 or at least one slab, 16 MiB; got "
+                f"{1024 * self.memory_lend:.4g} MiB"
+            )
         if not 0 <= self.base <= self.max_nodes or not 0 <= self.min_nodes <= self.start <= self.max_nodes:
             raise OptionError(
                 f"pool {self.name}: 0 <= min_nodes <= initial <= max_nodes and 0 <= base <= max_nodes must hold; got "

@@ -47,6 +47,12 @@ POOL = Section(
             formerly=("cpus",),
         ),
         Key(
+            "memory_lend",
+            Size(),
+            "Maximum memory that each node lends to other nodes, such as 512MiB. Default: none",
+            0.0,
+        ),
+        Key(
             "market",
             Text("a market", choices=("spot", "on-demand")),
             "Simulated market that the nodes are launched from",

@@ -4,11 +4,12 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ebbflow.infra.memory import process
+from ebbflow.infra.memory.lending import process
 from ebbflow.infra.memory.peer import PeerAddress
 from ebbflow.infra.memory.registry import DIRECTORY, MemoryRegistry
 from ebbflow.planners.memory.slab_table import BlockRange
@@ -16,14 +17,24 @@ from ebbflow.planners.memory.slab_table import BlockRange
 SLAB = 1 << 20
 
 
-class Lender:
-    """A daemon's process; ``options`` are those of ``process.arguments``."""
+def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait, bounded, until something holds."""
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.02)
 
-    def __init__(self, registry: MemoryRegistry, name: str, **options: Any) -> None:
+
+class Lender:
+    """A daemon's process; ``before`` begins its command line, ``options`` are those of ``process.arguments``."""
+
+    def __init__(
+        self, registry: MemoryRegistry, name: str, before: Sequence[str] = (), **options: Any
+    ) -> None:
         values = {"slab_bytes": SLAB, "max_bytes": 16 * SLAB, "headroom": 0.0, "period": 0.1} | options
         self.name = name
         self._process = subprocess.Popen(
-            process.arguments(name, **values),
+            [*before, *process.arguments(name, **values)],
             stdout=subprocess.PIPE,
             env={**os.environ, DIRECTORY: str(registry.folder)},
         )

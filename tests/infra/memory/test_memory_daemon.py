@@ -5,7 +5,6 @@ import hashlib
 import random
 import socket
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,15 @@ import pytest
 from ebbflow.infra.errors import MemoryTierError
 from ebbflow.infra.memory import protocol
 from ebbflow.infra.memory.blocks import BlockSettings
-from ebbflow.infra.memory.counters import MemoryCounters
-from ebbflow.infra.memory.daemon import DaemonSettings, MemoryDaemon
 from ebbflow.infra.memory.hosting import PendingAnswer
+from ebbflow.infra.memory.lending.counters import MemoryCounters
+from ebbflow.infra.memory.lending.daemon import DaemonSettings, MemoryDaemon
 from ebbflow.infra.memory.peer import PeerAddress, PeerLink
 from ebbflow.infra.memory.protocol import Frame, Kind
 from ebbflow.infra.memory.registry import MemoryRegistry
 from ebbflow.infra.memory.session import MemorySession
 from ebbflow.planners.memory.slab_table import SlabState
-from tests.infra.memory.lenders import SLAB, FileBehind, Lender
+from tests.infra.memory.lenders import SLAB, FileBehind, Lender, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
@@ -62,13 +61,6 @@ def _ask(link: PeerLink, frame: Frame) -> Frame:
     return answer.frame
 
 
-def _until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def _said(lender: Lender, data: bytes) -> str:
     """Return the error that a daemon answers raw bytes with, after which it closes the connection."""
     with socket.create_connection((lender.address.host, lender.address.port), timeout=30) as peer:
@@ -98,8 +90,10 @@ def test_who_breaks_a_rule_is_refused_and_the_daemon_serves_others(
     huge = bytearray(header)
     huge[-12:-4] = (1 << 63).to_bytes(8, "little")
     assert f"at most {protocol.MAX_CONTROL} bytes, not {1 << 63}" in _said(lender, bytes(huge))
-    other = protocol.encode(Frame(Kind.HELLO, payload=b"{}", version=2))[0]
-    assert "version 2 of the memory protocol, this side 1" in _said(lender, other)
+    later = protocol.VERSION + 1
+    other = protocol.encode(Frame(Kind.HELLO, payload=b"{}", version=later))[0]
+    said = _said(lender, other)
+    assert f"version {later} of the memory protocol, this side {protocol.VERSION}" in said
     assert "must begin with" in _said(lender, b"GET / HTTP/1.1\r\n\r\n".ljust(protocol.HEADER_BYTES, b" "))
     early = protocol.encode(Frame(Kind.READ, slab=lent.slab, generation=1, size=4))[0]
     assert "READ is not allowed at this point" in _said(lender, early)
@@ -129,7 +123,7 @@ def test_another_client_finds_zeros(registry: MemoryRegistry, lend: Callable[...
     _ask(first, Frame(Kind.WRITE, slab=lent.slab, generation=1, offset=7, payload=b"secret"))
     assert _ask(second, Frame(Kind.MAP, generation=1)).size == 0, "there is one slab"
     first.close()
-    _until(lambda: _ask(second, Frame(Kind.QUERY_MEM)).size == 1)
+    until(lambda: _ask(second, Frame(Kind.QUERY_MEM)).size == 1)
     mine = _ask(second, Frame(Kind.MAP, generation=5))
     found = _ask(second, Frame(Kind.READ, slab=mine.slab, generation=5, size=SLAB))
     assert not any(bytes(found.payload))
@@ -185,7 +179,7 @@ def test_blocks_survive_killed_evicting_and_restarted_daemons(
             reader.write(60)
             reader.check()
             lenders[name] = lend(name)
-            _until(lambda name=name: name in session.peers)  # type: ignore[misc]
+            until(lambda name=name: name in session.peers)  # type: ignore[misc]
 
         before = store.metrics.evictions
         name = store.slabs.table.hosts.most_common(1)[0][0]
@@ -248,17 +242,17 @@ def test_a_daemon_gives_way_and_takes_the_least_active_slabs_first(
                 store.write(slab * SLAB, b"x" * BLOCK)
         store.tick(1.0)
         machine.others = 2 * SLAB  # of the half that is not headroom
-        _until(lambda: store.slabs.table.states[SlabState.MAPPED] == 2)
+        until(lambda: store.slabs.table.states[SlabState.MAPPED] == 2)
         assert [store.slabs.table.state(slab) is SlabState.MAPPED for slab in range(4)] == [
             False,
             False,
             True,
             True,
         ]
-        _until(lambda: machine.daemon.status()["mapped"] + machine.daemon.status()["unmapped"] == 2)
+        until(lambda: machine.daemon.status()["mapped"] + machine.daemon.status()["unmapped"] == 2)
         assert machine.daemon.status()["evictions"] == 2
         machine.others = 0
-        _until(lambda: machine.daemon.status()["unmapped"] == 2)
+        until(lambda: machine.daemon.status()["unmapped"] == 2)
         assert all(store.read(slab * SLAB, BLOCK) == b"x" * BLOCK for slab in range(4))
     finally:
         session.close()

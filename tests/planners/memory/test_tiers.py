@@ -13,6 +13,7 @@ from ebbflow.planners.memory.tiers import (
     network_cost_per_month,
     peer_tier_enabled,
     tier_cost,
+    written_through,
 )
 
 RAM = Tier("local memory", 1e-7, 10e9)
@@ -56,6 +57,11 @@ def test_a_decision_names_the_sizes_that_would_be_faster() -> None:
     assert not peer_tier_enabled(PEER, DISK, MIB, min_gain=10).enabled
 
 
+def test_a_decision_for_peers_names_the_sizes_that_would_be_slower() -> None:
+    used = peer_tier_enabled(Tier("peer memory", 1e-3, 1e9), Tier("disk", 1e-4, 1e8), MIB)
+    assert used.reason.endswith("5.2 times as fast; requests above 97.7 KiB take less time")
+
+
 @pytest.mark.parametrize(
     ("peer", "behind", "above", "below"),
     [
@@ -79,6 +85,14 @@ def test_the_break_even_agrees_with_the_costs(peer: Tier, behind: Tier, size: in
     if abs(here - there) > 1e-9 * max(here, there):
         assert break_even_block(peer, behind).includes(size) == (here < there)
         assert peer_tier_enabled(peer, behind, size).enabled == (here < there)
+
+
+@given(SPEEDS, SPEEDS, st.integers(1, 10**9))
+def test_a_write_through_and_a_read_take_what_they_take_in_the_two(
+    front: Tier, behind: Tier, size: int
+) -> None:
+    both = tier_cost(size, behind) + tier_cost(size, front)
+    assert 2 * tier_cost(size, written_through(front, behind)) == pytest.approx(both)
 
 
 def test_the_sources_cost_of_a_network() -> None:

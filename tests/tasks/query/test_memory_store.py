@@ -10,11 +10,12 @@ import pytest
 from ebbflow.infra.memory.registry import DIRECTORY, MemoryRegistry
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.query.plan.qep import Stage
+from ebbflow.tasks.memory import tier
 from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.report import StageReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
-from tests.infra.memory.lenders import Lender
+from tests.infra.memory.lenders import Lender, until
 from tests.query_process import process, until_a_stage_is_done
 from tests.tasks.driving import FOUR_TABLES
 
@@ -68,14 +69,24 @@ def test_a_daemon_that_is_killed_in_the_middle_costs_no_answer(
     durable: Literal["before-commit", "behind"], tpch: str, tmp_path: Path, lenders: list[Lender]
 ) -> None:
     def kill() -> None:
+        (opened,) = tier._open.values()
+        assert opened.session is not None
         for one in lenders:
             one.kill()
+        until(lambda: not opened.session.peers)
 
     follower = _Follower(kill)
     outcome = execute(_request(tpch, tmp_path, durable), PlainOrchestrator(follower))
     assert outcome.report.verified is True, outcome.report.verification
     assert "on: asked for, with 2 peers" in follower.of_tier()[0]
     assert "2 peers lost" in follower.of_tier()[1]
+    assert set(follower.of_tier()) <= set(outcome.report.problems), "the page has them"
+    plan = outcome.report.first_plan
+    assert plan is not None
+    assert "kept in peers' memory (" in " ".join(plan.notes), "it was planned for what was measured"
+    after = [one for one in outcome.report.decisions if one.trigger == "stage outputs are kept in the store"]
+    assert len(after) == 1
+    assert after[0].estimates, "plans were weighed for the store"
     again = execute(_request(tpch, tmp_path, durable), PlainOrchestrator(follower))
     assert {stage.status for stage in again.report.stages} == {"reused"}, "the store behind has everything"
     assert "off: " in follower.of_tier()[2]

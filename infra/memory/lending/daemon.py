@@ -16,11 +16,14 @@ from typing import Any
 import numpy as np
 
 from ebbflow.infra.errors import MemoryTierError
-from ebbflow.infra.memory import counters, protocol
-from ebbflow.infra.memory.connection import HANDSHAKE_TIMEOUT, ClientConnection
-from ebbflow.infra.memory.counters import MemoryCounters
+from ebbflow.infra.memory import protocol
+from ebbflow.infra.memory.lending import counters
+from ebbflow.infra.memory.lending.connection import HANDSHAKE_TIMEOUT, ClientConnection
+from ebbflow.infra.memory.lending.counters import MemoryCounters
+from ebbflow.infra.memory.lending.entries import OWNER, SharedEntries
+from ebbflow.infra.memory.lending.sessions import SessionLog
+from ebbflow.infra.memory.lending.slabs import LentMemory
 from ebbflow.infra.memory.protocol import Frame, Kind
-from ebbflow.infra.memory.slabs import LentMemory
 from ebbflow.planners.memory.eviction import by_owner, choose_victims
 from ebbflow.planners.memory.headroom import Allocate, Evict, HeadroomPolicy, MemorySample, Release
 
@@ -28,6 +31,7 @@ ACTIVITY_TIMEOUT = 1.0  # s; an owner that does not answer loses nothing that is
 DONE_TIMEOUT = 5.0  # s; then the connection is closed and the slab released
 MAX_CLIENTS = 256
 _BUFFER = 1 << 20  # bytes that are read ahead of a connection
+_COUNTED = ("reads", "writes", "gets", "get_hits", "puts", "maps", "refused_maps", "evictions", "refusals")
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +91,11 @@ class MemoryDaemon:
     ) -> None:
         self._settings, self._look, self._rng = settings, look, rng or np.random.default_rng()
         self._memory = LentMemory(settings.slab_bytes)
+        self._entries = SharedEntries(self._memory)
         reserve = int(settings.headroom * look().total)
         self._policy = HeadroomPolicy(settings.slab_bytes, reserve, max_lent_bytes=settings.max_bytes)
         self._clients: dict[str, ClientConnection] = {}  # by a key of the connection, the owner of slabs
+        self._sessions = SessionLog()
         self._returned = asyncio.Condition()
         self._number = 0  # of connections so far
         self._server: asyncio.Server | None = None
@@ -97,7 +103,7 @@ class MemoryDaemon:
         self._draining = False
         self._drained = asyncio.Event()
         self.port = 0
-        self.counts = dict.fromkeys(("reads", "writes", "maps", "refused_maps", "evictions", "refusals"), 0)
+        self.counts = dict.fromkeys(_COUNTED, 0)
 
     async def start(self) -> None:
         """Listen, and look after the memory from now on. Raises ``MemoryTierError`` without the port."""
@@ -166,7 +172,9 @@ class MemoryDaemon:
             "unmapped": there.unmapped,
             "mapped": there.mapped,
             "draining": self._draining,
+            "entries": len(self._entries),
             "clients": len(self._clients),
+            "sessions": self._sessions.rows(self._clients),
             **self.counts,
         }
 
@@ -205,6 +213,8 @@ class MemoryDaemon:
                 client.answered(frame)
             case Kind.DONE:
                 await self._take_back(key, frame.slab, frame.generation)
+            case Kind.METRICS:
+                self._sessions.record(key, client.client, protocol.unpack_json(frame.payload))
             case _:
                 try:
                     answer = self._answer(key, frame)
@@ -240,6 +250,17 @@ class MemoryDaemon:
                 return Frame(
                     Kind.MR_INFO, frame.request, handle, frame.generation, size=self._memory.slab_bytes
                 )
+            case Kind.GET:
+                data = self._entries.get(_key(frame))
+                self.counts["gets"] += 1
+                self.counts["get_hits"] += bool(data)
+                return _reply(frame, Kind.DATA, payload=data)
+            case Kind.PUT:
+                kept = not self._draining and self._entries.put(
+                    _key(frame), memoryview(frame.payload)[protocol.KEY_BYTES :]
+                )
+                self.counts["puts"] += kept
+                return _reply(frame, Kind.KEPT, size=int(kept))
             case Kind.STATUS:
                 return _reply(frame, Kind.REPORT, payload=protocol.pack_json(self.status()))
             case Kind.DRAIN:
@@ -264,6 +285,7 @@ class MemoryDaemon:
     async def _control(self) -> None:
         while not self._draining:
             await asyncio.sleep(self._settings.period)
+            self._entries.tick(self._settings.period)
             try:
                 if excess := self._step():
                     await self._evict_least_active(excess)
@@ -298,6 +320,8 @@ class MemoryDaemon:
         """Return the activity of slabs by handle, as far as their clients answer in time."""
 
         async def ask(key: str, theirs: frozenset[int]) -> dict[int, float]:
+            if key == OWNER:
+                return self._entries.activity(theirs)
             payload = protocol.pack_slabs((one, self._memory.generation(one)) for one in theirs)
             answer = None
             if (client := self._clients.get(key)) is not None:
@@ -316,6 +340,10 @@ class MemoryDaemon:
 
         async def tell(key: str, theirs: tuple[int, ...]) -> None:
             theirs = tuple(one for one in theirs if self._memory.pool.owner(one) == key)
+            if key == OWNER:
+                self._entries.evict(theirs)
+                self.counts["evictions"] += len(theirs)
+                return
             client = self._clients.get(key)
             if client is None or not theirs:
                 return
@@ -336,6 +364,13 @@ class MemoryDaemon:
                     await self._take_back(key, handle, generation)
 
         await asyncio.gather(*(tell(key, tuple(theirs)) for key, theirs in slabs.items()))
+
+
+def _key(frame: Frame) -> bytes:
+    key = bytes(frame.payload[: protocol.KEY_BYTES])
+    if len(key) < protocol.KEY_BYTES:
+        raise MemoryTierError(f"a key must have {protocol.KEY_BYTES} bytes, not {len(key)}")
+    return key
 
 
 def _reply(frame: Frame, kind: Kind, *, size: int = 0, payload: bytes = b"") -> Frame:

@@ -1,0 +1,94 @@
+"""``PeerLinks``: a client's connections to all daemons of a registry, made again after they have ended."""
+
+from collections.abc import Callable
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import MemoryTierError
+from ebbflow.infra.memory.peer import PeerAddress, PeerLink
+from ebbflow.infra.memory.protocol import Frame
+from ebbflow.infra.memory.registry import MemoryRegistry
+
+_BACK_OFF = (1.0, 30.0)  # s before a daemon that did not answer is tried again: the first, the most
+
+
+class PeerLinks:
+    """Connections to the daemons of a registry, by name. ``connect`` is called by one thread at a time.
+
+    Args:
+        registry: of the daemons.
+        token: of the cluster.
+        client: what daemons call this client, for people.
+        clock: of back-offs.
+        received: called with what a daemon asks, in its link's thread; must not block.
+        check: called with a new link; raises ``MemoryTierError`` for a daemon that cannot be used.
+        joined: called with a new link that is used from now on.
+        lost: called, in any thread, with a link that has ended; perhaps twice, or before ``joined``.
+        exclude: name of a daemon that is not used.
+    """
+
+    def __init__(
+        self,
+        registry: MemoryRegistry,
+        token: bytes,
+        client: str,
+        clock: Clock,
+        *,
+        received: Callable[[PeerLink, Frame], None] = lambda link, frame: None,
+        check: Callable[[PeerLink], None] = lambda link: None,
+        joined: Callable[[PeerLink], None] = lambda link: None,
+        lost: Callable[[PeerLink], None] = lambda link: None,
+        exclude: str = "",
+    ) -> None:
+        self._registry, self._token, self._client, self._clock = registry, token, client, clock
+        self._received, self._check, self._joined, self._lost = received, check, joined, lost
+        self._exclude = exclude
+        self._links: dict[str, PeerLink] = {}
+        self._retry: dict[str, tuple[float, float]] = {}  # of daemons: when, and the back-off after that
+        self.problems: dict[str, str] = {}  # of daemons that cannot be used: why
+
+    @property
+    def all(self) -> list[PeerLink]:
+        """Return the links that there are."""
+        return list(self._links.values())
+
+    def find(self, name: str) -> PeerLink | None:
+        """Return the link to a daemon, if there is one."""
+        return self._links.get(name)
+
+    def connect(self) -> None:
+        """Connect to the daemons to which there is no link and whose back-off is over."""
+        for address in self._registry.addresses():
+            at, wait = self._retry.get(address.name, (0.0, _BACK_OFF[0]))
+            if address.name in (self._exclude, *self._links) or self._clock.now() < at:
+                continue
+            try:
+                link = self._open(address)
+            except MemoryTierError as exc:
+                self.problems[address.name] = str(exc)
+                self._retry[address.name] = self._clock.now() + wait, min(2.0 * wait, _BACK_OFF[1])
+                continue
+            self._retry.pop(address.name, None)
+            self.problems.pop(address.name, None)
+            self._links[address.name] = link
+            self._joined(link)
+            if link.ended:  # before it was added
+                self._end(link)
+
+    def close(self) -> None:
+        """End all connections."""
+        for link in self.all:
+            link.close()
+
+    def _open(self, address: PeerAddress) -> PeerLink:
+        link = PeerLink(address, self._token, self._client, self._received, self._end)
+        try:
+            self._check(link)
+        except MemoryTierError:
+            link.close()
+            raise
+        return link
+
+    def _end(self, link: PeerLink) -> None:
+        if self._links.get(link.name) is link:
+            del self._links[link.name]
+        self._lost(link)

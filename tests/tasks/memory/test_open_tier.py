@@ -1,0 +1,76 @@
+"""A tier before a store that fills, leaves and comes back: what data costs is that of where it is kept."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebbflow.infra.memory.registry import DIRECTORY, MemoryRegistry
+from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.planners.memory.tiers import written_through
+from ebbflow.tasks.memory.tier import look, memory_tier
+from tests.infra.memory.lenders import SLAB, Lender, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+
+
+@pytest.fixture(name="lenders")
+def _lenders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Lender]]:
+    monkeypatch.setenv(DIRECTORY, str(tmp_path / "memory"))
+    made = [Lender(MemoryRegistry(), "node-1", max_bytes=SLAB)]
+    yield made
+    for one in made:
+        one.close()
+
+
+def test_a_tier_that_fills_or_leaves_is_told_of(tmp_path: Path, lenders: list[Lender]) -> None:
+    place, notes = StorageLocation(f"memory+{tmp_path}/store"), list[str]()
+    with memory_tier(place, "always", notes.append) as opened:
+        assert opened is not None
+        peer, store = opened.measured.peer, opened.measured.behind
+        assert peer is not None
+        assert store is not None
+        assert opened.tier("behind") == peer
+        assert opened.tier("before-commit") == written_through(peer, store)
+        told: list[str] = []
+
+        def changed() -> None:
+            found = opened.tier("behind")
+            assert found is not None
+            told.append(found.name)
+
+        stop = opened.watch(changed)
+        for name in ("one", "two"):
+            place.write(name, b"x" * SLAB)
+        until(lambda: told == ["the store"])  # there is no slab for the second
+        lenders.append(Lender(MemoryRegistry(), "node-2"))
+        until(lambda: told == ["the store", "peers' memory"])
+        assert opened.session is not None
+        for one in lenders:
+            one.kill()
+        until(lambda: told == ["the store", "peers' memory", "the store"])
+        assert place.read("one") == place.read("two") == b"x" * SLAB
+        assert opened.tier("before-commit") == opened.tier("behind") == store
+        stop()
+        assert "2 peers lost" in opened.summary()
+    assert notes == ["memory tier on: asked for, with 1 peers"]
+
+
+def test_whether_a_tier_would_be_used_is_measured_and_leaves_nothing(
+    tmp_path: Path, lenders: list[Lender]
+) -> None:
+    place = StorageLocation(f"{tmp_path}/store")
+    for named in (place, StorageLocation(f"memory+{tmp_path}/store")):
+        found = look(named)
+        assert found.peer is not None
+        assert found.behind is not None
+        assert found.decision.reason.startswith("a request of 1 MiB takes ")
+        assert found.decision.enabled == (
+            found.peer.latency_s + 2**20 / found.peer.bytes_per_second
+            < found.behind.latency_s + 2**20 / found.behind.bytes_per_second
+        )
+    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    lenders[0].kill()
+    found = look(place)
+    assert (found.peer, found.behind, found.decision.enabled) == (None, None, False)
+    assert "does not answer" in found.decision.reason
