@@ -202,12 +202,14 @@ The higher the interruption rate (per node-hour), the more checkpoints pay.
 
 @with_options_of(
     QueryRequest,
-    only=("tables", "dialect", "report", "store"),
+    only=("tables", "stages", "dialect", "report", "store"),
     shown=True,
     before={"capacity": "engine", "without": "dialect", "json": "report", "sql_text": "report"},
     panels={
         **dict.fromkeys(("tables", "dialect", "allow_functions"), _INPUT),
-        **dict.fromkeys(("capacity", "engine", "planner", "materialize", "without", "store"), _PLANNING),
+        **dict.fromkeys(
+            ("capacity", "engine", "stages", "planner", "materialize", "without", "store"), _PLANNING
+        ),
         **dict.fromkeys(("json", "sql_text", "report"), _OUTPUT),
     },
 )

@@ -5,9 +5,10 @@ needs to be read only in the same range, below aggregates by it and in subquerie
 reduction by ranges; P. Bernstein and D. Chiu, JACM 1981.)
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ebbflow.infra.spark.native.catalyst import Attribute, Node, tree
 
@@ -26,19 +27,22 @@ class Narrowing(NamedTuple):
     others: tuple[tuple[int, str], ...]  # (scan, column)
 
 
-def narrowings(root: Node, sliced: Node, number_of: Callable[[Node], int]) -> tuple[Narrowing, ...]:
+def narrowings(
+    plan: Node, root: Node, sliced: Node, number_of: Callable[[Node], int]
+) -> tuple[Narrowing, ...]:
     """Return by which columns of a sliced scan other scans can be narrowed.
 
     Args:
-        root: an operator each of whose rows comes from one row of the sliced scan.
+        plan: the whole one.
+        root: an operator of it each of whose rows comes from one row of the sliced scan.
         sliced: that scan, a ``View``.
         number_of: the number of a scan.
     """
-    found = []
+    found, tables = [], _read_once(plan)
     path = _path(root, sliced)
     for column in _columns(sliced):
         if column.type in _KEYS:
-            seen = _Narrowed(number_of, sliced)
+            seen = _Narrowed(number_of, sliced, tables)
             seen.at(*_highest(path, column.id))
             others = tuple(sorted(seen.columns))
             if others:
@@ -87,6 +91,7 @@ class _Narrowed:
 
     number_of: Callable[[Node], int]
     sliced: Node
+    tables: Mapping[int, Node]  # common table expressions that one place reads, by Spark's id
 
     def __post_init__(self) -> None:
         self.columns: set[tuple[int, str]] = set()
@@ -106,6 +111,8 @@ class _Narrowed:
             self._passed_on(node, "projectList", column)
         elif kind == "Aggregate":
             self._grouped(node, column)
+        elif kind == "CTERelationRef":
+            self._table(node, column)
         elif kind == "Filter":
             self.at(node.children[0], column)
             self._tests(node.expression("condition"), column, node)
@@ -120,6 +127,13 @@ class _Narrowed:
     def _scan(self, view: Node, column: int) -> None:
         if view is not self.sliced:
             self.columns |= {(self.number_of(view), c.name) for c in _columns(view) if c.id == column}
+
+    def _table(self, reference: Node, column: int) -> None:
+        below = self.tables.get(int(reference.fields["cteId"]))
+        outputs = _outputs(below) if below is not None else ()
+        names = [tree(flat).attribute.id for flat in reference.fields["output"]]
+        if below is not None and len(outputs) == len(names) and column in names:
+            self.at(below, outputs[names.index(column)])
 
     def _passed_on(self, node: Node, field: str, column: int) -> None:
         for new, old in _passed(node.expressions(field)):
@@ -144,8 +158,8 @@ class _Narrowed:
                     self.at(passing, right if left == column else left)
             elif test.kind == "InSubquery" and _attribute(test.children[0]) == column:
                 plan = test.children[-1].expression("plan")
-                if (output := _output(plan)) is not None:
-                    self.at(plan, output)
+                if len(outputs := _outputs(plan)) == 1:
+                    self.at(plan, outputs[0])
             for one in test.walk():
                 if one.kind in _SUBQUERIES:
                     self._correlated(one.expression("plan"), column)
@@ -174,13 +188,34 @@ def _attribute(node: Node) -> int | None:
     return node.attribute.id if node.kind == "AttributeReference" else None
 
 
-def _output(plan: Node) -> int | None:
-    """Return the id of a plan's one column; ``None`` where that is not plain."""
+def _outputs(plan: Node) -> list[int]:
+    """Return the ids of a plan's columns, in order; none where they are not plain."""
     while plan.kind in ("Filter", *_PASSED, *_ROWWISE) and not _is_scan(plan):
         plan = plan.children[0]
     items = {"Project": "projectList", "Aggregate": "aggregateExpressions"}.get(plan.kind)
-    listed = plan.expressions(items) if items else ()
-    return listed[0].attribute.id if len(listed) == 1 else None
+    return [item.attribute.id for item in plan.expressions(items)] if items else []
+
+
+def _read_once(plan: Node) -> dict[int, Node]:
+    """Return the plans of common table expressions that one place reads, by Spark's id."""
+    if plan.kind != "WithCTE":
+        return {}
+    read = Counter(_references([node.fields for node in plan.walk()]))
+    return {
+        number: one.children[0] for one in plan.children[:-1] if read[number := int(one.fields["id"])] == 1
+    }
+
+
+def _references(value: Any) -> Iterator[int]:
+    """Iterate over the common table expressions that a plan's fields read, subqueries in them included."""
+    if isinstance(value, Mapping):
+        if str(value.get("class", "")).endswith(".CTERelationRef"):
+            yield int(value["cteId"])
+        for one in value.values():
+            yield from _references(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _references(one)
 
 
 def _is_scan(node: Node) -> bool:

@@ -46,6 +46,7 @@ def program(
     writer = Writer(frozenset(sizes), escapes)
     whole = writer.complete(_result(writer.query(plan), columns))
     scans = {number: table for number, (table, _) in writer.scans.items()}
+    all_of_it = plan
     plan = plan.children[-1] if plan.kind == "WithCTE" else plan
     gathering = _gathering(plan)
     below = plan if gathering is None else gathering.children[0]
@@ -53,7 +54,7 @@ def program(
     if not found:
         return Program(scans, None, "", "", whole, tuple(columns))
     view = max(found, key=lambda pair: pair[0])[1]
-    number, narrowed = writer.number_of(view), narrowings(below, view, writer.number_of)
+    number, narrowed = writer.number_of(view), narrowings(all_of_it, below, view, writer.number_of)
     if gathering is None:
         return Program(scans, number, whole, "", whole, tuple(columns), narrowed)
     first = _first(writer, plan, gathering)

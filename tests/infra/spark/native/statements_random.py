@@ -216,15 +216,18 @@ def statement(rng: random.Random) -> str:
 
 def keyed(rng: random.Random) -> str:
     """Return a statement whose tables are joined, compared and grouped by ``k``, which is never null."""
-    return f"SELECT k, i, s, e FROM {_related(rng, 3)}"
+    if rng.random() < 0.6:
+        return f"SELECT k, i, s, e FROM {_related(rng, 3)}"
+    shared = f"WITH m AS (SELECT k, i, s, e FROM {_related(rng, 2)})"
+    return f"{shared} SELECT k, i, s, e FROM {_related(rng, 3, ('one', 'one', 'two', 'm'))}"
 
 
-def _related(rng: random.Random, depth: int) -> str:
+def _related(rng: random.Random, depth: int, tables: tuple[str, ...] = ("one", "one", "two")) -> str:
     """Return a relation of the columns k, i, s and e, with an alias."""
     name = f"r{rng.randrange(10**9)}"
     if depth == 0 or rng.random() < 0.2:
-        return f"(SELECT k, i, s, e FROM {rng.choice(['one', 'one', 'two'])}) {name}"
-    below = _related(rng, depth - 1)
+        return f"(SELECT k, i, s, e FROM {rng.choice(tables)}) {name}"
+    below = _related(rng, depth - 1, tables)
     left = below.rpartition(" ")[2]
     form = rng.choice(["join", "join", "join", "where", "where", "group", "distinct", "limit"])
     if form == "group":
@@ -233,7 +236,7 @@ def _related(rng: random.Random, depth: int) -> str:
         return f"(SELECT DISTINCT k, i, s, e FROM {below}) {name}"
     if form == "limit":
         return f"(SELECT k, i, s, e FROM {below} ORDER BY k, i, s, e LIMIT 30) {name}"
-    other = _related(rng, depth - 1)
+    other = _related(rng, depth - 1, tables)
     right = other.rpartition(" ")[2]
     if form == "where":
         test = rng.choice([
