@@ -136,6 +136,16 @@ TOML: dict[str, tuple[str, dict[str, str]]] = {
             "max_on_demand_nodes": "Maximum number of on-demand nodes; 0: Spot or nothing",
         },
     ),
+    "links": (
+        "Bandwidth of the network, each way, such as `25gbit`: what spreading costs a training whose communication is known "
+        "([how](communication.md#in-the-scheduler)).",
+        {
+            "intra_node": "Bandwidth between GPUs of a node; unless given, what a training measures, else unlimited",
+            "intra_rack": "Bandwidth of a node's link to others of its rack; unless given, what the node pool says or a training "
+            "measures",
+            "cross_rack": "Bandwidth of a node's link to nodes of other racks; unless given, that within a rack",
+        },
+    ),
     "intervals": (
         "Intervals and timeouts of the loop itself.",
         {

@@ -117,6 +117,24 @@ def training(
             rich_help_panel=_JOBS,
         ),
     ] = None,
+    communication: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory with a recorded training MODEL.json for each model whose bids should say what placements "
+            "cost it; others bid by a fixed factor. Needs --links.",
+            metavar="DIR",
+            rich_help_panel=_JOBS,
+        ),
+    ] = None,
+    links: Annotated[
+        str,
+        typer.Option(
+            help="Bandwidth between GPUs of a node, between nodes and, optionally, between racks, such as "
+            "64gbit,50gbit.",
+            metavar="NODE,RACK[,CROSS]",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = "",
     nearest_profile: Annotated[
         bool,
         typer.Option(
@@ -269,6 +287,8 @@ def training(
         failures=asked.failures(failures),
         stragglers=asked.stragglers(stragglers),
         nearest=nearest_profile,
+        communication=communication,
+        links=links,
     )
     inputs = Inputs(request)
     runs = planned(inputs)

@@ -24,12 +24,19 @@ from ebbflow.infra.communication.measuring import Sweep, measure, sizes_for
 from ebbflow.infra.communication.profiler import IterationProfiler
 from ebbflow.infra.communication.searching import BackgroundSearch, SearchAnswer, SearchRequest
 from ebbflow.infra.communication.switching import Boundary, PlanSwitch, Report
-from ebbflow.planners.communication.commit import PLAIN, Coordinator, Decision, Prepare, Vote
+from ebbflow.planners.communication.commit import (
+    PLAIN,
+    Coordinator,
+    Decision,
+    Prepare,
+    ReplanRule,
+    ReplanWatch,
+    Vote,
+)
 from ebbflow.planners.communication.measured import MeasuredLinks
 from ebbflow.planners.communication.plan import CommunicationPlan
 from ebbflow.planners.communication.planning import choices_of
 from ebbflow.planners.communication.recorded import RankProfile, RecordedTraining, merge_profiles
-from ebbflow.planners.communication.replanning import ReplanRule, ReplanWatch
 from ebbflow.planners.errors import OptionError
 
 MOST_BARS = 400  # of a timeline that is reported
@@ -257,6 +264,10 @@ class ControlPlane:
                 self._store.set("recorded", recorded.to_json())
             while self._links is None:
                 yield
+            if n == 1:
+                self._report(
+                    {"state": "profiled", "training": recorded.to_json(), "links": self._links.to_json()}
+                )
             self._search = BackgroundSearch(
                 SearchRequest(recorded, self._links, n, self._settings.search_seconds, self._settings.seed)
             )

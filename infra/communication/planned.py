@@ -21,9 +21,9 @@ class PlannedCommunication:
 
     Args:
         settings: of planning.
-        report: called with what became of it: ``state`` is ``committed`` (with the plan's prediction and bars),
-            ``plan`` when it takes over, and ``ddp`` with a ``reason`` when plain collectives stay or are back. May be
-            called in a thread of its own.
+        report: called with what became of it: ``state`` is ``profiled`` (with the recorded training and the
+            measured links), ``committed`` (with the plan's prediction and bars), ``plan`` when it takes over, and
+            ``ddp`` with a ``reason`` when plain collectives stay or are back. May be called in a thread of its own.
         timeout: s after which a collective that hangs is an error.
         store: in which ranks meet; that of the default process group unless given.
     """

@@ -9,6 +9,7 @@ from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import GONE, AppRecord, AppReport, Lease
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.planners.model.scheduling import Placement
+from ebbflow.planners.scheduling.placement_cost import ClusterLinks
 
 HOUR = 3600.0
 MOST_GPUS = 10_000
@@ -29,6 +30,7 @@ class CycleState:
     taken: dict[str, set[int]]  # slots by node that are booked
     active: tuple[AppRecord, ...]  # neither over nor lost, in the order of their arrival
     draining: frozenset[str]  # nodes that are being drained, as last known
+    links: ClusterLinks = field(default_factory=ClusterLinks)
     ended: list[int] = field(default_factory=list)
 
     @classmethod
@@ -60,6 +62,7 @@ class CycleState:
             taken,
             tuple(active),
             draining,
+            settings.links.with_rack(situation.network * 1e6),
         )
 
     def end(self, leases: Iterable[Lease]) -> None:

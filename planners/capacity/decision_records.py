@@ -13,6 +13,7 @@ from ebbflow.planners.capacity.values import DesiredAllocation, Memory
 from ebbflow.planners.capacity.view import PolicyView
 from ebbflow.planners.model.ledger import Change, Decided
 from ebbflow.planners.model.scheduling import App, gpus_of
+from ebbflow.planners.scheduling.locality import Level
 
 NAMED = 3  # apps that a sentence names
 MANY = 50  # apps, of more than which not all are told of each time
@@ -72,7 +73,7 @@ def auction_event(
         inputs["others"] = len(answer.wanted) - len(last_logged)
     if seen.left_out and whole:
         outcome["left_out"] = dict(sorted(seen.left_out.items()))
-    reason = _sentence(answer, moved, there, why)
+    reason = _sentence(seen, answer, moved, there, why)
     return Recorded(Decided("auction", reason, "", scene.state.revision, 0.0, inputs, outcome), whole)
 
 
@@ -128,6 +129,13 @@ def _bid(seen: PolicyView, app: App, wanted: DesiredAllocation, now: float) -> d
         found["left_s"] = _round_value(left)
     if not believed.sure:
         found["guessed"] = True
+    if app.max_gpus > 1:
+        found["spread_by"] = believed.spread_by
+    if believed.cost is not None:
+        found["slowdown"] = {
+            level.name.lower(): _round_value(believed.cost.slowdown(gpus or app.gpus, level))
+            for level in (Level.RACK, Level.CLUSTER)
+        }
     if believed.goodput is not None and gpus:
         rate = believed.goodput.best(np.array([len(wanted.placement)]), np.array([gpus]))
         found["goodput"] = _round_value(float(rate[0]))
@@ -136,7 +144,25 @@ def _bid(seen: PolicyView, app: App, wanted: DesiredAllocation, now: float) -> d
     return found
 
 
-def _sentence(answer: AuctionResult, changed: Mapping[str, DesiredAllocation], there: int, why: str) -> str:
+def _predicted(seen: PolicyView, app: str, wanted: DesiredAllocation) -> str:
+    """Return what an app's communication predicts of placements; nothing where that was not what it bid by."""
+    cost, gpus = seen.beliefs[app].cost, gpus_of(wanted.placement)
+    if cost is None or gpus < 2:
+        return ""
+    rack, cluster = (cost.slowdown(gpus, level) for level in (Level.RACK, Level.CLUSTER))
+    return (
+        f"its communication predicts iterations {rack:.2f} times as long on nodes of a rack, "
+        f"{cluster:.2f} across racks"
+    )
+
+
+def _sentence(
+    seen: PolicyView,
+    answer: AuctionResult,
+    changed: Mapping[str, DesiredAllocation],
+    there: int,
+    why: str,
+) -> str:
     gets = {app: wanted for app, wanted in answer.wanted.items() if wanted.placement}
     given = sum(gpus_of(wanted.placement) for wanted in gets.values())
     if not answer.wanted:
@@ -144,9 +170,8 @@ def _sentence(answer: AuctionResult, changed: Mapping[str, DesiredAllocation], t
     parts = [f"{why}: {len(gets)} of {len(answer.wanted)} apps are allocated {given} of {there} GPUs"]
     news = [(app, wanted) for app, wanted in changed.items() if wanted.placement]
     for app, wanted in news[:NAMED]:
-        parts.append(
-            f"{app} gets {placement_text(wanted)}" + (f" ({wanted.reason})" if wanted.reason else "")
-        )
+        said = "; ".join(filter(None, (wanted.reason, _predicted(seen, app, wanted))))
+        parts.append(f"{app} gets {placement_text(wanted)}" + (f" ({said})" if said else ""))
     if len(news) > NAMED:
         parts.append(f"{len(news) - NAMED} more apps have a new allocation")
     loses = [(app, wanted) for app, wanted in changed.items() if not wanted.placement]

@@ -6,19 +6,22 @@ what it asked for at least: what has lasted for long continues for long.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from ebbflow.planners.communication.placement import CommunicationProfile
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppReport
 from ebbflow.planners.model.scheduling import Goodput, Speed
 from ebbflow.planners.scheduling.finish_time import FinishTime, phase_time
 from ebbflow.planners.scheduling.locality import Array, Level, Slowdown
+from ebbflow.planners.scheduling.placement_cost import ClusterLinks, PlacementCost, placement_cost
 from ebbflow.planners.training.speed.goodput import GoodputModel
 from ebbflow.planners.training.speed.job_report import JobReport
+from ebbflow.planners.training.speed.throughput import with_spread
 
 UNKNOWN = 600.0
 """Seconds on the GPUs asked for that an app is held to need at least while it cannot say."""
@@ -102,6 +105,11 @@ class SearchSpeed:
         return float(self.seconds(np.array([max(gpus, 1)]))[0]) / total
 
 
+SpreadSource = Literal["fixed factor", "communication profile", "goodput model"]
+"""What says how much slower an app is on several nodes: a factor for all apps alike, a prediction from what it sends
+and the links of the cluster, or its own model of speed, which knows what was measured there."""
+
+
 @dataclass(frozen=True, slots=True)
 class AppEstimate:
     """What is believed of one app. A unit is an example, or a GPU-second where there is no model."""
@@ -112,16 +120,40 @@ class AppEstimate:
     most: int  # GPUs that it can use, as far as it knows
     goodput: Goodput | None = None
     sure: bool = False  # it said itself what it has left
+    cost: PlacementCost | None = None  # of placements, where its communication is known
+    spread_by: SpreadSource = "fixed factor"
+
+    def slowdowns(self, gpus: Array, level: Level, fixed: Slowdown) -> Array:
+        """Return by what the app is slower within ``level`` than ``speed`` says, for each number of GPUs.
+
+        ``fixed``: the factors of an app of which nothing is known. A model of goodput knows nodes, but no racks.
+        """
+        if self.cost is not None:
+            base = Level.RACK if isinstance(self.speed, ModelSpeed) else Level.MACHINE
+            return self.cost.slowdowns(gpus, level, base)
+        return np.full(np.shape(gpus), 1.0 if isinstance(self.speed, ModelSpeed) else fixed.levels[level])
 
     def seconds(self, gpus: int) -> float:
         """Return the seconds that are left on ``gpus`` well-placed GPUs; infinite on none."""
         return self.left * self.speed.iteration_time(gpus) if gpus > 0 else inf
 
 
-def belief(report: AppReport | None, asked: int, most: int, service: float, search: bool) -> AppEstimate:
+def belief(
+    report: AppReport | None,
+    asked: int,
+    most: int,
+    service: float,
+    search: bool,
+    links: ClusterLinks | None = None,
+) -> AppEstimate:
     """Return what is believed of an app that asked for ``asked`` GPUs, can use ``most`` and has had ``service``
-    GPU-seconds."""
+    GPU-seconds.
+
+    Where it reports its communication, ``links`` of the cluster say what spreading costs it, as long as it was never
+    measured on several nodes.
+    """
     model, job = _model(report)
+    cost = _cost(report, links or ClusterLinks()) if not search else None
     if report is not None and search:
         works = _trials(report)
         if works:
@@ -133,7 +165,13 @@ def belief(report: AppReport | None, asked: int, most: int, service: float, sear
             )
     if model is None or job is None:
         left, sure = _gpu_seconds(report, asked, service)
-        return AppEstimate(LinearSpeed(most), left, _total(report, left, service), most, None, sure)
+        source: SpreadSource = "fixed factor" if cost is None else "communication profile"
+        total = _total(report, left, service)
+        return AppEstimate(LinearSpeed(most), left, total, most, None, sure, cost, source)
+    if job.measured_nodes != 1:
+        cost = None  # its speed on several nodes is measured, and has in it what they cost
+    elif cost is not None:
+        model = _spread(model, job, cost, max(most, asked))
     dares = max(min(most, job.max_gpus), 1)
     known = GoodputTable(model, max(most, asked, 1))
     fast = ModelSpeed(known)
@@ -146,7 +184,27 @@ def belief(report: AppReport | None, asked: int, most: int, service: float, sear
     whole = _share_left(report)
     done = service / max(asked * fast.iteration_time(asked), 1e-12)
     total = left / whole if whole else left + done
-    return AppEstimate(fast, left, max(total, left, 1e-9), dares, known, sure)
+    source = "goodput model" if cost is None else "communication profile"
+    return AppEstimate(fast, left, max(total, left, 1e-9), dares, known, sure, cost, source)
+
+
+def _cost(report: AppReport | None, links: ClusterLinks) -> PlacementCost | None:
+    """Return what placements cost an app that reports its communication; nothing of a report that makes no sense."""
+    said = report.job.get("communication") if report is not None else None
+    if said is None:
+        return None
+    try:
+        cost = placement_cost(CommunicationProfile.from_dict(said), links)
+        return cost if cost is None or isfinite(cost.seconds(2, Level.CLUSTER)) else None
+    except (OptionError, ArithmeticError, ValueError):
+        return None
+
+
+def _spread(model: GoodputModel, job: JobReport, cost: PlacementCost, most: int) -> GoodputModel:
+    """Return the model of a job that ran on one node only, with what its communication predicts for several."""
+    many = max(min(most, 64), 3)
+    pairs = (2, cost.slowdown(2, Level.RACK)), (many, cost.slowdown(many, Level.RACK))
+    return replace(model, speed=with_spread(model.speed, job.split.batch, job.split.accumulation, pairs))
 
 
 def _model(report: AppReport | None) -> tuple[GoodputModel | None, JobReport | None]:
@@ -246,7 +304,8 @@ class LiveBidder(FinishTime):
         else:
             counts, where = np.unique(have, return_inverse=True)
             times = np.array([speed.iteration_time(int(count)) for count in counts])
-            seconds = left * times[where].reshape(have.shape) * self.slowdown.levels[level]
+            seconds = left * times[where].reshape(have.shape)
+        seconds = seconds * self.believed.slowdowns(have, level, self.slowdown)
         return np.where(wanted >= 1, seconds, np.inf)
 
     @property

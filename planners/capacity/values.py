@@ -15,6 +15,7 @@ from ebbflow.planners.model.fleet import Fleet, Offer, Target
 from ebbflow.planners.model.ledger import AppReport, Change, Lease
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.planners.model.scheduling import Placement, Policy
+from ebbflow.planners.scheduling.placement_cost import ClusterLinks
 from ebbflow.planners.scheduling.rho_bounded.policy import RhoBounded
 
 
@@ -39,6 +40,7 @@ class SchedulerInput:
     elsewhere: frozenset[str] = frozenset()  # what storage has a copy of
     evicted: frozenset[tuple[str, str]] = frozenset()  # (app, node) of which no process is left for certain
     asks: bool = False  # nodes that leave are replaced before they are gone only where that is asked for
+    network: float = 0.0  # MB/s of each node's link, as its source has it; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     teams: Mapping[str, Team] = field(default_factory=dict)
     scaling: Scaling | None = field(default_factory=Scaling)  # None: the fleet is left alone
+    links: ClusterLinks = field(default_factory=ClusterLinks)
 
     def __post_init__(self) -> None:
         for name in ("lease_s", "interval_s", "heartbeat_timeout_s"):

@@ -202,7 +202,7 @@ def _app(
     least, asked, most = bounds(record)
     service = service_of(scene, record)
     report = scene.report(spec.id)
-    believed = belief(report, asked, most, service, spec.kind == "tuning")
+    believed = belief(report, asked, most, service, spec.kind == "tuning", scene.links)
     gpus = gpus_of(held)
     if is_gang(record, True):
         least = most = asked

@@ -183,7 +183,7 @@ class RecordedTraining:
     @cached_property
     def fingerprint(self) -> str:
         """Return what tells trainings apart: a digest of ranks, names, kinds and sizes of the collectives."""
-        data = [[op.name, op.kind, op.bytes] for op in self.dag.comm]
+        data = [[op.name, op.kind, float(op.bytes)] for op in self.dag.comm]
         return sha256(json.dumps([self.ranks, data]).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:

@@ -19,6 +19,8 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_
 _PART = rf"({UNSIGNED})\s*(ms|s|min|m|h|d)"
 _DURATION = re.compile(rf"(?:{_PART}\s*)+")
 _PLAIN = re.compile(UNSIGNED)
+_BIT_RATE = re.compile(rf"\s*({UNSIGNED})\s*(kbit|mbit|gbit)\s*", re.IGNORECASE)
+_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _MOST_GIB = 1024e6
 _GIB = {"": 1.0, "g": 1.0, "gib": 1.0, "gb": 1.0, "m": 1 / 1024, "mib": 1 / 1024, "mb": 1 / 1024}
 _GIB |= {"t": 1024.0, "tib": 1024.0, "tb": 1024.0}
@@ -102,6 +104,21 @@ def show_duration(seconds: float) -> str:
         if seconds and seconds % _SECONDS[unit] == 0:
             return f"{seconds / _SECONDS[unit]:.0f}{unit}"
     return f"{seconds:.15g}s"
+
+
+def parse_bit_rate(text: object, what: str) -> float:
+    """Return the bit/s of a text such as ``200mbit``; ``what`` names it in errors.
+
+    >>> parse_bit_rate("200mbit", "rate")
+    200000000.0
+
+    Raises ``OptionError``.
+    """
+    found = _BIT_RATE.fullmatch(text) if isinstance(text, str) else None
+    rate = float(found.group(1)) * _BITS[found.group(2).lower()] if found else 0.0
+    if not 0 < rate <= MAX_NUMBER:
+        raise OptionError(f"{what} must be a rate such as 200mbit or 25gbit; got {text!r:.60}")
+    return rate
 
 
 def parse_moment(text: str) -> float:

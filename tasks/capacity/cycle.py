@@ -204,6 +204,7 @@ class Cycles:
             rented.elsewhere if rented else frozenset(),
             frozenset(self._evicted),
             self._hands.replaces,
+            sight.capacity.network if sight.capacity is not None else 0.0,
         )
         before = time.perf_counter()
         try:

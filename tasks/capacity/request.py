@@ -10,7 +10,8 @@ from ebbflow.infra.storage import user_files
 from ebbflow.planners.capacity.values import LOOP_KEYS, SCALING_KEYS, Scaling, Settings, Team, teams_of
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
-from ebbflow.planners.model.numbers import duration_of
+from ebbflow.planners.model.numbers import duration_of, parse_bit_rate
+from ebbflow.planners.scheduling.placement_cost import ClusterLinks
 from ebbflow.planners.sections import number, only, table
 from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.own_policies import policy_of
@@ -45,6 +46,9 @@ class LoopRules:
         [teams.vision]                 # what it may hold stands in [quotas.teams.vision]
         weight = 2
 
+        [links]                        # bandwidth each way, for what placements cost a training
+        intra_rack = "25gbit"
+
         [intervals]                    # durations; ``LoopIntervals`` has them all
         capacity_poll_interval = "300ms"
     """
@@ -56,6 +60,7 @@ class LoopRules:
     scaling: Scaling | None = field(default_factory=Scaling)
     teams: Mapping[str, Team] = field(default_factory=dict)
     intervals: LoopIntervals = field(default_factory=LoopIntervals)
+    links: ClusterLinks = field(default_factory=ClusterLinks)
 
     @classmethod
     def read(cls, path: str | Path) -> "LoopRules":
@@ -85,6 +90,7 @@ class LoopRules:
                     {f.name: f.name for f in fields(LoopIntervals)},
                 )
             ),
+            _links(content.get("links", {}), f"{source}: links"),
         )
 
 
@@ -129,7 +135,9 @@ class CapacityRequest:
         options = self.options or (rules.options if named == rules.policy else {})
         policy = policy_of(named, options, lease_s=times.get("lease_s"), allowed=self.allow_policies)
         given: dict[str, Any] = {**times, "policy": policy}
-        return Settings(limits=rules.fleet.limits, teams=rules.teams, scaling=rules.scaling, **given)
+        return Settings(
+            limits=rules.fleet.limits, teams=rules.teams, scaling=rules.scaling, links=rules.links, **given
+        )
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -160,6 +168,13 @@ def _teams(content: object, where: str, rules: FleetRules) -> dict[str, Team]:
         else:
             weights[name] = 1.0
     return teams_of(weights, rules.limits)
+
+
+def _links(content: object, where: str) -> ClusterLinks:
+    given = table(content, where)
+    only(given, where, tuple(f.name for f in fields(ClusterLinks)))
+    rates = {key: parse_bit_rate(value, f"{where}.{key}") / 8 for key, value in given.items()}
+    return ClusterLinks(**rates)
 
 
 def _values(content: object, where: str, keys: Mapping[str, str]) -> dict[str, float]:

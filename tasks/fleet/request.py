@@ -28,7 +28,7 @@ CONFIG = "EBBFLOW_CONFIG"
 """Environment variable that names the configuration file."""
 TERRAFORM_OUTPUT = "EBBFLOW_TERRAFORM_OUTPUT"
 """Environment variable that names the file which ``terraform output -json`` has written."""
-OF_LOOP = ("loop", "scaling", "teams", "intervals", "policy")
+OF_LOOP = ("loop", "scaling", "teams", "intervals", "policy", "links")
 """Sections of the same file that only a capacity loop reads (``tasks.capacity.request``)."""
 
 _TEACH = (

@@ -3,6 +3,7 @@
 Apps that are hyper-parameter searches have agents of their own (``evaluation.themis_agents``).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from ebbflow.planners.model.scheduling import App, Decision, Policy, View
 from ebbflow.planners.scheduling.finish_time import ActiveAverage, FinishTime
 from ebbflow.planners.scheduling.locality import Array, Level, Slowdown, iteration_time
+from ebbflow.planners.scheduling.placement_cost import PlacementCost
 
 NO_SLOWDOWN = Slowdown(1.0, 1.0, 1.0, 1.0)
 
@@ -35,15 +37,29 @@ class ReportedSpeed(FinishTime):
     app: App = field(kw_only=True)
     alone: float = field(kw_only=True)  # s from start to end on the GPUs asked for
     slowdown: Slowdown = NO_SLOWDOWN
+    cost: PlacementCost | None = None  # of placements, where the app's communication is known
+    per_node: int = 1  # GPUs of a node
 
     def remaining(self, gpus: Array, level: Level) -> Array:
         """Return seconds of work left with ``gpus`` within ``level``; infinite without GPUs."""
         wanted = np.asarray(gpus)
         left = np.full(wanted.shape, np.inf)
         for count in np.unique(wanted[wanted >= 1]).tolist():
-            seconds = iteration_time(self.app, min(int(count), self.demand)) * max(self.app.remaining, 0.0)
-            left[wanted == count] = seconds * self.slowdown.levels[level]
+            used = min(int(count), self.demand)
+            seconds = iteration_time(self.app, used)
+            left[wanted == count] = max(self.app.remaining, 0.0) * self._spread(used, level, seconds)
         return left
+
+    def _spread(self, gpus: int, level: Level, seconds: float) -> float:
+        """Return the seconds of an iteration within ``level`` that takes ``seconds`` on well-placed GPUs.
+
+        More GPUs than a node has are well placed on several, which ``seconds`` has in it.
+        """
+        if self.cost is None:
+            return seconds * self.slowdown.levels[level]
+        placed = Level.MACHINE if gpus <= self.per_node else Level.RACK
+        longer = self.cost.seconds(gpus, level) - self.cost.seconds(gpus, placed)
+        return seconds + max(longer, 0.0)
 
     @property
     def total_work(self) -> float:
@@ -63,7 +79,8 @@ class PolicyWithReports:
     """A policy together with the reports of the apps that it is asked about. One instance serves one run.
 
     ``elastic`` is the policy's own, or true for one that bids. With ``within_request`` an app that could use other
-    numbers gets from 1 GPU up to what its user asked for.
+    numbers gets from 1 GPU up to what its user asked for. ``costs``: model -> what placements cost its apps on nodes
+    of ``per_node`` GPUs; apps of other models bid by ``slowdown``.
     """
 
     def __init__(
@@ -72,8 +89,11 @@ class PolicyWithReports:
         *,
         within_request: bool,
         slowdown: Slowdown = NO_SLOWDOWN,
+        costs: Mapping[str, PlacementCost] | None = None,
+        per_node: int = 1,
     ) -> None:
         self.policy, self.within_request, self.slowdown = policy, within_request, slowdown
+        self._costs, self._per_node = costs or {}, per_node
         self.elastic = bool(getattr(policy, "elastic", False)) or within_request
         self._active: dict[str, ActiveAverage] = {}
         self._bidders: dict[str, ReportedSpeed] = {}
@@ -107,7 +127,12 @@ class PolicyWithReports:
             active = self._active[app.id] = ActiveAverage(view.now, count)
             alone = app.remaining * iteration_time(app, app.gpus)
             bidder = self._bidders[app.id] = ReportedSpeed(
-                arrival=app.arrival, app=app, alone=alone, slowdown=self.slowdown
+                arrival=app.arrival,
+                app=app,
+                alone=alone,
+                slowdown=self.slowdown,
+                cost=self._costs.get(app.model),
+                per_node=self._per_node,
             )
             app.bidder = bidder
         else:

@@ -10,9 +10,12 @@ from ebbflow.infra.simulation.faults import with_failures
 from ebbflow.infra.simulation.traces.cluster import Cluster
 from ebbflow.infra.simulation.traces.node_traces import NodeEvent, presences, read_node_trace, with_trace
 from ebbflow.infra.simulation.traces.prices import PriceHistory, first_moment, read_prices, with_prices
+from ebbflow.planners.communication.placement import profile_of
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.scheduling.placement_cost import PlacementCost, placement_cost
+from ebbflow.tasks.communication import read_training
 from ebbflow.tasks.simulation.clusters import ClusterSpec, read_cluster
-from ebbflow.tasks.simulation.request import SimulationRequest
+from ebbflow.tasks.simulation.request import SimulationRequest, links_of
 from ebbflow.tasks.simulation.sources import Loaded, Source
 
 
@@ -60,14 +63,37 @@ class Inputs:
         first = first_moment(self.present, self.history)
         return first if self.spec.begin is None else self.spec.begin
 
+    @cached_property
+    def costs(self) -> dict[str, PlacementCost]:
+        """Return what placements cost each model that has a recorded training. Raises ``OptionError``."""
+        folder = self.request.communication
+        if folder is None:
+            return {}
+        links, found = links_of(self.request.links), {}
+        for path in sorted(folder.glob("*.json")):
+            recorded = read_training(str(path))
+            cost = placement_cost(profile_of(recorded, 1, None), links)
+            assert cost is not None  # links between nodes are given
+            found[path.stem] = cost
+        if not found:
+            raise OptionError(f"--communication: {folder} has no MODEL.json of a recorded training")
+        return found
+
     def load(self, source: Source, seed: int) -> Loaded:
-        """Return the workload; only a generated one depends on ``seed``."""
+        """Return the workload; only a generated one depends on ``seed``.
+
+        Raises ``OptionError`` for one without profiles where models have recorded trainings.
+        """
         key = source.text, 0 if source.is_file else seed
         if key not in self._loaded:
             request = self.request
             self._loaded[key] = source.load(
                 seed, profiles=request.profiles, throughputs=request.throughputs, nearest=request.nearest
             )
+            if request.communication is not None and self._loaded[key].kind != "profiles":
+                raise OptionError(
+                    f"--communication is for workloads with profiles, such as pollux-1; {source.name} has none"
+                )
         return self._loaded[key]
 
     def cluster(self, seed: int, horizon: float) -> tuple[Cluster, Cluster]:
@@ -109,6 +135,7 @@ class Inputs:
                 repr(request.failures),
                 repr(request.stragglers),
             ],
+            **({"placements": repr(self.costs)} if self.costs else {}),
             **{
                 name: hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
                 for name, path in files.items()

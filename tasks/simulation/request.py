@@ -7,8 +7,9 @@ from typing import Any
 
 from ebbflow.infra.simulation.faults import Failures, Stragglers
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.numbers import is_number
+from ebbflow.planners.model.numbers import is_number, parse_bit_rate
 from ebbflow.planners.scheduling.catalogue import Entry, policy_entries
+from ebbflow.planners.scheduling.placement_cost import ClusterLinks
 from ebbflow.tasks.simulation.sources import Source, sources
 
 
@@ -37,6 +38,8 @@ class SimulationRequest:
     failures: Failures | None = None
     stragglers: Stragglers | None = None
     nearest: bool = False  # replace unknown models by the nearest that was profiled
+    communication: Path | None = None  # directory of MODEL.json, what trainings of models have recorded
+    links: str = ""  # bandwidth on a node, within a rack and across racks, such as 64gbit,50gbit,25gbit
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -51,6 +54,12 @@ class SimulationRequest:
             raise OptionError(f"the interval must be a finite number > 0 s; got {self.interval}")
         if not 0 <= self.interference < 1:
             raise OptionError(f"interference must be >= 0 and < 1; got {self.interference}")
+        if bool(self.links) != (self.communication is not None):
+            raise OptionError(
+                "--communication needs --links, the bandwidth of the cluster, and the other way round"
+            )
+        if self.links:
+            links_of(self.links)
         if self.notice and not self.spot_trace:
             raise OptionError("a notice needs --spot-trace, whose removals it announces")
 
@@ -76,6 +85,8 @@ class SimulationRequest:
             "interference": self.interference or None,
             "spot trace": self.spot_trace and self.spot_trace.name,
             "notice, s": self.notice or None,
+            "communication": self.communication and self.communication.name,
+            "links": self.links or None,
             "prices": self.prices and self.prices.name,
             "throughputs": self.throughputs and self.throughputs.name,
         }
@@ -88,6 +99,14 @@ class SimulationRequest:
         if self.failures or self.spot_trace:
             found["checkpoints every, s"] = self.checkpoint_interval
         return {name: value for name, value in found.items() if value is not None}
+
+
+def links_of(text: str) -> ClusterLinks:
+    """Return ``NODE,RACK[,CROSS]``: bandwidth on a node, between nodes and between racks. Raises ``OptionError``."""
+    parts = text.split(",")
+    if not 2 <= len(parts) <= 3:
+        raise OptionError(f"--links is written NODE,RACK[,CROSS], such as 64gbit,25gbit; got {text!r:.60}")
+    return ClusterLinks(*(parse_bit_rate(part, "--links") / 8 for part in parts))
 
 
 def failures(text: str | None) -> Failures | None:

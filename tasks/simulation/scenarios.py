@@ -144,7 +144,11 @@ def _policy(inputs: Inputs, loaded: Loaded, entry: Entry) -> Policy:
         return policy
     profiled = loaded.kind == "profiles"
     return PolicyWithReports(
-        policy, within_request=profiled, slowdown=Slowdown() if profiled else NO_SLOWDOWN
+        policy,
+        within_request=profiled,
+        slowdown=Slowdown() if profiled else NO_SLOWDOWN,
+        costs=inputs.costs if profiled else {},
+        per_node=inputs.spec.per_node,
     )
 
 

@@ -135,6 +135,8 @@ def _communication_text(said: Mapping[str, object]) -> str:
     """Return what became of planned communication, in words."""
     if said.get("state") == "ddp":
         return f"gradients are exchanged by DDP: {said.get('reason') or 'no plan'}"
+    if said.get("state") == "profiled":
+        return "the training's communication is recorded, and its links are measured; a plan is searched"
     seconds, plain = float(said.get("seconds", 0.0)), float(said.get("plain_seconds", 0.0))  # type: ignore[arg-type]
     predicted = f"{seconds * 1e3:.3g} ms per iteration predicted, {plain * 1e3:.3g} ms without"
     if said.get("state") == "committed":

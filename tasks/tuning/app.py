@@ -216,8 +216,10 @@ class Trials:
         with self._lock:
             metrics = self._metrics.get(one.run)
         reported = metrics.fields(holding=one.gpus > 0) if metrics is not None else {}
+        # what it communicates is not bid by: it would only make the report of many trials large
+        job = {name: value for name, value in reported.get("job", {}).items() if name != "communication"}
         return {
-            **reported.get("job", {}),
+            **job,
             "id": one.run,
             "gpus_held": one.gpus,
             "max_gpus": self._request.most_gpus,

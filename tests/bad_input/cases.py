@@ -202,6 +202,8 @@ COMBINED: tuple[tuple[str, tuple[str, ...], str], ...] = (
         "--throughputs",
     ),
     ("simulate training", (*BASES["simulate training"], "--profiles", "tables"), "--profiles"),
+    ("simulate training", (*BASES["simulate training"], "--communication", "tables"), "--links"),
+    ("simulate training", (*BASES["simulate training"], "--links", "64gbit,10gbit"), "--communication"),
     ("report", (*BASES["report"], "8000"), "8000"),
     ("report", (*BASES["report"], "--since", "1h", "--until", "2h"), "--since"),
     ("local up", (), "--spark"),

@@ -63,6 +63,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("ebbflow train", "check", "trains the reader's script; tests/infra/training plan real runs"),
         Plan("from ebbflow import", "check", OURS),
         Plan("torchrun", "check", "takes minutes; tests/infra/communication/test_train_dlrm.py runs it"),
+        Plan("[links]", "check", OURS),
     ),
     "docs/aggregation.md": (
         Plan(

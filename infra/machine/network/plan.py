@@ -7,20 +7,18 @@ the nodes of the run can reach. Addresses are of 198.18.0.0/15, which is set asi
 """
 
 import ipaddress
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ebbflow.infra.errors import ClusterError
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.numbers import UNSIGNED
+from ebbflow.planners.model.numbers import parse_bit_rate
 
 SPACE = ipaddress.IPv4Network("198.18.0.0/15")
 LINKS = 2  # of a node at most
 NODES = 1000  # addresses for nodes on one bridge
 _PREFIX = 22  # bits of a bridge's network
 _FIRST = 11  # of a node, within its network; the machine itself has 1
-_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _LEAST, _MOST = 1e5, 1e10  # bit/s
 _LETTERS = "ab"
 _BURST = 0.01  # s of the rate that may go at once
@@ -160,8 +158,10 @@ def parse_rates(text: str) -> tuple[float, ...]:
 
 
 def _rate(text: str) -> float:
-    found = re.fullmatch(rf"\s*({UNSIGNED})\s*(kbit|mbit|gbit)\s*", text, re.IGNORECASE)
-    rate = float(found.group(1)) * _UNITS[found.group(2).lower()] if found else 0.0
+    try:
+        rate = parse_bit_rate(text, "a link's rate")
+    except OptionError:
+        rate = 0.0
     if not _LEAST <= rate <= _MOST:
         raise OptionError(
             f"a link's rate must be such as '200mbit', from 100kbit to 10gbit; got {text!r:.60}"

@@ -145,6 +145,7 @@ class BatchTuner:
             gpus,
             self._split,
             max(1, min(limits.most_gpus, GROWTH * self._most_held)),
+            max((one.nodes for one in self._agent.observations), default=0),
         )
 
     def state_dict(self) -> dict[str, Any]:

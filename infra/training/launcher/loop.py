@@ -267,7 +267,9 @@ class Loop:
         if report.kind == "damaged" and report.content.get("restarted"):
             self._record.restart()
         if report.kind in _NOTED or (report.kind == "saving" and report.content):
-            content = {name: value for name, value in report.content.items() if name != "bars"}
+            content = {
+                name: value for name, value in report.content.items() if name not in ("bars", "profile")
+            }
             self._record.note(report.kind, **{**content, "step": report.step, "rank": report.rank})
         if self._on_report is not None:
             self._on_report(report)

@@ -10,6 +10,9 @@ from ebbflow.infra.communication.control import PlanningSettings
 from ebbflow.infra.communication.planned import PlannedCommunication
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.process.world import World
+from ebbflow.planners.communication.measured import MeasuredLinks
+from ebbflow.planners.communication.placement import profile_of
+from ebbflow.planners.communication.recorded import RecordedTraining
 from ebbflow.planners.errors import EbbflowError, OptionError
 
 log = logging.getLogger(__name__)
@@ -52,7 +55,7 @@ def plan_communication(
         made = None
         try:
             made = PlannedCommunication.start(
-                settings, lambda said: report(_keep(place, said)), timeout=timeout
+                settings, lambda said: report(_keep(place, said, world.nodes)), timeout=timeout
             )
         except RuntimeError as error:
             reason = f"channels could not be made: {error}"
@@ -67,17 +70,26 @@ def plan_communication(
     return None
 
 
-def _keep(place: StorageLocation | None, said: dict[str, Any]) -> dict[str, Any]:
-    """Write the training and the links that a committed plan was searched for into the run's directory.
+def _keep(place: StorageLocation | None, said: dict[str, Any], nodes: int) -> dict[str, Any]:
+    """Write the training and the links that a plan is searched for into the run's directory.
 
     Args:
         place: the run's directory; nothing is written without.
         said: what is reported.
+        nodes: that the processes run on.
 
     Returns:
-        What is left to report. A file that cannot be written is a warning: the run continues.
+        What is left to report: of a training that was profiled, what the scheduler should know of it. A file that
+        cannot be written is a warning: the run continues.
     """
     left = {name: value for name, value in said.items() if name not in ("training", "links")}
+    if said.get("state") == "profiled":
+        try:
+            recorded = RecordedTraining.from_json(str(said["training"]))
+            links = MeasuredLinks.from_json(str(said["links"]))
+            left["profile"] = profile_of(recorded, nodes, links).to_dict()
+        except OptionError as error:
+            log.warning("the scheduler is not told of the training's communication: %s", error)
     for name in ("training", "links"):
         if place is not None and said.get(name):
             try:

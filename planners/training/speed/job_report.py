@@ -23,6 +23,7 @@ class JobReport:
     gpus: int
     split: BatchSplit  # that it trains with
     max_gpus: int  # that it dares to use: no more than twice what it ever held
+    measured_nodes: int = 0  # the most nodes that ``speed`` was measured on; 0: not said
 
     @property
     def model(self) -> GoodputModel | None:
@@ -39,6 +40,7 @@ class JobReport:
             "gpus": self.gpus,
             "split": self.split._asdict(),
             "max_gpus": self.max_gpus,
+            "measured_nodes": self.measured_nodes,
             "batch": self.split.total(self.gpus),
             "noise_scale": self.statistics.noise_scale(self.limits.initial),
         }
@@ -59,6 +61,7 @@ class JobReport:
                 int(data["gpus"]),
                 BatchSplit(**data["split"]),
                 int(data["max_gpus"]),
+                int(data.get("measured_nodes", 0)),
             )
         except (KeyError, TypeError, ValueError) as exc:
             raise OptionError(f"not a job's report: {exc!r}") from exc

@@ -104,6 +104,36 @@ def throughput(
     return np.asarray(total / iteration_time(parameters, nodes, gpus, batch, accumulation))
 
 
+def with_spread(
+    parameters: ThroughputParameters,
+    batch: int,
+    accumulation: int,
+    slowdowns: tuple[tuple[int, float], tuple[int, float]],
+) -> ThroughputParameters:
+    """Return the parameters with predicted terms across nodes, for a job that was measured on one node only.
+
+    Those terms are chosen so that an iteration on several nodes takes as many times longer than on one as predicted,
+    at the present batch; for other batches they hold by the model. They are never below the fitted ones.
+
+    Args:
+        parameters: as fitted.
+        batch: examples of a GPU in a pass.
+        accumulation: passes before the last.
+        slowdowns: two pairs of GPUs, the first of 2, and by what an iteration on them takes longer on several nodes.
+    """
+    syncs = []
+    for gpus, slowdown in slowdowns:
+        grad = float(gradient_time(parameters, batch))
+        near = float(iteration_time(parameters, 1, gpus, batch, accumulation))
+        step = max(near * slowdown - accumulation * grad, grad)
+        left = 1.0 - (grad / step) ** parameters.gamma
+        syncs.append((gpus, step * max(left, 0.0) ** (1.0 / parameters.gamma)))
+    (_, two), (gpus, many) = syncs
+    alpha = max(two, parameters.alpha_node)
+    beta = max((many - alpha) / max(gpus - 2, 1), parameters.beta_node)
+    return parameters._replace(alpha_node=alpha, beta_node=beta)
+
+
 def fit(observations: Sequence[Observation]) -> ThroughputParameters:
     """Return the parameters that explain ``observations`` best.
 

@@ -10,6 +10,7 @@ Work is counted in GPU-seconds on one GPU: what is left of it takes ``work_left`
 less as they are faster together, by that model where there is one, in proportion to their number until then.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -20,9 +21,12 @@ from typing import Any
 import numpy as np
 
 from ebbflow.infra.training.process.channel import Report
+from ebbflow.planners.communication.placement import CommunicationProfile
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.speed.goodput import GoodputModel
 from ebbflow.planners.training.speed.job_report import JobReport
+
+log = logging.getLogger(__name__)
 
 _WINDOW = 60.0  # s over which progress is measured
 _WAITS = 4.0  # times the longest wait between two steps, over which it is measured instead
@@ -53,6 +57,7 @@ class TrainingMetrics:
         self._model: GoodputModel | None = None
         self._one = 0.0  # examples/s on one GPU, by the model
         self._saved_at: float | None = None
+        self._communication: Mapping[str, Any] = {}  # ``CommunicationProfile.to_dict``, the newest
 
     def record_report(self, report: Report) -> None:
         """Take in what a process reports."""
@@ -63,13 +68,16 @@ class TrainingMetrics:
                 self._hear_step(content, report.time)
             elif report.kind == "checkpoint" and "error" not in content:
                 self._saved_at = report.time
+            elif report.kind == "communication" and content.get("state") == "profiled":
+                self._hear_profile(content.get("profile"))
             elif report.kind == "finished":
                 self._left = 0.0 if self._total is not None else None
 
     def fields(self, *, holding: bool = True) -> dict[str, Any]:
         """Return fields of ``AppReport``; ``holding``: whether the training has GPUs now."""
         with self._lock:
-            found: dict[str, Any] = {"step": self._step, "saved_at": self._saved_at, "job": dict(self._job)}
+            job = {**self._job, **({"communication": self._communication} if self._communication else {})}
+            found: dict[str, Any] = {"step": self._step, "saved_at": self._saved_at, "job": job}
             found["seconds_left"] = None
             if self._left is None or self._total is None:
                 return found
@@ -135,6 +143,12 @@ class TrainingMetrics:
             return  # of no use to anybody
         self._job, self._report = dict(content), report
         self._model, self._one = (model, one) if one > 0 else (None, 0.0)
+
+    def _hear_profile(self, said: Any) -> None:
+        try:
+            self._communication = CommunicationProfile.from_dict(said).to_dict()
+        except OptionError as error:
+            log.warning("a profile of the training's communication is ignored: %s", error)
 
     def _rate(self) -> float:
         """Return examples/s on what it holds, or held last."""

@@ -23,6 +23,7 @@ from ebbflow.planners.model.ledger import (
     Granted,
     Lease,
 )
+from ebbflow.planners.scheduling.placement_cost import ClusterLinks
 from ebbflow.tasks.apps.loop_report import LOOP, STOP, LoopStatusRecord, stop_request
 from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.node_sources import Nodes
@@ -212,6 +213,8 @@ lease_duration = "2m"
 [policy]
 name = "rho-bounded"
 options = { rho = 1.5 }
+[links]
+intra_rack = "25gbit"
 [intervals]
 capacity_poll_interval = 2.0
 """
@@ -227,6 +230,7 @@ def test_a_file_of_limits_says_how_the_loop_decides(tmp_path: Path) -> None:
     assert made.scaling is not None
     assert (made.scaling.scale_in_idle_s, dict(made.scaling.pools)) == (30, {"etl": "cores"})
     assert (made.lease_s, made.interval_s) == (120, 30)
+    assert made.links == ClusterLinks(intra_rack=3.125e9)
     assert made.policy.rho == 1.5  # type: ignore[attr-defined]
     assert rules.intervals.capacity_poll_interval == 2.0
 
@@ -244,6 +248,9 @@ def test_a_file_of_limits_says_how_the_loop_decides(tmp_path: Path) -> None:
         ({"scaling": {"pools": {"etl": "disks"}}}, "etl"),
         ({"policy": {"nam": "x"}}, "name"),
         ({"intervals": {"poll_interval": 0}}, "poll_interval"),
+        ({"links": {"intra_rak": "25gbit"}}, "did you mean intra_rack"),
+        ({"links": {"intra_rack": 25}}, "links.intra_rack must be a rate such as 200mbit or 25gbit; got 25"),
+        ({"links": {"cross_rack": "0gbit"}}, "links.cross_rack must be a rate"),
     ],
 )
 def test_a_wrong_file_of_limits_is_refused(content: dict[str, Any], said: str) -> None:

@@ -29,10 +29,6 @@ def test_a_training_gets_its_plan_or_plain_collectives_with_a_reason(ranks: int)
     assert run_module("tests.infra.communication.ranks", str(ranks), *CONTROLLED) == "done\n"
 
 
-def test_a_coordinator_that_is_cut_off_in_any_phase_leaves_all_ranks_on_one_version() -> None:
-    assert run_module("tests.infra.communication.ranks", "3", "lost_coordinator") == "done\n"
-
-
 def test_payloads_that_are_none_are_refused() -> None:
     with pytest.raises(TrainingError, match="must be contiguous"):
         Summed(torch.ones(3, 4).t())

@@ -15,6 +15,7 @@ from ebbflow.infra.communication.control import PlanningSettings
 from ebbflow.infra.training.process.communication import plan_communication
 from ebbflow.infra.training.process.world import World
 from ebbflow.planners.communication.measured import MeasuredLinks
+from ebbflow.planners.communication.placement import CommunicationProfile
 from ebbflow.planners.communication.recorded import RecordedTraining
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.trainings import RunSettings
@@ -53,8 +54,10 @@ def test_a_planned_run_is_the_plain_one_with_a_process_killed_under_a_plan(
     assert plain.run(2, **CASE | {"planning": None}) == [0, 0]
     exits = launch.run(3, **CASE, at={"kill": [150, 2]})
     assert sorted(map(str, exits)) == ["-9", "75", "75"]
-    assert states(launch)[:2] == ["committed", "plan"], launch.said("communication")
-    committed, running = launch.said("communication")[:2]
+    assert states(launch)[:3] == ["profiled", "committed", "plan"], launch.said("communication")
+    profiled, committed, running = launch.said("communication")[:3]
+    said = CommunicationProfile.from_dict(profiled.content["profile"])
+    assert (said.recorded.ranks, said.nodes, said.links is not None) == (3, 1, True)
     assert set(committed.content["choices"]) >= {"bucket/0", "bucket/1"}
     assert {lane for lane, *_ in committed.content["bars"]["plan"]} >= {"compute", "channel 0"}
     assert 20 < running.step <= 150
@@ -64,7 +67,7 @@ def test_a_planned_run_is_the_plain_one_with_a_process_killed_under_a_plan(
     assert {op.name for op in training.dag.comm} == set(committed.content["choices"])
     assert [report.step for report in launch.said("stopped") if report.content["saved"]] == [150]
     assert launch.run(2, **CASE) == [0, 0]
-    assert states(launch)[0] == "committed", "a generation gets a plan of its own"
+    assert states(launch)[:2] == ["profiled", "committed"], "a generation gets a plan of its own"
     got, want = launch.log(), plain.log()
     assert sorted(got.losses) == sorted(want.losses) == list(range(len(want.losses)))
     for step, losses in want.losses.items():

@@ -1,10 +1,11 @@
 """Small worlds of gloo processes that tests start: one fresh interpreter that imports once and forks its ranks."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 
 TIMEOUT = 90.0  # seconds
@@ -25,8 +26,11 @@ def run_module(module: str, *arguments: str) -> str:
     return done.stdout
 
 
-def fork_world(ranks: Callable[[int], object], size: int) -> None:
-    """Run ``ranks(rank)`` in ``size`` forked processes of one gloo group. For a process without threads."""
+def fork_world(ranks: Callable[[int], object], size: int, *, killed: Collection[int] = ()) -> None:
+    """Run ``ranks(rank)`` in ``size`` forked processes of one gloo group. For a process without threads.
+
+    ``killed``: ranks that must end by SIGKILL; the others end the process group that they have at last.
+    """
     import torch.distributed as dist
 
     with tempfile.TemporaryDirectory() as meeting:
@@ -51,5 +55,6 @@ def fork_world(ranks: Callable[[int], object], size: int) -> None:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(status)
-        failed = [child for child in children if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
-        assert not failed, f"{len(failed)} of {size} ranks failed"
+        exits = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        wanted = [-signal.SIGKILL if rank in killed else 0 for rank in range(size)]
+        assert exits == wanted, f"ranks ended with {exits}"

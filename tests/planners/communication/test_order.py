@@ -15,11 +15,12 @@ from ebbflow.planners.communication.commit import (
     Decision,
     Participant,
     Prepare,
+    ReplanRule,
+    ReplanWatch,
     Vote,
     agreed,
 )
 from ebbflow.planners.communication.order import Launch, LaunchOrder, MotifQueue, UnknownCollectiveError
-from ebbflow.planners.communication.replanning import ReplanRule, ReplanWatch
 from ebbflow.planners.errors import OptionError
 
 ORDER = LaunchOrder(

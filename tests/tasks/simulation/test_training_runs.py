@@ -4,17 +4,24 @@ import json
 from math import inf, nan
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ebbflow.infra.errors import WorkloadError
 from ebbflow.infra.simulation.engine import simulate
 from ebbflow.infra.simulation.faults import Failures, Stragglers, with_failures
+from ebbflow.infra.simulation.jobs.plain import LinearSpeed
 from ebbflow.infra.simulation.protocols import Saves
 from ebbflow.infra.simulation.traces.cluster import Cluster
+from ebbflow.planners.communication.dag import CommOp, ComputeOp, Dependency, TrainingDag
+from ebbflow.planners.communication.recorded import RecordedTraining
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.scheduling import App
 from ebbflow.planners.scheduling.catalogue import ENTRIES
 from ebbflow.planners.scheduling.gangs.ordered import srtf
+from ebbflow.planners.scheduling.locality import Level, Slowdown
 from ebbflow.tasks.simulation import runs as runs_module
+from ebbflow.tasks.simulation.informed import ReportedSpeed
 from ebbflow.tasks.simulation.inputs import Inputs
 from ebbflow.tasks.simulation.records import METRICS, details, public
 from ebbflow.tasks.simulation.request import SimulationRequest
@@ -297,3 +304,66 @@ def test_what_does_not_go_together_is_refused_before_anything_runs(jobs: str, ho
         with pytest.raises(OptionError, match=rule):
             SimulationRequest(**{name: value})
     assert not home.exists()
+
+
+def profiled(folder: Path, **sizes: float) -> Path:
+    """Write what a training of each model has recorded that exchanges so many bytes after 0.1 s."""
+    folder.mkdir()
+    for model, size in sizes.items():
+        dag = TrainingDag(
+            (ComputeOp("backward", 0.1), ComputeOp("update", 0.0)),
+            (CommOp("bucket/0", "all-reduce", size, 2),),
+            (Dependency("backward", "bucket/0"), Dependency("bucket/0", "update")),
+        )
+        (folder / f"{model}.json").write_text(RecordedTraining(dag, 2, 0.1, 10).to_json())
+    return folder
+
+
+def test_models_with_recorded_communication_bid_by_what_placements_cost_them(tmp_path: Path) -> None:
+    folder = profiled(tmp_path / "recorded", cifar10=1e8, ncf=1e3)
+    inputs = Inputs(SimulationRequest(communication=folder, links="64gbit,8gbit"))
+    app = App("a", model="cifar10", max_gpus=16, remaining=10.0, speed=LinearSpeed(1))
+    mine = ReportedSpeed(app=app, alone=1.0, slowdown=Slowdown(), cost=inputs.costs["cifar10"], per_node=4)
+    gpus = np.array([2, 8])
+    # two send 0.1 GB once at 1 GB/s instead of 8, beside the 0.5 s that an iteration takes on GPUs of one node
+    assert mine.remaining(gpus, Level.RACK) == pytest.approx([10 * (0.5 + 0.0875), 10 * 0.125], rel=1e-3)
+    assert mine.remaining(gpus, Level.MACHINE) == pytest.approx([10 * 0.5, 10 * 0.125])
+    plain = ReportedSpeed(app=app, alone=1.0, slowdown=Slowdown())
+    assert plain.remaining(gpus, Level.RACK) == pytest.approx([11 * 0.5, 11 * 0.125])
+
+
+def test_the_recorded_communication_of_models_changes_who_gets_what(tmp_path: Path) -> None:
+    rows = (FIXTURES / "adaptdl" / "workloads" / "workload-1.csv").read_text().splitlines()
+    (tmp_path / "few.csv").write_text("\n".join(rows[:9]) + "\n")
+    few, folder = str(tmp_path / "few.csv"), profiled(tmp_path / "recorded", cifar10=1e9, ncf=1e3)
+    (fixed,) = compare(few, "themis", cluster="4x2")
+    (known,) = compare(few, "themis", cluster="4x2", communication=folder, links="64gbit,1gbit")
+    assert sorted(finishes(fixed)) == sorted(finishes(known))
+    assert finishes(fixed) != finishes(known)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"links": "64gbit"}, "the other way round"),
+        ({"communication": Path("x")}, "--communication needs --links"),
+        ({"communication": Path("x"), "links": "64gbit"}, r"NODE,RACK\[,CROSS\]"),
+        ({"communication": Path("x"), "links": "1gbit,2parsec"}, "--links must be a rate such as 200mbit"),
+    ],
+)
+def test_links_and_communication_are_given_together(options: dict[str, object], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        SimulationRequest(**options)
+
+
+def test_recorded_communication_that_is_none_is_refused(tmp_path: Path, jobs: str) -> None:
+    folder = tmp_path / "recorded"
+    folder.mkdir()
+    options = {"communication": folder, "links": "64gbit,1gbit"}
+    with pytest.raises(OptionError, match=r"has no MODEL\.json of a recorded training"):
+        compare("pollux-1", "themis", **options)
+    (folder / "cifar10.json").write_text("{}")
+    with pytest.raises(OptionError, match=r"cifar10\.json: not a recorded training"):
+        compare("pollux-1", "themis", **options)
+    with pytest.raises(OptionError, match="workloads with profiles, such as pollux-1"):
+        compare(jobs, "themis", communication=profiled(tmp_path / "more", ncf=1.0), links="64gbit,1gbit")

@@ -189,7 +189,13 @@ def test_a_plan_for_the_exchange_of_gradients_is_drawn_before_and_after(script: 
             "plan": [["channel 1", "bucket/0", 0.01, 0.03], ["compute", "forward <x>", 0.0, 0.02]],
         },
     }  # fmt: skip
-    events = [committed, {"state": "plan", "version": 1}, {"state": "ddp", "reason": "rank 1: a cable"}]
+    profiled = {"state": "profiled", "profile": {}}
+    events = [
+        profiled,
+        committed,
+        {"state": "plan", "version": 1},
+        {"state": "ddp", "reason": "rank 1: a cable"},
+    ]
     request = TrainingRequest(script, runs_dir=str(Path(script).parent / "runs"), run_id="r")
     book = RunRecorder(request, ScriptedClock(), NullTrainingListener())
     for number, content in enumerate(events, 1):
@@ -199,6 +205,7 @@ def test_a_plan_for_the_exchange_of_gradients_is_drawn_before_and_after(script: 
     (plan,) = report.exchanges
     assert (plan.step, plan.version, plan.choices["bucket/0"]) == (21, 1, "ring/2@1")
     assert [event.text for event in report.events] == [
+        "the training's communication is recorded, and its links are measured; a plan is searched",
         "communication plan 1 is accepted by all processes: 40 ms per iteration predicted, 50 ms without",
         "gradients are exchanged by communication plan 1",
         "gradients are exchanged by DDP: rank 1: a cable",

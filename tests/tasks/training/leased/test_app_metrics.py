@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 
 from ebbflow.infra.training.process.channel import Report
+from ebbflow.planners.communication.dag import CommOp, ComputeOp, TrainingDag
+from ebbflow.planners.communication.placement import CommunicationProfile
+from ebbflow.planners.communication.recorded import RecordedTraining
 from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport
@@ -42,6 +45,20 @@ def test_what_is_left_follows_from_what_was_done() -> None:
     assert (said["work_left"], said["work_total"]) == (pytest.approx(86.0), pytest.approx(100.0))
     assert figures.fields(holding=False)["seconds_left"] is None
     assert figures.fields(holding=False)["work_left"] == pytest.approx(86.0)
+
+
+def test_the_communication_that_a_training_recorded_is_a_part_of_its_job() -> None:
+    dag = TrainingDag((ComputeOp("all", 0.1),), (CommOp("bucket/0", "all-reduce", 1e6, 2),), ())
+    said = CommunicationProfile(RecordedTraining(dag, 2, 0.1, 10)).to_dict()
+    figures = TrainingMetrics()
+    figures.record_report(Report("communication", 0, 1.0, 20, {"state": "profiled", "profile": said}))
+    assert figures.fields()["job"] == {"communication": said}
+    for wrong in ({"state": "profiled"}, {"state": "profiled", "profile": {"nodes": 2}}, {"state": "plan"}):
+        figures.record_report(Report("communication", 0, 2.0, 21, wrong))
+    assert figures.fields()["job"] == {"communication": said}, "what is none is not taken for one"
+    figures.record_report(step(3.0, 900.0, gpus=2, job=job(2).to_dict()))
+    assert figures.fields()["job"] == {**job(2).to_dict(), "communication": said}
+    assert figures.fields(holding=False)["job"]["communication"] == said, "also while it waits for GPUs"
 
 
 def test_on_one_gpu_it_takes_as_much_longer_as_several_are_faster() -> None:
