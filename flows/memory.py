@@ -178,8 +178,10 @@ def _print(found: "MemoryStatus") -> None:
     for client in found.clients:
         rate = "" if client.hit_rate is None else f"{client.hit_rate:.1%}"
         reads = client.peer_reads + client.store_reads
-        counts = (client.fallbacks, client.evictions, client.lost_peers)
-        table.add_row(client.client, "yes" if client.connected else "no", str(reads), rate, *map(str, counts))
+        troubles = (client.fallbacks, client.evictions, client.lost_peers)
+        table.add_row(
+            client.client, "yes" if client.connected else "no", str(reads), rate, *map(str, troubles)
+        )
     console.print()
     console.print(table)
 

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import random
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from ebbflow.infra.errors import MemoryTierError
 from ebbflow.infra.memory import protocol
-from ebbflow.infra.memory.blocks import BlockSettings
+from ebbflow.infra.memory.blocks import BlockSettings, TierMetrics
 from ebbflow.infra.memory.hosting import PendingAnswer
 from ebbflow.infra.memory.lending.counters import MemoryCounters
 from ebbflow.infra.memory.lending.daemon import DaemonSettings, MemoryDaemon
@@ -114,6 +115,33 @@ def test_who_breaks_a_rule_is_refused_and_the_daemon_serves_others(
     assert status["refusals"] >= 9
     for link in (good, foreign):
         link.close()
+
+
+def test_what_clients_tell_of_themselves_is_checked_and_passed_on(
+    registry: MemoryRegistry, lend: Callable[..., Lender]
+) -> None:
+    lender, told = lend("a"), {"session": "s1", **TierMetrics(remote_hits=3, stall_seconds=0.5).as_dict()}
+    good, other = _link(lender, registry.token()), _link(lender, registry.token())
+    for values in (told, {**told, "remote_hits": 4}):
+        good.tell(Frame(Kind.METRICS, payload=protocol.pack_json(values)))
+    other.tell(Frame(Kind.METRICS, payload=protocol.pack_json({**told, "fallbacks": -1})))
+    until(lambda: other.ended)  # whoever breaks the rule is disconnected
+    (row,) = protocol.unpack_json(_ask(good, Frame(Kind.STATUS)).payload)["sessions"]
+    assert (row["session"], row["client"], row["connected"]) == ("s1", "test", True)
+    assert (row["remote_hits"], row["stall_seconds"]) == (4, 0.5)
+    good.close()
+
+
+def test_a_daemon_ends_with_the_process_that_it_follows(
+    registry: MemoryRegistry, lend: Callable[..., Lender]
+) -> None:
+    with subprocess.Popen(["sleep", "600"]) as machine:
+        lender = lend("a", follow=machine.pid)
+        link = _link(lender, registry.token())
+        assert not lender.ended
+        machine.kill()
+    until(lambda: lender.ended and link.ended)
+    assert registry.find("a") is None
 
 
 def test_another_client_finds_zeros(registry: MemoryRegistry, lend: Callable[..., Lender]) -> None:
