@@ -86,7 +86,7 @@ def run_query(
     name: str = "",
     catalog: bool = False,
     engine: str = "auto",
-    stages: str = "spark",
+    stages: str = "auto",
     master: str | None = None,
     planner: str = "qoop",
     materialize: str = "cost",
@@ -124,7 +124,7 @@ def run_query(
         engine: ``spark``, ``duckdb`` (embedded, no JVM) or ``auto``: ``duckdb`` where no Spark master is named and
             this machine can hold what the query reads, else ``spark``.
         stages: how Spark runs a stage: ``spark`` (its SQL), ``native`` (DuckDB in its tasks, where answers are proven
-            equal) or ``auto``, by cost.
+            equal) or ``auto``, by cost, where executors have memory and Python packages for it.
         master: Spark master: ``local[2]`` (the default where Spark runs), ``spark://host:7077``, ...
         planner: ``qoop`` re-plans at each change of capacity; ``clarinet`` and ``volcano`` plan once; ``single`` runs
             the query as one statement.

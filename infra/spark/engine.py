@@ -164,6 +164,13 @@ class SparkEngine:
         """Hold native stages; Spark's own statements run with all rights of its driver and its executors."""
         self._native.confine(AllowedAccess.of(relations, folders, everything))
 
+    def native_obstacle(self) -> str:
+        """Return why no stage can run natively; the first call asks an executor, and waits for one."""
+        try:
+            return self._native.trouble(threading.Event())
+        except StageCancelledError:
+            return "cancelled"
+
     @property
     def native_trouble(self) -> str:
         """Return why no stage can run natively, as far as an executor was asked."""

@@ -74,7 +74,7 @@ def _choice(request: QueryRequest, clock: Clock, opened: OpenedEngine | None) ->
         (request.catalog, "Spark's catalogue"),
         (request.executor_memory, "the memory of executors"),
         (request.conf, "a setting of Spark's"),
-        (request.stages != "spark", "a way of running Spark's stages"),
+        (request.stages != "auto", "a way of running Spark's stages"),
     ):
         if said:
             return EngineChoice("spark", f"{name} is named")

@@ -21,6 +21,7 @@ from ebbflow.planners.errors import UnknownColumnError
 from ebbflow.planners.model import Catalogue, Measured, Table, Work
 from ebbflow.planners.query.costs.cost import DEFAULTS
 from ebbflow.planners.query.costs.sampling import questions
+from ebbflow.planners.query.costs.stage_engines import StageEngineName
 from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.plan.pruning import partition_filters
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
@@ -233,18 +234,26 @@ def planner_of(
 
     Selectivities that statistics do not give are measured on samples of the tables (cached). Raises as ``prepare``.
     """
+    stages = stage_engines_of(request, gathered)
     planner = QueryPlanner(
         gathered.parsed,
         gathered.catalogue,
-        DEFAULTS[request.engine if request.stages == "spark" else "native"],
+        DEFAULTS["native" if request.engine == "spark" and stages != "spark" else request.engine],
         now=gathered.now,
         salt=run_id,
         options=options or PlannerOptions(cuts=request.materialize),
-        rivals=(DEFAULTS["spark"],) if request.stages == "auto" and request.engine == "spark" else (),
+        rivals=(DEFAULTS["spark"],) if stages == "auto" and request.engine == "spark" else (),
         tier=store.tier,
     )
     planner.sample(_measure(planner, gathered, store.cache("statistics")))
     return planner
+
+
+def stage_engines_of(request: QueryRequest, gathered: Gathered) -> StageEngineName:
+    """Return how Spark may run the query's stages: what the request says, or its SQL where ``auto`` has no choice."""
+    read = gathered.read()
+    shared = request.store_place.local and all(one.scheme == "file" and not one.external for one in read)
+    return "spark" if request.stages == "auto" and not shared else request.stages
 
 
 def _relations(

@@ -47,9 +47,9 @@ class QueryRequest:
         metavar="NAME",
     )
     stages: StageEngine = option(
-        "spark",
+        "auto",
         "How Spark runs a stage: spark (its SQL), native (DuckDB in its tasks, where answers are proven equal), or "
-        "auto, by cost",
+        "auto, by cost, where executors have memory and Python packages for it",
         metavar="NAME",
     )
     master: str = option(
@@ -158,7 +158,7 @@ class QueryRequest:
             )
         if self.catalog and self.engine == "duckdb":
             raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalog")
-        if self.stages != "spark" and self.engine == "duckdb":
+        if self.stages != "auto" and self.engine == "duckdb":
             raise OptionError(f"stages={self.stages} (--stages) needs engine spark; got {self.engine}")
         if not self.store.strip():
             raise OptionError("store must name a directory, local or s3://; got an empty text")

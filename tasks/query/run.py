@@ -42,7 +42,7 @@ from ebbflow.tasks.query.opening import (
     opened_engine,
     shared_source,
 )
-from ebbflow.tasks.query.planning import Gathered, prepare, remember
+from ebbflow.tasks.query.planning import Gathered, planner_of, prepare, remember, stage_engines_of
 from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import PlanReport, QueryReport, reason_text
 from ebbflow.tasks.query.request import QueryRequest
@@ -158,12 +158,19 @@ def execute(
         started = clock.now()
         slices = SliceIndex(store, store.cache("slices"))
         share = planning_share(capacity, request.fraction)
-        session = session_of(request, gathered, planner, share, slices)
+        obstacle = _native_obstacle(request, gathered, engine) if share.total.cores > 0 else ""
+        stages = "spark" if obstacle else stage_engines_of(request, gathered)
+        told = [] if memory is None else [memory.opening]
+        if obstacle:
+            told.append(f"all stages run on Spark SQL: {obstacle}")
+            orchestrator.listener.note(told[-1])
+            made = planner_of(replace(request, stages="spark"), gathered, store, run_id=uuid.uuid4().hex)
+        session = session_of(request, gathered, made if obstacle else planner, share, slices)
         listener = _listener(orchestrator.listener, session, source, engine, follow)
-        book = RunRecorder(started, listener, () if memory is None else (memory.opening,))
+        book = RunRecorder(started, listener, told)
         if memory is not None:
             leaving.callback(_follow(memory, request, inbox))
-        engines = StageEngines(request.stages, gathered.history) if request.stages != "spark" else None
+        engines = StageEngines(stages, gathered.history) if stages != "spark" else None
         work = StageWork(
             engine,
             store,
@@ -263,6 +270,13 @@ def _watched(
     finally:
         stop.set()
         orchestrator.settle()
+
+
+def _native_obstacle(request: QueryRequest, gathered: Gathered, engine: SqlEngine) -> str:
+    """Return why the plan must do without native stages though it was to choose; an executor is asked."""
+    if engine.name != "spark" or stage_engines_of(request, gathered) != "auto":
+        return ""
+    return str(getattr(engine, "native_obstacle", str)())
 
 
 def session_of(

@@ -23,7 +23,7 @@ from ebbflow.infra.spark.native.programs import Program, program
 from ebbflow.infra.spark.native.slices import Cut, KeyBounds, cuts
 from ebbflow.infra.spark.native.statements import PARTS
 from ebbflow.infra.spark.native.worker import CANCELLED, POLL, Done, KeyRange, Part, Settings, Work, sweep
-from ebbflow.infra.spark.settings import is_local, mebibytes, stays_on_this_machine
+from ebbflow.infra.spark.settings import addresses, is_local, mebibytes, stays_on_this_machine
 from ebbflow.infra.storage import files
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
 
@@ -91,12 +91,19 @@ class NativeStages:
         with self._lock:
             if application not in _probed:
                 try:
-                    _probed[application] = trouble(self._context)
+                    _probed[application] = self._without_memory() or trouble(self._context)
                 except Exception as error:
                     if cancelled.is_set():
                         raise StageCancelledError("cancelled before it began") from error
                     _probed[application] = f"executors cannot run Python: {first_line(error)}"
             return _probed[application]
+
+    def _without_memory(self) -> str:
+        """Return that executors' containers, where they are held to a size, have no part for DuckDB's memory."""
+        master, conf = self._context.master, self._context.getConf()
+        if is_local(master) or addresses(master) or conf.get("spark.executor.pyspark.memory", ""):
+            return ""
+        return "set spark.executor.pyspark.memory, or executors' containers have no memory for it"
 
     @property
     def known_trouble(self) -> str:

@@ -128,6 +128,7 @@ def run(
         master=cluster.master_url,
         planner=planner,  # type: ignore[arg-type]
         materialize="every-join",
+        stages="spark",
         store=str(store),
         verify=True,
     )

@@ -104,6 +104,7 @@ def run(
         "master": cluster.master_url,
         "interruption_rate": 60.0,
         "materialize": "every-join",
+        "stages": "spark",
         "store": str(store),
         "verify": True,
     }
@@ -127,6 +128,7 @@ def test_a_broadcast_that_does_not_fit_is_replaced_by_a_shuffle(tpch_medium: str
         tables=tpch_medium,
         master="local[2]",
         executor_memory="1g",
+        stages="spark",
         conf={"spark.sql.maxBroadcastTableSize": "64k"},
         materialize="every-join",
         store=str(tmp_path / "store"),
@@ -151,12 +153,24 @@ def test_a_master_that_cannot_be_reached_is_told_within_seconds(tpch: str, tmp_p
         execute(request, PlainOrchestrator())
 
 
+@pytest.mark.parametrize("stages", ["spark", "auto"])
 def test_a_worker_killed_without_notice_costs_its_tasks_and_nothing_else(
-    whole: None, opened: OpenedEngine, cluster: LocalSparkCluster, tpch_medium: str, tmp_path: Path
+    whole: None,
+    opened: OpenedEngine,
+    cluster: LocalSparkCluster,
+    tpch_medium: str,
+    tmp_path: Path,
+    stages: str,
 ) -> None:
     victim = up(cluster)[0]
     report, trigger = run(
-        opened, cluster, tpch_medium, tmp_path / "store", lambda: _kill(cluster, victim), sql=FOUR_TABLES
+        opened,
+        cluster,
+        tpch_medium,
+        tmp_path / "store",
+        lambda: _kill(cluster, victim),
+        sql=FOUR_TABLES,
+        stages=stages,
     )
     assert any(victim in c.left for c in report.capacity)
     change = next(c for c in report.capacity if victim in c.left)

@@ -1,12 +1,18 @@
 """Queries whose stages run natively on Spark: as right as Spark's own, and told."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native import stages as native
+from ebbflow.tasks.query import run as run_module
 from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
+from ebbflow.tasks.query.planning import Gathered, stage_engines_of
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import QueryOutcome, execute
 
@@ -94,3 +100,61 @@ def test_partitioned_tables_are_read_both_ways(
             outcome = run(sql, tpch_partitioned, opened, tmp_path, stages=stages, verify=True)
             assert outcome.report.verified, f"Q{number}: {outcome.report.verification}"
             assert natively(outcome) == (len(outcome.report.stages) if stages == "native" else 0)
+
+
+def test_by_default_stages_run_natively_or_the_plan_is_made_for_spark_sql(
+    opened: OpenedEngine, tpch_medium: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sql = (TPCH / "q18.sql").read_text()
+    outcome = run(sql, tpch_medium, opened, tmp_path / "native", verify=True)
+    assert outcome.report.verified
+    assert natively(outcome) == len(outcome.report.stages)
+
+    why = "executors have other versions: duckdb 1.0.0, here 2.0.0"
+    monkeypatch.setitem(native._probed, opened.application, why)
+    costs = []
+    made = run_module.planner_of
+
+    def planned(request: QueryRequest, *rest: Any, **named: Any) -> Any:
+        planner = made(request, *rest, **named)
+        costs.append((request.stages, planner.model.engine))
+        return planner
+
+    monkeypatch.setattr(run_module, "planner_of", planned)
+    outcome = run(sql, tpch_medium, opened, tmp_path / "spark", verify=True)
+    assert outcome.report.verified
+    assert natively(outcome) == 0
+    assert costs == [("spark", "spark")]
+    assert f"all stages run on Spark SQL: {why}" in outcome.report.problems
+
+
+def test_where_stages_cannot_run_natively_the_plan_does_not_count_on_it(tmp_path: Path) -> None:
+    def told(tables: str, store: str, stages: str = "auto", scheme: str = "file") -> str:
+        request = QueryRequest("SELECT 1", tables=tables, store=store, engine="spark", stages=stages)  # type: ignore[arg-type]
+        read = (Relation("t", scheme, (), (("a", "bigint"),)),)
+        return stage_engines_of(request, cast(Gathered, SimpleNamespace(read=lambda: read)))
+
+    here = str(tmp_path)
+    assert told(here, here) == "auto"
+    assert told("s3://a/b", here, scheme="s3") == "spark"
+    assert told(here, "s3://a/b") == "spark"
+    assert told(here, "s3://a/b", "native") == "native"
+
+
+def test_containers_without_memory_for_python_run_spark_sql(monkeypatch: pytest.MonkeyPatch) -> None:
+    for master, conf, told in (
+        ("yarn", {}, "spark.executor.pyspark.memory"),
+        ("k8s://https://h:443", {}, "spark.executor.pyspark.memory"),
+        ("yarn", {"spark.executor.pyspark.memory": "1g"}, "other"),
+        ("spark://h:7077", {}, "other"),
+        ("local[2]", {}, "other"),
+    ):
+        found = SimpleNamespace(get=lambda key, default, conf=conf: conf.get(key, default))
+        context = SimpleNamespace(
+            master=master,
+            getConf=lambda found=found: found,
+            defaultParallelism=2,
+            applicationId=master + str(conf),
+        )
+        monkeypatch.setattr(native, "trouble", lambda context: "other")
+        assert told in native.NativeStages(context, owned=False).trouble(threading.Event())
