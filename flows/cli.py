@@ -230,7 +230,9 @@ class _UsageProblem(Protocol):
 
 def main() -> None:
     """Run the command line; errors of our own family become one message and a status of ``ExitStatus``."""
-    gc.set_threshold(20_000)  # imports free next to nothing: looking for it after 700 objects took a tenth of a start
+    gc.set_threshold(
+        20_000
+    )  # imports free next to nothing: looking for it after 700 objects took a tenth of a start
     as_json = wants_json(sys.argv[1:])
     try:
         (_run_for_program if as_json else app)()

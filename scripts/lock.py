@@ -27,6 +27,7 @@ def compiled(*arguments: str) -> list[str]:
         out = Path(folder) / "lock"
         command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--upgrade"]
         command += [
+            "--fork-strategy=fewest",  # one version of a package for all Pythons
             "--generate-hashes",
             "--no-strip-extras",
             "--no-header",

@@ -60,7 +60,8 @@ class EbbflowQueryOperator(_AttendedOperator):
 
     Args:
         sql: the query, or the path of a file that holds it; templated, files too.
-        tables: directory of Parquet files or of directories of them, local or ``s3://``.
+        tables: directory of Parquet files, of directories of them and of tables of Delta Lake and Iceberg, local or
+            ``s3://``.
         engine: ``spark``, ``duckdb`` (in the worker's process, no JVM), or ``auto``: ``duckdb`` where no master is
             named and the worker's machine can hold what the query reads, else ``spark``.
         master: Spark master.

@@ -77,7 +77,7 @@ Exit status: 0 done, 1 the query failed, 2 usage error (an option, the SQL), 3 t
 """
 _INPUT, _OUTPUT, _PLANNING, _RUN = "Input", "Output", "Planning", "Engine and run"
 _PANELS = {
-    **dict.fromkeys(("tables", "catalog", "dialect", "allow_functions"), _INPUT),
+    **dict.fromkeys(("tables", "catalog", "at", "dialect", "allow_functions"), _INPUT),
     **dict.fromkeys(("format", "json", "limit", "verbose", "quiet", "output", "report", "verify"), _OUTPUT),
     **dict.fromkeys(
         ("planner", "materialize", "hysteresis", "interruption_rate", "weight", "calibrate"), _PLANNING
@@ -202,11 +202,11 @@ The higher the interruption rate (per node-hour), the more checkpoints pay.
 
 @with_options_of(
     QueryRequest,
-    only=("tables", "stages", "dialect", "report", "store"),
+    only=("tables", "at", "stages", "dialect", "report", "store"),
     shown=True,
     before={"capacity": "engine", "without": "dialect", "json": "report", "sql_text": "report"},
     panels={
-        **dict.fromkeys(("tables", "dialect", "allow_functions"), _INPUT),
+        **dict.fromkeys(("tables", "at", "dialect", "allow_functions"), _INPUT),
         **dict.fromkeys(
             ("capacity", "engine", "stages", "planner", "materialize", "without", "store"), _PLANNING
         ),

@@ -85,6 +85,7 @@ def run_query(
     *,
     name: str = "",
     catalog: bool = False,
+    at: str = "",
     engine: str = "auto",
     stages: str = "auto",
     master: str | None = None,
@@ -118,9 +119,12 @@ def run_query(
 
     Args:
         sql: the query, or the path of a file that holds it.
-        tables: directory of Parquet files or of directories of them, local or ``s3://``.
+        tables: directory of Parquet files, of directories of them and of tables of Delta Lake and Iceberg, local or
+            ``s3://``.
         name: display name of the query.
         catalog: use the tables of the Spark session's catalog instead of ``tables``.
+        at: version or time that tables of Delta Lake and Iceberg are read at: a version, a snapshot's id or ISO 8601,
+            in UTC unless it says otherwise; by default their newest.
         engine: ``spark``, ``duckdb`` (embedded, no JVM) or ``auto``: ``duckdb`` where no Spark master is named and
             this machine can hold what the query reads, else ``spark``.
         stages: how Spark runs a stage: ``spark`` (its SQL), ``native`` (DuckDB in its tasks, where answers are proven

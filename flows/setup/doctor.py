@@ -26,6 +26,8 @@ _EXTRAS = {
     "boto3": "aws",
     "psycopg": "postgres",
     "pyroute2": "local-network",
+    "deltalake": "lake",
+    "pyiceberg": "lake",
 }
 
 

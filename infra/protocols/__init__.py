@@ -6,6 +6,7 @@ from ebbflow.infra.protocols.engine import (
     StageJob,
     StageProgress,
     StageResult,
+    TableLog,
 )
 from ebbflow.infra.protocols.nodes import (
     ApplyResult,
@@ -69,6 +70,7 @@ __all__ = [
     "StageJob",
     "StageProgress",
     "StageResult",
+    "TableLog",
     "Trainer",
     "TrainingEvent",
     "TrainingJob",

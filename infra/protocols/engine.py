@@ -14,6 +14,19 @@ from ebbflow.infra.storage.places import StorageLocation
 
 
 @dataclass(frozen=True, slots=True)
+class TableLog:
+    """Which version of a table with a log a relation is. A column that a file has not is NULL there."""
+
+    format: Literal["Delta Lake", "Iceberg"]
+    root: str  # the table's directory, or its metadata file, as pyarrow.fs wants it
+    version: str  # as the log counts, exact enough to find it again
+    stored: tuple[tuple[str, str], ...] = ()  # columns that have another name in all files, with that
+    ids: tuple[
+        tuple[str, int], ...
+    ] = ()  # all columns with their Parquet field ids, where files differ in names
+
+
+@dataclass(frozen=True, slots=True)
 class Relation:
     """Parquet files that an engine can read as a relation."""
 
@@ -25,10 +38,15 @@ class Relation:
     partitions: tuple[
         str, ...
     ] = ()  # columns that are in no file: directories, from the outermost, tell their values
+    log: TableLog | None = None  # what tells the files, if not a directory
 
     @property
     def bytes(self) -> int:
         return sum(f.size for f in self.files)
+
+    def stored(self, column: str) -> str:
+        """Return the name that a column has in the files."""
+        return dict(self.log.stored).get(column, column) if self.log is not None else column
 
 
 @dataclass(frozen=True, slots=True)

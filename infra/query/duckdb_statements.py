@@ -11,6 +11,7 @@ from ebbflow.infra.storage.filesystems import filesystem
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 from ebbflow.infra.tables.datatypes import arrow_type
 
+BY_NAME = "union_by_name = true"  # of ``scan``, for several files
 _PATTERN = frozenset("*?[]{}\\")  # in a path, read_parquet takes these for a pattern
 
 
@@ -18,27 +19,54 @@ def register_view(cursor: Any, relation: Relation, test: str = "true") -> None:
     """Make ``relation`` a temporary view of exactly its declared columns and types, of rows that pass ``test``."""
     if relation.external:
         return
-    columns = ", ".join(f"CAST({quoted(n)} AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
+    columns = selected(relation)
     if not relation.files:
         columns = ", ".join(f"CAST(NULL AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
         source = "(SELECT 1 WHERE false)"
     elif relation.scheme == "file" and not any(_PATTERN & set(f.path) for f in relation.files):
-        source = scan(relation, [f.path for f in relation.files], "union_by_name = true")
+        source = scan(relation, [f.path for f in relation.files], BY_NAME)
     else:
         source = quoted(f"__files_of_{relation.name}")
         cursor.register(f"__files_of_{relation.name}", _dataset(relation))
-    cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS SELECT {columns} FROM {source} WHERE {test}")
+    rows = f"(SELECT {columns} FROM {source})"  # ``test`` is of the declared names
+    cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS SELECT * FROM {rows} WHERE {test}")
+
+
+def selected(relation: Relation) -> str:
+    """Return what is selected of ``scan`` to have exactly the declared columns and types."""
+    return ", ".join(
+        f"CAST({quoted(relation.stored(n))} AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns
+    )
 
 
 def scan(relation: Relation, paths: Sequence[str], *options: str) -> str:
-    """Return the call of ``read_parquet`` that reads ``paths``, files of ``relation``, with its partition columns."""
-    listed = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
+    """Return what reads ``paths``, files of ``relation``, by ``read_parquet``, with its partition columns."""
+    listed = ", ".join(map(_text, paths))
+    if relation.log is not None and relation.log.ids:
+        kinds = dict(relation.columns)
+        columns = ", ".join(
+            f"{number}: {{name: {_text(name)}, type: {_text(to_duckdb(kinds[name]))}, default_value: NULL}}"
+            for name, number in relation.log.ids
+        )
+        said = [*options, "hive_partitioning = false", f"schema = MAP {{{columns}}}"]
+        return f"read_parquet([{listed}], {', '.join(o for o in said if o != BY_NAME)})"
     said = [*options, f"hive_partitioning = {str(bool(relation.partitions)).lower()}"]
     if relation.partitions:
         kinds = dict(relation.columns)
-        types = ", ".join(f"{quoted(name)}: {to_duckdb(kinds[name])}" for name in relation.partitions)
+        types = ", ".join(f"{quoted(name)}: {_text(to_duckdb(kinds[name]))}" for name in relation.partitions)
         said.append(f"hive_types = {{{types}}}")
-    return f"read_parquet([{listed}], {', '.join(said)})"
+    found = f"read_parquet([{listed}], {', '.join(said)})"
+    if relation.log is None:
+        return found
+    # columns that none of the files has; the optimiser drops the arm without rows
+    nulls = ", ".join(
+        f"CAST(NULL AS {to_duckdb(t)}) AS {quoted(relation.stored(n))}" for n, t in relation.columns
+    )
+    return f"(FROM {found} UNION ALL BY NAME SELECT {nulls} WHERE false)"
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 def refusal(sql: str, relations: Sequence[Relation], everything: bool = False) -> str:
@@ -82,8 +110,10 @@ def _dataset(relation: Relation) -> Any:
 
     kinds = dict(relation.columns)
     keys = pa.schema([(name, arrow_type(kinds[name])) for name in relation.partitions])
+    declared = pa.schema([(relation.stored(name), arrow_type(kind)) for name, kind in relation.columns])
     return ds.dataset(
         [f.path for f in relation.files],
+        schema=None if relation.log is None else declared,
         filesystem=filesystem(relation.scheme),
         format="parquet",
         partitioning=ds.partitioning(keys, flavor="hive") if relation.partitions else None,

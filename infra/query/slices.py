@@ -126,13 +126,16 @@ class FilePruning:
                 if _within(partitions.values(relation, f.path)[name], dtype, low, high)
             )
             return replace(relation, files=kept or relation.files[:1])
+        if relation.log is not None and relation.log.ids:  # the files have no common name for it
+            return relation
+        there = relation.stored(name)
         try:
             missing = [f for f in relation.files if f not in self._footers]
             metadata = files.in_parallel(lambda file: footer(relation.scheme, file), missing)
             self._footers.update(zip(missing, metadata, strict=True))
         except (TableError, StorageError):
             return relation
-        kept = tuple(f for f in relation.files if not outside(self._footers[f], column, dtype, low, high))
+        kept = tuple(f for f in relation.files if not outside(self._footers[f], there, dtype, low, high))
         return replace(relation, files=kept or relation.files[:1])
 
 

@@ -1,8 +1,11 @@
 """Relations as Spark's temporary views."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote
 
+from ebbflow.infra.errors import TableError
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.tables import partitions
 
@@ -46,18 +49,71 @@ def register(session: Any, relation: Relation) -> None:
     if relation.files:
         # exact files with a known schema: no directory is listed, no footer read, no name taken for a pattern
         reader = (
-            session.read.schema(schema(relation.columns))
+            session.read.schema(_declared(session, relation))
             .option("__globPaths__", "false")
             # ranges read ahead by other threads are missing from Spark's input metrics; they gain only on S3
             .option("parquet.hadoop.vectored.io.enabled", str(relation.scheme != "file").lower())
         )
         if relation.partitions:
             reader = reader.option("basePath", location(relation.scheme, partitions.root(relation)))
-        frame = reader.parquet(*paths(relation))
+        elif relation.log is not None:  # no column is read off a directory's name
+            reader = reader.option("recursiveFileLookup", "true")
+        frame = _decoded(reader.parquet(*paths(relation)), relation)
+        wanted = [relation.stored(name) for name, _ in relation.columns]
+        if relation.log is not None and (relation.log.stored or frame.columns != wanted):
+            frame = frame.selectExpr(
+                *(f"{quoted(relation.stored(name))} AS {quoted(name)}" for name, _ in relation.columns)
+            )
     else:
         nulls = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in relation.columns)
         frame = session.sql(f"SELECT {nulls} WHERE false")
     frame.createOrReplaceTempView(quoted(relation.name))
+
+
+_ESCAPED = re.compile("%([0-9A-Fa-f]{2})")
+
+
+def _decoded(frame: Any, relation: Relation) -> Any:
+    """Return ``frame`` with the texts of directories decoded as UTF-8: Spark takes each escaped byte for a character.
+
+    Raises ``TableError`` where two texts are the same to Spark.
+    """
+    for name, found in partitions.texts(relation).items():
+        right: dict[str, str] = {}
+        for text in found:
+            seen = _ESCAPED.sub(lambda byte: chr(int(byte[1], 16)), text)
+            if right.setdefault(seen, unquote(text)) != unquote(text):
+                raise TableError(
+                    f"directories of table {relation.name!r} give the column {name!r} the values {right[seen]!r} and "
+                    f"{unquote(text)!r}, which Spark cannot tell apart; encode all of them, or none"
+                )
+        if wrong := [(seen, text) for seen, text in sorted(right.items()) if seen != text]:
+            from pyspark.sql import functions as f
+
+            known = f.create_map(*(f.lit(text) for pair in wrong for text in pair))
+            frame = frame.withColumn(name, f.coalesce(known[f.col(quoted(name))], f.col(quoted(name))))
+    return frame
+
+
+def _declared(session: Any, relation: Relation) -> Any:
+    """Return the schema that the files of ``relation`` are read with."""
+    ddl = schema([(relation.stored(name), kind) for name, kind in relation.columns])
+    if relation.log is None or not relation.log.ids:
+        return ddl
+    from pyspark.sql.types import StructField, StructType
+
+    # of this session: the vectorized reader, and filters on footers, take a column of the name for the one of the id
+    for setting, value in (
+        ("fieldId.read.enabled", True),
+        ("enableVectorizedReader", False),
+        ("filterPushdown", False),
+    ):
+        session.conf.set(f"spark.sql.parquet.{setting}", str(value).lower())
+    ids = dict(relation.log.ids)
+    fields = StructType.fromDDL(ddl).fields
+    return StructType(
+        [StructField(f.name, f.dataType, True, {"parquet.field.id": ids[f.name]}) for f in fields]
+    )
 
 
 def storable(frame: Any) -> Any:

@@ -1,6 +1,7 @@
 """A small cache of JSON values with atomic writes, for statistics, calibration and stage history."""
 
 import hashlib
+from contextlib import suppress
 from typing import Any
 
 from ebbflow.infra.errors import StorageError
@@ -29,6 +30,11 @@ class JsonStore:
         data = checksums.sealed({"key": key, "value": value})
         with translated(f"write to the cache {self.place.uri}"):
             files.write_atomic(self.place.fs(), self.place.scheme, self.file(key), data)
+
+    def remove(self, key: str) -> None:
+        """Forget ``key``; one that is not there is no error. Raises ``StorageError``."""
+        with translated(f"delete from the cache {self.place.uri}"), suppress(FileNotFoundError):
+            self.place.fs().delete_file(self.file(key))
 
     def under(self, name: str) -> "JsonStore":
         """Return the store of JSON values in the directory ``name`` below this one."""

@@ -15,13 +15,14 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.datatypes import spark_type
 from ebbflow.infra.tables.filefooters import extract, opened
+from ebbflow.infra.tables.logs import iceberg, snapshots
+from ebbflow.infra.tables.logs.catalogues import IcebergCatalogue
+from ebbflow.infra.tables.logs.snapshots import LogKind
 
 _FORMAT = 1  # of cached columns
 _MOST_SEEN = 1000  # tables whose columns are kept in memory
 _SUFFIXES = (".parquet", ".parq", ".pq")
-# what makes a directory more than its Parquet files: reading them all would bring deleted rows back
 _Columns = tuple[tuple[str, str], ...]
-_TABLE_FORMATS = {"_delta_log": "Delta Lake", ".hoodie": "Hudi", "metadata": "Iceberg"}
 
 
 class Source(NamedTuple):
@@ -30,43 +31,65 @@ class Source(NamedTuple):
     name: str
     files: tuple[FileEntry, ...]
     partitions: _Columns = ()
+    log: LogKind | None = None  # the files are those that the log of the table in ``place`` names...
+    place: StorageLocation | None = None  # ...or where its catalogue knows it to be
 
 
-def discover(place: StorageLocation) -> tuple[Relation, ...]:
-    """Return the tables in the directory ``place``, sorted by name.
+Place = StorageLocation | IcebergCatalogue
+
+
+def discover(place: Place) -> tuple[Relation, ...]:
+    """Return the tables in the directory ``place`` or in a catalogue of Iceberg, sorted by name.
 
     Each ``NAME.parquet`` file is a table, and so is each sub-folder ``NAME`` or ``NAME.parquet`` that holds
-    Parquet files, itself or in partition directories (``k=v``, see ``partitions``). ``place`` may also be one
-    Parquet file, or one table in partition directories. Hidden and other files are skipped. Names need not be
-    identifiers (SQL quotes them) but must differ in more than case.
+    Parquet files, itself or in partition directories (``k=v``, see ``partitions``), or that is a table of Delta Lake
+    or Iceberg. ``place`` may also be one Parquet file, one metadata file of Iceberg, or one such table itself. Hidden
+    and other files are skipped. Names need not be identifiers (SQL quotes them) but must differ in more than case.
 
     Raises ``TableError`` for a missing directory, one without Parquet, a corrupt or empty file, files of one
-    table that disagree on a column, directories that disagree on the partition columns, a type that Spark lacks
-    and table formats with a log.
+    table that disagree on a column, directories that disagree on the partition columns, a type that Spark lacks,
+    Hudi's tables, and what ``snapshots.opened`` refuses.
     """
     return tuple(table_of(place, source) for source in sources(place))
 
 
-def sources(place: StorageLocation) -> tuple[Source, ...]:
+def sources(place: Place) -> tuple[Source, ...]:
     """Return what ``discover`` would open, sorted by name. Raises ``TableError``."""
+    held = _in_directory(place) if isinstance(place, StorageLocation) else _in_catalogue(place)
+    _check_names(place, [source.name for source in held])
+    return tuple(sorted(held, key=lambda source: source.name.lower()))
+
+
+def _in_catalogue(catalogue: IcebergCatalogue) -> list[Source]:
+    held = [Source(name, (), log="Iceberg") for name in catalogue.tables()]
+    if not held:
+        raise TableError(f"{catalogue} has no tables")
+    return held
+
+
+def _in_directory(place: StorageLocation) -> list[Source]:
     from pyarrow.fs import FileType
 
     with translated(f"read the tables in {place}", TableError):
         info = place.fs().get_file_info(place.root)
-        if info.is_file:
+        if info.is_file and iceberg.is_metadata(info.base_name):
+            table = iceberg.folder(place).root.rsplit("/", 1)[-1]
+            held = [Source(_stem(table), (), log="Iceberg", place=place)]
+        elif info.is_file:
             held = [Source(_stem(info.base_name), (files.entry(info),))]
         else:
             found = place.entries()
             if not found and info.type == FileType.NotFound:
                 raise TableError(f"{place} does not exist; name a directory that holds Parquet files")
-            if _partitioned(found):
+            if kind := snapshots.log_of(place, found):
+                held = [Source(_stem(info.base_name), (), log=kind, place=place)]
+            elif _partitioned(found):
                 held = [_in_partitions(place, _stem(info.base_name), found)]
             else:
                 held = [source for item in found if (source := _source(place, item)) is not None]
     if not held:
         raise TableError(f"{place} holds no Parquet files (*.parquet) and no directories of them")
-    _check_names(place, [source.name for source in held])
-    return tuple(sorted(held, key=lambda source: source.name.lower()))
+    return held
 
 
 def version(relation: Relation) -> str:
@@ -78,8 +101,10 @@ def version(relation: Relation) -> str:
     digest = hashlib.sha256(relation.scheme.encode())
     if relation.external:
         digest.update(repr((relation.name, relation.columns)).encode())
-    if relation.partitions:
+    if relation.partitions or relation.log:
         digest.update(repr((relation.partitions, relation.columns)).encode())
+    if relation.log:  # its files never change: not the log's version counts, but what is read of it
+        digest.update(repr((relation.log.format, relation.log.stored, relation.log.ids)).encode())
     for file in sorted(relation.files, key=lambda f: f.path):
         digest.update(f"\0{file.path}\0{file.size}\0{file.modified!r}".encode())
     return digest.hexdigest()[:32]
@@ -94,6 +119,8 @@ def _source(place: StorageLocation, info: Any) -> Source | None:
         return single if _is_parquet(info.base_name) else None
     folder = place.under(info.base_name)
     inside = folder.entries()
+    if kind := snapshots.log_of(folder, inside):
+        return Source(_stem(info.base_name), (), log=kind, place=folder)
     if _partitioned(inside):
         return _in_partitions(folder, _stem(info.base_name), inside)
     entries = tuple(
@@ -141,11 +168,9 @@ def _in_partitions(folder: StorageLocation, name: str, inside: Sequence[Any]) ->
 def _check_format(table: StorageLocation, folder: Any) -> None:
     """Refuse a directory inside the directory of a table that changes what the table's rows are."""
     name = folder.base_name
-    if name in ("_delta_log", ".hoodie") or (
-        name == "metadata" and any(i.base_name.endswith(".metadata.json") for i in table.entries(name))
-    ):
+    if name == ".hoodie":
         raise TableError(
-            f"{table.uri} is a {_TABLE_FORMATS[name]} table; its log decides which files count, "
+            f"{table.uri} is a Hudi table; its log decides which files count, "
             f"so read it through the engine's catalogue or export it to plain Parquet"
         )
     if not files.hidden(name) and any(_is_parquet(i.base_name) for i in table.entries(name) if i.is_file):
@@ -155,17 +180,32 @@ def _check_format(table: StorageLocation, folder: Any) -> None:
 
 
 def table_of(
-    place: StorageLocation,
+    place: Place,
     source: Source,
     names: Collection[str] | None = (),
     cache: JsonStore | None = None,
+    *,
+    at: str = "",
+    pinned: str = "",
 ) -> Relation:
     """Return the table that ``source`` of ``place`` is.
 
     Its files are opened unless this process or ``cache`` knows the columns of just these. Then what they say of the
-    columns ``names`` (in lower case; ``None``: all) is kept in memory for ``filefooters.read_footers``. Raises
+    columns ``names`` (in lower case; ``None``: all) is kept in memory for ``filefooters.read_footers``. A table with
+    a log is that of the version or time ``at``, or of the version ``pinned``; see ``snapshots.opened``. Raises
     ``TableError``.
     """
+    if source.log is not None:
+        there = place.place(source.name) if isinstance(place, IcebergCatalogue) else source.place or place
+        found = snapshots.opened(there, source.name, source.log, at, pinned).relation
+        if found.partitions and found.files:
+            _check_above(found)
+        return found
+    if at:
+        raise TableError(
+            f"the table {source.name!r} has no versions, as it is plain Parquet; leave out at (--at)"
+        )
+    assert isinstance(place, StorageLocation)
     key = _key(place.scheme, source.files, tuple(name for name, _ in source.partitions))
     known = _seen.get(key) or (_decoded(cache.get(key)) if cache is not None else None)
     if known is None:
@@ -178,6 +218,8 @@ def table_of(
 
 def keep_columns(relation: Relation, cache: JsonStore) -> None:
     """Let ``cache`` know the columns of a table whose files this process has opened, for ``table_of``."""
+    if relation.log is not None:
+        return
     key = _key(relation.scheme, relation.files, relation.partitions)
     if key in _seen and cache.get(key) is None:
         with suppress(StorageError):  # a cache only
@@ -291,7 +333,7 @@ def _disagreement(table: str, uri: str, ours: _Columns, other: str, theirs: _Col
     return f"{start}its columns in another order than {other}; write them in one order"
 
 
-def _check_names(place: StorageLocation, names: Sequence[str]) -> None:
+def _check_names(place: Place, names: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         if name.lower() in seen:

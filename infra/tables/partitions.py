@@ -6,9 +6,10 @@ those of the files, by name.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,7 +20,7 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})")
 
-PartitionValue = str | int | date | None
+PartitionValue = str | int | float | Decimal | date | None
 
 
 def is_partition(folder: str) -> bool:
@@ -69,6 +70,27 @@ def values(relation: Relation, path: str) -> dict[str, PartitionValue]:
     }
 
 
+def texts(relation: Relation) -> dict[str, set[str]]:
+    """Return what directories say of each partition column that is a text, as they have it: percent-encoded."""
+    kinds = dict(relation.columns)
+    folders = {file.path.rpartition("/")[0] for file in relation.files}
+    parts = [folder.rsplit("/", len(relation.partitions))[1:] for folder in folders]
+    return {
+        name: {part[level].partition("=")[2] for part in parts} - {_NULL}
+        for level, name in enumerate(relation.partitions)
+        if kinds[name] == "string"
+    }
+
+
+def told(folder: str, kinds: Mapping[str, str]) -> tuple[str, Any]:
+    """Return the column and the value that a directory's name tells, as ``kinds`` has its type: the name's own text
+    where it is no value of that type."""
+    name, _, value = folder.partition("=")
+    text = _text(value)
+    found = _value(text, kinds.get(name, "string"))
+    return name, value if found is None and text is not None else found
+
+
 def distinct(relation: Relation) -> dict[str, int]:
     """Return how many values each partition column has, NULL left out."""
     found: dict[str, set[PartitionValue]] = {name: set() for name in relation.partitions}
@@ -78,11 +100,16 @@ def distinct(relation: Relation) -> dict[str, int]:
     return {name: len(known - {None}) for name, known in found.items()}
 
 
-def pruned(relation: Relation, places: Sequence[Sequence[str]]) -> Relation:
+def pruned(
+    relation: Relation,
+    places: Sequence[Sequence[str]],
+    keys: Mapping[str, Sequence[PartitionValue]] | None = None,
+) -> Relation:
     """Return ``relation`` with the files whose partition values pass what one of ``places`` asks.
 
     Each place is conjuncts in DuckDB's dialect over the partition columns; NULL does not pass. One that cannot be
-    evaluated, such as a cast of a text that is no number, is passed by all.
+    evaluated, such as a cast of a text that is no number, is passed by all. ``keys`` are columns with their value in
+    each file, where directories do not tell.
     """
     import duckdb
     import pyarrow as pa
@@ -90,16 +117,20 @@ def pruned(relation: Relation, places: Sequence[Sequence[str]]) -> Relation:
     from ebbflow.infra.tables.confinement import opened_on
     from ebbflow.infra.tables.datatypes import arrow_type
 
-    if not relation.partitions or not relation.files:
+    columns = tuple(relation.partitions if keys is None else keys)
+    if not columns or not relation.files:
         return relation
-    known = [values(relation, file.path) for file in relation.files]
+    if keys is None:
+        known = [values(relation, file.path) for file in relation.files]
+    else:
+        known = [dict(zip(columns, row, strict=True)) for row in zip(*keys.values(), strict=True)]
     numbers: dict[tuple[PartitionValue, ...], int] = {}
     of_files = [numbers.setdefault(tuple(one.values()), len(numbers)) for one in known]
     kinds = dict(relation.columns)
     rows = pa.table(
         {
             name: pa.array([value[level] for value in numbers], arrow_type(kinds[name]))
-            for level, name in enumerate(relation.partitions)
+            for level, name in enumerate(columns)
         }
     )
     connection = opened_on("partitions", rows)
@@ -147,7 +178,21 @@ def _type(texts: set[str | None]) -> str:
 def _value(text: str | None, kind: str) -> PartitionValue:
     if text is None or kind == "string":
         return text
-    return int(text) if kind == "bigint" else _date(text)
+    try:
+        if kind == "date":
+            return _date(text)
+        if kind == "boolean":
+            return {"true": True, "false": False}.get(text)
+        if kind in ("timestamp", "timestamp_ntz"):
+            found = datetime.fromisoformat(text)
+            return found.replace(tzinfo=UTC) if kind == "timestamp" and found.tzinfo is None else found
+        if kind.startswith("decimal"):
+            return Decimal(text)
+        if kind == "double":
+            return float(text)
+        return int(text) if _WHOLE.fullmatch(text) else None
+    except (ValueError, InvalidOperation):
+        return None
 
 
 def _date(text: str) -> date | None:

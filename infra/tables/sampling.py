@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,8 @@ from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem, to_uri, translated
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import partitions
-from ebbflow.infra.tables.filefooters import footer, read_footers
+from ebbflow.infra.tables.filefooters import footer
+from ebbflow.infra.tables.logs.snapshots import read_footers
 from ebbflow.infra.tables.parquet import version
 
 ENTIRE_TIMES = 10  # a table of up to this many times sample_rows is read entirely for its statistics
@@ -238,7 +240,9 @@ def _decode(relation: Relation, group: _RowGroup, limit: int, names: Sequence[st
     ):
         reader = pq.ParquetFile(source, metadata=footer(relation.scheme, group.file))
         stored = [name for name in names if name not in relation.partitions]
-        if not stored:  # rows of no columns have no number
+        if relation.log is not None:
+            table = _as_declared(reader, relation, stored, limit)
+        elif not stored:  # rows of no columns have no number
             table = pa.table({"": pa.nulls(min(limit, group.rows))})
         elif limit >= group.rows:
             table = reader.read_row_group(group.index, columns=stored).select(stored)
@@ -251,6 +255,40 @@ def _decode(relation: Relation, group: _RowGroup, limit: int, names: Sequence[st
                     break
             table = pa.Table.from_batches(batches)
         return partitions.with_values(_plain(table), relation, group.file.path).select(names)
+
+
+def _as_declared(reader: Any, relation: Relation, names: Sequence[str], limit: int) -> Any:
+    """Return the columns ``names`` of the first ``limit`` rows of a file of a table with a log, with the types of the
+    table; a column that the file has not is NULL."""
+    import pyarrow as pa
+
+    from ebbflow.infra.tables.datatypes import arrow_type
+
+    kinds = dict(relation.columns)
+    there = {name.lower(): name for name in reader.schema_arrow.names}
+    wanted = {name: relation.stored(name).lower() for name in names}
+    if relation.log is not None and relation.log.ids:
+        there = {
+            (f.metadata or {}).get(b"PARQUET:field_id", b"").decode(): f.name for f in reader.schema_arrow
+        }
+        wanted = {name: str(number) for name, number in relation.log.ids if name in names}
+    found = {name: there[at] for name, at in wanted.items() if at in there}
+    batches, missing = [], min(limit, reader.metadata.num_rows)
+    for batch in reader.iter_batches(min(limit, 65_536), columns=list(found.values())) if found else ():
+        batches.append(batch.select(list(found.values())).slice(0, missing))
+        missing -= batches[-1].num_rows
+        if missing <= 0:
+            break
+    rows = pa.Table.from_batches(batches) if batches else None
+    count = min(limit, reader.metadata.num_rows) - missing if found else missing
+    columns = {}
+    for name in names:
+        kind = arrow_type(kinds[name])
+        columns[name] = pa.nulls(count, kind)
+        if rows is not None and name in found:
+            with suppress(pa.ArrowException):  # a nested type that has grown: its statistics tell nothing
+                columns[name] = rows.column(found[name]).cast(kind)
+    return pa.table(columns) if columns else pa.table({"": pa.nulls(count)})
 
 
 def _plain(table: Any) -> Any:

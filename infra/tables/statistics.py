@@ -28,8 +28,8 @@ from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.clustering import grid
 from ebbflow.infra.tables.confinement import opened_on
-from ebbflow.infra.tables.filefooters import read_footers
 from ebbflow.infra.tables.footers import ColumnFooter, column_footers, comparable
+from ebbflow.infra.tables.logs.snapshots import read_footers
 from ebbflow.infra.tables.parquet import version
 from ebbflow.infra.tables.sampling import Sample, draw, keep, kept, thinned
 from ebbflow.planners.model import ColumnStatistics, TableStatistics

@@ -126,6 +126,7 @@ def run_query_app(
                 clock,
                 opened,
                 follow=lambda execution: follower(execution, agent, clock),
+                app=spec.id,
             )
             deliver(outcome, request)
         except StageCancelledError as error:

@@ -17,7 +17,7 @@ from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.duckdb_statements import refusal
 from ebbflow.infra.query.local import LocalCapacity, usable_memory
 from ebbflow.infra.query.shares import FileShareRegistry
-from ebbflow.infra.tables.filefooters import read_footers
+from ebbflow.infra.tables.logs.snapshots import unpacked
 from ebbflow.planners import hazard as recovery
 from ebbflow.planners.model import Capacity, Share
 from ebbflow.planners.query.costs.query_engines import EngineChoice, Fit
@@ -97,9 +97,9 @@ def _choice(request: QueryRequest, clock: Clock, opened: OpenedEngine | None) ->
 
 def _unpacked(relation: Relation, columns: set[str] | None) -> float:
     """Return the bytes of a table's columns, unpacked but encoded; of all of them without ``columns``."""
-    names = [name for name, _ in relation.columns if columns is None or name.lower() in columns]
-    told = read_footers(relation, names)
-    return float(sum(file.unpacked.get(name, 0) for file in told for name in names))
+    return unpacked(
+        relation, [name for name, _ in relation.columns if columns is None or name.lower() in columns]
+    )
 
 
 def _without_spark() -> str:

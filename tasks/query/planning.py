@@ -13,11 +13,13 @@ from ebbflow.infra.errors import StorageError, TableError
 from ebbflow.infra.protocols import Relation, SqlEngine
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.duckdb_statements import output_names
+from ebbflow.infra.query.pins import Pins
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.infra.tables import statistics
+from ebbflow.infra.tables.logs import snapshots
 from ebbflow.infra.tables.partitions import pruned
-from ebbflow.planners.errors import UnknownColumnError
+from ebbflow.planners.errors import OptionError, UnknownColumnError
 from ebbflow.planners.model import Catalogue, Measured, Table, Work
 from ebbflow.planners.query.costs.cost import DEFAULTS
 from ebbflow.planners.query.costs.sampling import questions
@@ -38,6 +40,7 @@ from ebbflow.planners.query.views.views import view_chain
 from ebbflow.tasks.drawing.wording import bytes_text
 from ebbflow.tasks.query.request import QueryRequest
 
+_WHOLE = ("tinyint", "smallint", "int")  # of which engines compare as of bigint
 _HISTORY = 300  # finished stages remembered per engine and place
 # SQL settings of Spark that change how a result is computed, not what it is
 _HOW = (
@@ -64,6 +67,10 @@ class Gathered:
         """Return the tables' versions by lower-case name."""
         return {name: table.version for name, table in self.catalogue.tables.items()}
 
+    def pins(self) -> dict[str, str]:
+        """Return the versions of the tables with a log that the query names, by lower-case name."""
+        return {r.name.lower(): r.log.version for r in self.read() if r.log is not None}
+
     def read(self) -> tuple[Relation, ...]:
         """Return the tables that the query names, with all of their files."""
         named = {name.lower() for name in table_names(self.parsed.expression)}
@@ -79,6 +86,7 @@ def prepare(
     run_id: str,
     engine: Callable[[], SqlEngine | None] = lambda: None,
     options: PlannerOptions | None = None,
+    pins: Pins | None = None,
 ) -> tuple[Gathered, QueryPlanner]:
     """Return the query's tables, statistics and history, and a planner that has them and samples of the tables.
 
@@ -90,10 +98,11 @@ def prepare(
         engine: waits for the engine, whose catalog has the tables for ``request.catalog``, and which names what
             the query does not name; ``None`` where none starts.
         options: of the planner; those of ``request`` unless given.
+        pins: versions of tables that an earlier run of the query began with.
 
     Raises ``TableError``, ``PlanningError``, ``StorageError``.
     """
-    gathered = gather(request, store, clock, run_id=run_id, engine=engine)
+    gathered = gather(request, store, clock, run_id=run_id, engine=engine, pins=pins)
     return gathered, planner_of(request, gathered, store, run_id=run_id, options=options)
 
 
@@ -104,10 +113,12 @@ def gather(
     *,
     run_id: str,
     engine: Callable[[], SqlEngine | None] = lambda: None,
+    pins: Pins | None = None,
 ) -> Gathered:
     """Find the tables, and read their statistics (cached by version) and the history. Raises as ``prepare``."""
     cache = store.cache("statistics")
-    parsed, whole, now, named = _read(request, clock, engine, cache)
+    pinned = pins.known() if pins is not None and request.reuse else {}
+    parsed, whole, now, named = _read(request, clock, engine, cache, pinned)
     pruned = _pruned(request, parsed, {name: whole[name] for name in named if name in whole})
     relations = {**whole, **pruned}
     used = columns_named(parsed.expression)
@@ -129,7 +140,10 @@ def gather(
         read_history(store, request),
         everything,
         {name: whole[name] for name in pruned},
-        tuple(_pruning_words(whole[name], kept) for name, kept in sorted(pruned.items())),
+        (
+            *snapshots.version_words([whole[name] for name in sorted(named & whole.keys())], pinned),
+            *(_pruning_words(whole[name], kept) for name, kept in sorted(pruned.items())),
+        ),
     )
 
 
@@ -138,7 +152,7 @@ def tables_of(request: QueryRequest, clock: Clock) -> tuple[ParsedQuery, tuple[R
 
     Raises ``TableError``, ``PlanningError``.
     """
-    parsed, relations, _, named = _read(request, clock, lambda: None, None)
+    parsed, relations, _, named = _read(request, clock, lambda: None, None, {})
     relations |= _pruned(request, parsed, {name: relations[name] for name in named if name in relations})
     return parsed, tuple(relation for name, relation in relations.items() if name in named)
 
@@ -146,18 +160,25 @@ def tables_of(request: QueryRequest, clock: Clock) -> tuple[ParsedQuery, tuple[R
 def _pruned(
     request: QueryRequest, parsed: ParsedQuery, relations: Mapping[str, Relation]
 ) -> dict[str, Relation]:
-    """Return those of the tables in partition directories that the query reads some files of only, with these."""
-    kinds = {
-        name: {c.lower(): kind for c, kind in one.columns if c in one.partitions}
+    """Return those of the partitioned tables that the query reads some files of only, with these."""
+    keys = {
+        name: snapshots.keys(one) if one.log is not None else dict.fromkeys(one.partitions, ())
         for name, one in relations.items()
-        if one.partitions
+    }
+    kinds = {
+        name: {c.lower(): "bigint" if kind in _WHOLE else kind for c, kind in one.columns if c in keys[name]}
+        for name, one in relations.items()
+        if keys[name]
     }
     if not kinds:
         return {}
     plain = Catalogue({name: Table(one.name, one.columns, "") for name, one in relations.items()})
     analysis = Analysis.of(view_chain(parsed, plain), plain, "")
     filters = partition_filters(analysis, kinds, portable=request.engine != "duckdb")
-    kept = {name: pruned(relations[name], places) for name, places in filters.items()}
+    kept = {
+        name: pruned(relations[name], places, keys[name] if relations[name].log is not None else None)
+        for name, places in filters.items()
+    }
     return {name: one for name, one in kept.items() if len(one.files) < len(relations[name].files)}
 
 
@@ -169,14 +190,18 @@ def _pruning_words(whole: Relation, kept: Relation) -> str:
 
 
 def _read(
-    request: QueryRequest, clock: Clock, engine: Callable[[], SqlEngine | None], cache: JsonStore | None
+    request: QueryRequest,
+    clock: Clock,
+    engine: Callable[[], SqlEngine | None],
+    cache: JsonStore | None,
+    pinned: Mapping[str, str],
 ) -> tuple[ParsedQuery, dict[str, Relation], datetime, set[str]]:
     """Return the query, its tables or all of the engine's catalogue, what its clock functions are frozen to, and
     the names of its tables."""
     # a syntax error is told before any file is opened
     tree = parse(request.sql, request.dialect, request.allow_functions)
     named = {name.lower() for name in table_names(tree)}
-    relations, known = _relations(request, engine, tree, cache)
+    relations, known = _relations(request, engine, tree, cache, pinned)
     # unknown tables and columns too: what cannot be planned leaves nothing in the store
     plain = {name: Table(one.name, one.columns, "") for name, one in relations.items()}
     if not named <= relations.keys():  # whoever names a table that is not there is told the others
@@ -257,7 +282,11 @@ def stage_engines_of(request: QueryRequest, gathered: Gathered) -> StageEngineNa
 
 
 def _relations(
-    request: QueryRequest, engine: Callable[[], SqlEngine | None], tree: exp.Query, cache: JsonStore | None
+    request: QueryRequest,
+    engine: Callable[[], SqlEngine | None],
+    tree: exp.Query,
+    cache: JsonStore | None,
+    pinned: Mapping[str, str],
 ) -> tuple[dict[str, Relation], list[str]]:
     """Return the tables that the query names, or all of the engine's catalogue, and the names of all there are."""
     if request.tables_place:
@@ -265,7 +294,16 @@ def _relations(
         there = {source.name.lower(): source for source in tables.sources(place)}
         named = sorted({name.lower() for name in table_names(tree)} & there.keys())
         used = columns_named(tree)
-        found = {name: tables.table_of(place, there[name], used, cache) for name in named}
+        logged = [there[name].name for name in named if there[name].log is not None]
+        if request.at.isdecimal() and len(logged) > 1:
+            raise OptionError(
+                f"at={request.at} (--at) is a version of one table, and the query names {' and '.join(logged)}; "
+                f"give a time instead"
+            )
+        found = {
+            name: tables.table_of(place, there[name], used, cache, at=request.at, pinned=pinned.get(name, ""))
+            for name in named
+        }
         return found, [source.name for source in there.values()]
     running = engine()
     assert running is not None

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ebbflow.infra.storage import user_files
 from ebbflow.infra.storage.files import home
@@ -15,6 +15,9 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import options
 from ebbflow.planners.model.options import option
+
+if TYPE_CHECKING:
+    from ebbflow.infra.tables.logs.catalogues import IcebergCatalogue
 
 Engine = Literal["auto", "spark", "duckdb"]
 StageEngine = Literal["spark", "native", "auto"]
@@ -34,11 +37,19 @@ class QueryRequest:
     sql: str
     tables: str | None = option(
         None,
-        "Directory of the tables, Parquet files or directories of them: DIR or s3://bucket/prefix",
+        "Directory of the tables: Parquet files, directories of them, tables of Delta Lake and Iceberg. DIR or "
+        "s3://bucket/prefix, or iceberg://CATALOG/NAMESPACE of pyiceberg's configuration",
         metavar="DIR",
     )
     catalog: bool = option(
         False, "Tables of the Spark session's catalog instead of a directory of tables", flags="--catalog"
+    )
+    at: str = option(
+        "",
+        "Version or time that tables of Delta Lake and Iceberg are read at: a version or snapshot ID, or ISO 8601 in "
+        "UTC unless it says otherwise",
+        unless="their newest versions",
+        metavar="VERSION",
     )
     engine: Engine = option(
         "auto",
@@ -156,6 +167,14 @@ class QueryRequest:
                 "name the tables by tables=DIR (--tables DIR), a directory of Parquet files, or by catalog=True "
                 f"(--catalog), not both; got {'both' if self.catalog else 'neither'}"
             )
+        if self.at:
+            from ebbflow.infra.tables.logs.versions import moment
+
+            if self.catalog:
+                raise OptionError(
+                    "at (--at) needs tables=DIR (--tables DIR): a session's catalog has its own versions"
+                )
+            moment(self.at)
         if self.catalog and self.engine == "duckdb":
             raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalog")
         if self.stages != "auto" and self.engine == "duckdb":
@@ -180,8 +199,12 @@ class QueryRequest:
         return StorageLocation(self.store)
 
     @cached_property
-    def tables_place(self) -> StorageLocation | None:
-        """Return the directory of the tables; ``None`` for those of a catalog."""
+    def tables_place(self) -> "StorageLocation | IcebergCatalogue | None":
+        """Return the directory of the tables, or their catalogue of Iceberg; ``None`` for those of a session."""
+        from ebbflow.infra.tables.logs.catalogues import SCHEME, IcebergCatalogue
+
+        if self.tables and self.tables.startswith(SCHEME):
+            return IcebergCatalogue.of(self.tables)
         return StorageLocation(self.tables) if self.tables else None
 
     @cached_property

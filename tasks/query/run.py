@@ -13,6 +13,7 @@ from ebbflow.infra.errors import EngineUnavailableError, StorageError
 from ebbflow.infra.protocols import CapacitySource, Checkpoint, SqlEngine
 from ebbflow.infra.query.calibration import calibrate
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.infra.query.pins import Pins
 from ebbflow.infra.query.slices import SliceIndex
 from ebbflow.infra.storage.files import GIB
 from ebbflow.planners.model import Capacity, Share
@@ -116,6 +117,7 @@ def execute(
     clock: Clock | None = None,
     opened: OpenedEngine | None = None,
     follow: Callable[[Execution], Listener] | None = None,
+    app: str = "",
 ) -> QueryOutcome:
     """Run ``request`` to its end and return the outcome; what it asks to be written, ``deliver`` writes
     (``ebbflow.tasks.report.delivery``).
@@ -123,6 +125,7 @@ def execute(
     Without an ``orchestrator``, stages run in threads of this process.
     ``opened`` is an engine that the caller keeps (``opened_engine``); otherwise one is started and closed. ``follow``
     makes a further listener of the query's execution, which it may look at in the thread that it is called in.
+    ``app`` is the id of the app that the query is, if any: what is pinned for one of its runs is for no other query.
 
     Raises errors of the ``EbbflowError`` family; finished stages stay in the store whatever happens.
     """
@@ -130,12 +133,14 @@ def execute(
     orchestrator = orchestrator or PlainOrchestrator()
     request = choose_engine(request, clock, opened)
     store = ParquetCheckpointStore(request.store_place, clock=clock, durable=request.durable)
+    pins = _pins(request, store, clock, app)
     began = clock.now()
     with (
         _memory(request, store, orchestrator.listener) as memory,
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
-        _prepared_and_opened(request, store, clock, opened) as (found, planner, running),
+        _prepared_and_opened(request, store, clock, opened, pins) as (found, planner, running),
     ):
+        pins.keep(found.pins())
         engine, inbox = running.engine, Inbox()
         store.hash_with(engine)
         source = shared_source(running, request, store, clock)
@@ -187,6 +192,7 @@ def execute(
         if memory is not None and memory.session is not None:
             memory.flush()
             book.note(memory.summary())
+    pins.forget()
     remember(store, request, session.measured)
     verdict = verify(gathered, result) if request.verify else (None, "")
     report = book.report(request, session, result, seconds, verdict, store.problems())
@@ -195,6 +201,13 @@ def execute(
         used = frozenset(stage.fingerprint for stage in report.stages)
         store.tidy(int(request.store_budget * GIB), written, used)
     return QueryOutcome(replace(report, result=result), result)
+
+
+def _pins(request: QueryRequest, store: ParquetCheckpointStore, clock: Clock, app: str = "") -> Pins:
+    """Return the versions of tables that runs of this query keep: of the app ``app``, or of the same statement over
+    the same tables."""
+    said = [app] if app else [request.sql, request.dialect, request.tables_place, request.at]
+    return Pins(store.cache("pins"), repr(said), clock)
 
 
 @contextmanager
@@ -226,20 +239,29 @@ def _follow(memory: "OpenTier", request: QueryRequest, inbox: Inbox) -> Callable
 
 @contextmanager
 def _prepared_and_opened(
-    request: QueryRequest, store: ParquetCheckpointStore, clock: Clock, given: OpenedEngine | None
+    request: QueryRequest,
+    store: ParquetCheckpointStore,
+    clock: Clock,
+    given: OpenedEngine | None,
+    pins: Pins,
 ) -> Iterator[tuple[Gathered, QueryPlanner, OpenedEngine]]:
     """Plan while the engine starts, which takes seconds for Spark. A bad query is told first."""
     run_id = uuid.uuid4().hex
     if given is not None:
-        yield *prepare(request, store, clock, run_id=run_id, engine=lambda: given.engine), given
+        yield *prepare(request, store, clock, run_id=run_id, engine=lambda: given.engine, pins=pins), given
         return
     if request.catalog:
         with opened_engine(request, clock) as opened:
-            yield *prepare(request, store, clock, run_id=run_id, engine=lambda: opened.engine), opened
+            yield (
+                *prepare(request, store, clock, run_id=run_id, engine=lambda: opened.engine, pins=pins),
+                opened,
+            )
         return
     started: Future[SqlEngine | None] = Future()
     with ThreadPoolExecutor(1, thread_name_prefix="ebbflow-planning") as pool:
-        planning = pool.submit(prepare, request, store, clock, run_id=run_id, engine=started.result)
+        planning = pool.submit(
+            prepare, request, store, clock, run_id=run_id, engine=started.result, pins=pins
+        )
         try:
             with opened_engine(request, clock) as opened:
                 started.set_result(opened.engine)
@@ -331,7 +353,8 @@ def explain(
     clock = clock or SystemClock()
     request = choose_engine(request, clock)
     store = ParquetCheckpointStore(request.store_place, clock=clock)
-    gathered, planner = prepare(request, store, clock, run_id="explain", options=options)
+    pins = _pins(request, store, clock)
+    gathered, planner = prepare(request, store, clock, run_id="explain", options=options, pins=pins)
     session = session_of(request, gathered, planner, share)
     session.begin({}, clock.now())
     decision = session.execution.decisions[0]

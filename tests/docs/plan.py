@@ -77,6 +77,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     "docs/simulation.md": (Plan("ebbflow simulate training", "slow"),),
     "docs/own-query.md": (
         Plan("note: sales", "check", OURS),
+        Plan("note: orders: Delta Lake", "check", OURS),
         Plan("# what is in there", "run", given=("shop",)),
         Plan("# how many orders?", "run", given=("shop",)),
         Plan(

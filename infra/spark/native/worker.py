@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.query.duckdb_statements import register_view, scan
-from ebbflow.infra.query.duckdbtypes import quoted, to_duckdb
+from ebbflow.infra.query.duckdb_statements import BY_NAME, register_view, scan, selected
+from ebbflow.infra.query.duckdbtypes import quoted
 from ebbflow.infra.storage import private
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 
@@ -212,12 +212,10 @@ def _watched(cursor: Any, folder: str) -> Iterator[None]:
 def _register_slice(cursor: Any, relation: Relation, rows: tuple[Rows, ...]) -> None:
     """Make the files and ``rows`` of other files a view, as ``register_view`` does with files; of what tasks have
     written the columns are as they are."""
-    columns = (
-        ", ".join(f"CAST({quoted(n)} AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns) or "*"
-    )
+    columns = selected(relation) or "*"
     sources = []
     if relation.files:
-        sources.append(scan(relation, [f.path for f in relation.files], "union_by_name = true"))
+        sources.append(scan(relation, [f.path for f in relation.files], BY_NAME))
     for some in rows:
         source = scan(relation, [some.path], "file_row_number = true")
         sources.append(f"{source} WHERE file_row_number BETWEEN {some.first} AND {some.last}")

@@ -6,7 +6,7 @@ from ebbflow.tasks.pipeline.file.sections import Key
 
 # what a step may say of them
 QUERY_OPTIONS = (
-    "catalog", "planner", "materialize", "dialect", "reuse", "hysteresis", "interruption_rate", "calibrate",
+    "catalog", "at", "planner", "materialize", "dialect", "reuse", "hysteresis", "interruption_rate", "calibrate",
     "executor_memory", "verify",
 )  # fmt: skip
 TRIAL_OPTIONS = ("adaptive", "checkpoint_interval", "termination_grace", "final_save_timeout", "spill_dir")

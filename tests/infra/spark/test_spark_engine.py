@@ -1,5 +1,6 @@
 """What only Spark does: settings, errors, broadcasts, metrics. The contract has a module of its own."""
 
+import itertools
 import os
 import signal
 import socket
@@ -7,6 +8,9 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,8 @@ from ebbflow.infra.errors import (
     StorageFullError,
 )
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress
+from ebbflow.infra.query.comparison import same_rows
+from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.spark.failures import headline, is_own, parse, translate
 from ebbflow.infra.spark.metrics import group_metrics
 from ebbflow.infra.spark.session import check_master
@@ -34,6 +40,7 @@ from ebbflow.infra.spark.settings import (
 )
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.tables.parquet import discover
 
 TOO_LARGE = BroadcastTooLargeError
 
@@ -317,6 +324,60 @@ def test_what_the_planner_reads_and_writes_means_the_same_to_spark(engine: Any, 
 
     written = spark_sql(read(sql))
     assert engine._session.sql(written).collect() == engine._session.sql(sql).collect()
+
+
+@pytest.mark.spark
+def test_tables_whose_log_tells_their_files_are_what_duckdb_reads(engine: Any, tmp_path: Path) -> None:
+    from deltalake import write_deltalake
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.types import LongType, StringType
+
+    rows = pa.table(
+        {
+            "id": pa.array([1, 2, 3], pa.int32()),
+            "k": ["a b", "ü%/", None],
+            "d": [date(2026, 11, 1), None, date(2026, 11, 2)],
+            "n": pa.array([1, None, 2], pa.int32()),
+            "x": pa.array([Decimal("1.50"), None, Decimal("-2.00")], pa.decimal128(9, 2)),
+            "at": pa.array([datetime(2026, 11, 1, 12, 30, tzinfo=UTC)] * 3, pa.timestamp("us", "UTC")),
+        }
+    )
+    write_deltalake(tmp_path / "t/keyed", rows, partition_by=["n", "k", "d", "x", "at"])
+    more = rows.append_column("later", pa.array([1.5, None, 2.5]))
+    write_deltalake(tmp_path / "t/keyed", more, mode="append", schema_mode="merge")
+    write_deltalake(tmp_path / "t/grown", rows.select(["id", "k"]))
+    fewer = rows.drop_columns(["at"])  # a type that native stages leave to Spark
+    write_deltalake(tmp_path / "t/grown", fewer, mode="append", schema_mode="merge")
+    write_deltalake(tmp_path / "t/mapped", rows, configuration={"delta.columnMapping.mode": "name"})
+    catalog = SqlCatalog("tests", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}")
+    catalog.create_namespace("i")
+    table = catalog.create_table("i.renamed", fewer.schema)
+    table.append(fewer)
+    with table.update_spec() as spec:
+        spec.add_identity("d")
+    with table.update_schema() as schema:
+        schema.rename_column("k", "key")
+        schema.update_column("id", LongType())
+    with table.update_schema() as schema:
+        schema.add_column("k", StringType())
+    newer = fewer.rename_columns(["id", "key", "d", "n", "x"]).append_column("k", pa.array(["7", "8", None]))
+    table.append(newer)
+    catalog.close()
+    found = [*discover(StorageLocation(tmp_path / "t")), *discover(StorageLocation(tmp_path / "i/renamed"))]
+    rows_of = {"grown": [6, 2], "keyed": [6, 2], "mapped": [3, 1], "renamed": [6, 2]}
+    assert [one.name for one in found] == list(rows_of)
+    conditions = ("true", "k <> 'a b'")
+    with DuckDbEngine.start(1, 1.0) as other:
+        for one, condition in itertools.product(found, conditions):
+            answers = []
+            for reader, native in ((other, False), (engine, False), (engine, True)):
+                job = make_job(f"SELECT * FROM {one.name} WHERE {condition}", one, out=tmp_path)
+                done = reader.run(replace(job, native=native))
+                answers.append(pq.read_table(job.output.root))
+                assert done.native == (native and one.name in ("grown", "renamed")), done.remark
+                assert answers[-1].column_names == [name for name, _ in one.columns]
+                assert answers[-1].num_rows == rows_of[one.name][conditions.index(condition)]
+                assert same_rows(answers[-1], answers[0]) is None
 
 
 @pytest.mark.spark

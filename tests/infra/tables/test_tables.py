@@ -150,12 +150,12 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
 
 def test_folders_whose_files_alone_are_not_the_table_are_refused(tmp_path: Path) -> None:
     write(f"{tmp_path}/a/t/year=2024/x.parquet")
-    (tmp_path / "a/t/_delta_log").mkdir()
-    with pytest.raises(TableError, match="Delta Lake"):
+    (tmp_path / "a/t/.hoodie").mkdir()
+    with pytest.raises(TableError, match="Hudi"):
         discover(StorageLocation(f"{tmp_path}/a"))
     write(f"{tmp_path}/b/t/x.parquet")
     (tmp_path / "b/t/_delta_log").mkdir()
-    with pytest.raises(TableError, match="Delta Lake"):
+    with pytest.raises(TableError, match="log of the Delta Lake table 't'"):
         discover(StorageLocation(f"{tmp_path}/b"))
     write(f"{tmp_path}/c/t/deep/x.parquet")
     with pytest.raises(TableError, match="nested directory 'deep'"):

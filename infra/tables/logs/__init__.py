@@ -1,0 +1,1 @@
+"""Tables whose log tells which files they have: Delta Lake and Iceberg."""
