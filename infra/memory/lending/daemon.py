@@ -1,7 +1,8 @@
 """``MemoryDaemon``: lends this machine's free memory, slab by slab, and retreats before its own work suffers.
 
-It never decides what is stored: clients read and write their slabs. Once a second it compares what is free with the
-headroom that it has to leave, allocates slabs, releases them, or evicts the least active of a sample.
+It never decides what is stored: clients read and write their slabs. Once a second, and sooner where less than half of
+the headroom is left, it compares what is free with the headroom that it has to leave, allocates slabs, releases them,
+or evicts the least active of a sample.
 
 Source: Infiniswap (NSDI 2017), sections 4.3 to 4.5.
 """
@@ -10,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,7 @@ from ebbflow.planners.memory.eviction import by_owner, choose_victims
 from ebbflow.planners.memory.headroom import Allocate, Evict, HeadroomPolicy, MemorySample, Release
 
 ACTIVITY_TIMEOUT = 1.0  # s; an owner that does not answer loses nothing that is active
+LOOKS = 4  # in a period: whether so little memory is free that a period is too long
 DONE_TIMEOUT = 5.0  # s; then the connection is closed and the slab released
 MAX_CLIENTS = 256
 _BUFFER = 1 << 20  # bytes that are read ahead of a connection
@@ -92,8 +95,8 @@ class MemoryDaemon:
         self._settings, self._look, self._rng = settings, look, rng or np.random.default_rng()
         self._memory = LentMemory(settings.slab_bytes)
         self._entries = SharedEntries(self._memory)
-        reserve = int(settings.headroom * look().total)
-        self._policy = HeadroomPolicy(settings.slab_bytes, reserve, max_lent_bytes=settings.max_bytes)
+        self._reserve = int(settings.headroom * look().total)
+        self._policy = HeadroomPolicy(settings.slab_bytes, self._reserve, max_lent_bytes=settings.max_bytes)
         self._clients: dict[str, ClientConnection] = {}  # by a key of the connection, the owner of slabs
         self._sessions = SessionLog()
         self._returned = asyncio.Condition()
@@ -284,13 +287,22 @@ class MemoryDaemon:
 
     async def _control(self) -> None:
         while not self._draining:
-            await asyncio.sleep(self._settings.period)
-            self._entries.tick(self._settings.period)
+            self._entries.tick(await self._pause())
             try:
                 if excess := self._step():
                     await self._evict_least_active(excess)
             except MemoryTierError as exc:
                 log.warning("%s cannot look after its memory: %s", self._settings.name, exc)
+
+    async def _pause(self) -> float:
+        """Wait for a period, or until less than half of the headroom is free; return the seconds waited."""
+        began = time.monotonic()
+        for _ in range(LOOKS):
+            await asyncio.sleep(self._settings.period / LOOKS)
+            with suppress(MemoryTierError):  # the next step tells
+                if self._look().free < self._reserve // 2:
+                    break
+        return time.monotonic() - began
 
     def _step(self) -> int:
         """Allocate or release as the policy says; return how many mapped slabs must be evicted."""

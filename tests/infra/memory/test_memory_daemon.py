@@ -6,6 +6,7 @@ import random
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -232,10 +233,10 @@ def test_blocks_survive_killed_evicting_and_restarted_daemons(
 class _Machine:
     """A daemon in a thread of this process, on a machine whose memory a test sets."""
 
-    def __init__(self, registry: MemoryRegistry, slabs: int) -> None:
+    def __init__(self, registry: MemoryRegistry, slabs: int, period: float = 0.05) -> None:
         self.others = 0  # bytes that the machine's own work takes
         self._loop = asyncio.new_event_loop()
-        settings = DaemonSettings("a", registry.token(), slab_bytes=SLAB, headroom=0.5, period=0.05)
+        settings = DaemonSettings("a", registry.token(), slab_bytes=SLAB, headroom=0.5, period=period)
         self._total = 2 * slabs * SLAB + SLAB // 2  # half of it is headroom
         self.daemon = MemoryDaemon(settings, look=self._look)
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -282,6 +283,23 @@ def test_a_daemon_gives_way_and_takes_the_least_active_slabs_first(
         machine.others = 0
         until(lambda: machine.daemon.status()["unmapped"] == 2)
         assert all(store.read(slab * SLAB, BLOCK) == b"x" * BLOCK for slab in range(4))
+    finally:
+        session.close()
+        behind.close()
+        machine.close()
+
+
+def test_a_daemon_does_not_wait_for_its_period_while_little_is_free(
+    registry: MemoryRegistry, tmp_path: Path
+) -> None:
+    machine, behind = _Machine(registry, slabs=4, period=20.0), FileBehind(tmp_path / "behind", SLAB, BLOCK)
+    session = MemorySession(registry, behind, BlockSettings(8, SLAB, BLOCK, hot=1e9), period=60.0)
+    try:
+        assert [session.blocks.slabs.map(slab) for slab in range(4)] == [True] * 4
+        began = time.monotonic()
+        machine.others = 3 * SLAB  # of 4.25 slabs of headroom
+        until(lambda: machine.daemon.status()["mapped"] == 1)
+        assert time.monotonic() - began < 15.0, "a look, not the period's end"
     finally:
         session.close()
         behind.close()
