@@ -78,7 +78,10 @@ Exit status: 0 done, 1 the query failed, 2 usage error (an option, the SQL), 3 t
 _INPUT, _OUTPUT, _PLANNING, _RUN = "Input", "Output", "Planning", "Engine and run"
 _PANELS = {
     **dict.fromkeys(("tables", "catalog", "at", "dialect", "allow_functions"), _INPUT),
-    **dict.fromkeys(("format", "json", "limit", "verbose", "quiet", "output", "report", "verify"), _OUTPUT),
+    **dict.fromkeys(
+        ("format", "json", "limit", "verbose", "quiet", "output", "into", "into_mode", "report", "verify"),
+        _OUTPUT,
+    ),
     **dict.fromkeys(
         ("planner", "materialize", "hysteresis", "interruption_rate", "weight", "calibrate"), _PLANNING
     ),

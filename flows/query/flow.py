@@ -104,6 +104,8 @@ def run_query(
     executor_memory: str | None = None,
     conf: dict[str, str] | None = None,
     output: str | None = None,
+    into: str | None = None,
+    into_mode: str = "append",
     report: str | list[str] | None = None,
     verify: bool = False,
     ledger: str | None = None,
@@ -150,6 +152,8 @@ def run_query(
         executor_memory: heap size of an executor, such as ``1400m``.
         conf: further Spark settings.
         output: Parquet file for the rows of the result.
+        into: Delta Lake table that the rows of the result are written into, once for each run.
+        into_mode: what becomes of the rows that it has: ``append`` keeps them, ``overwrite`` replaces them.
         report: file or files for the report, each ending in ``.html`` (a page) or ``.json`` (the data).
         verify: compare the result with DuckDB's on the same files.
         ledger: ledger of the cluster that the query becomes an app of; the cluster's capacity loop restarts the

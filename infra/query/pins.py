@@ -5,6 +5,7 @@ that a lost query is run again: with a pin it continues with the version, and th
 """
 
 import hashlib
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -32,18 +33,31 @@ class Pins:
 
     def known(self) -> dict[str, str]:
         """Return what an earlier run that has not ended began with within the last day; nothing without one."""
-        match self._cache.get(self._key):
-            case [float(began), dict(versions)] if 0 <= self._clock.now() - began < LONGEST:
-                return {str(name): str(version) for name, version in versions.items()}
-        return {}
+        return self._kept()[0]
 
-    def keep(self, versions: Mapping[str, str]) -> None:
-        """Keep what the query begins with, for the day after its first run began."""
-        if versions and self.known() != versions:
-            with suppress(StorageError):
-                self._cache.put(self._key, [self._clock.now(), dict(versions)])
+    def keep(self, versions: Mapping[str, str], *, anew: bool = False, durable: bool = False) -> str:
+        """Keep what the query begins with, for the day after its first run began; return the id of that run.
+
+        A run that continues one that has not ended has its id, unless it begins ``anew``. A query without such tables
+        is only kept where that must be ``durable``; then ``StorageError`` is raised if it cannot be.
+        """
+        before, run = self._kept()
+        if run and not anew and before == dict(versions):
+            return run
+        if anew or not run:
+            run = uuid.uuid4().hex
+        if versions or durable:
+            with suppress(*(() if durable else (StorageError,))):
+                self._cache.put(self._key, [self._clock.now(), dict(versions), run])
+        return run
 
     def forget(self) -> None:
         """Let the next run begin with the newest versions."""
         with suppress(StorageError):
             self._cache.remove(self._key)
+
+    def _kept(self) -> tuple[dict[str, str], str]:
+        match self._cache.get(self._key):
+            case [float(began), dict(versions), str(run)] if 0 <= self._clock.now() - began < LONGEST:
+                return {str(name): str(version) for name, version in versions.items()}, run
+        return {}, ""

@@ -88,6 +88,16 @@ class QueryRequest:
         flags="--output,-o",
         metavar="FILE",
     )
+    into: str | None = option(
+        None,
+        "Delta Lake table that the rows of the result are written into, once for each run: DIR or s3://bucket/prefix",
+        metavar="DIR",
+    )
+    into_mode: Literal["append", "overwrite"] = option(
+        "append",
+        "What becomes of the rows that the table of --into has: append keeps them, overwrite replaces them",
+        metavar="HOW",
+    )
     report: tuple[str, ...] = option(
         (), "File for the report, .html (a page) or .json (the data). Repeatable", unless=None, metavar="FILE"
     )
@@ -188,7 +198,7 @@ class QueryRequest:
             )
         if self.engine == "spark" and not self.master:
             object.__setattr__(self, "master", LOCAL)
-        self.store_place, self.tables_place, self.output_place  # noqa: B018  raises for a wrong one
+        self.store_place, self.tables_place, self.output_place, self.into_place  # noqa: B018  raises for a wrong one
         validate_options(self.hysteresis, 0.0, 0.0)
         object.__setattr__(self, "report", options.check_report_paths(self.report))
         object.__setattr__(self, "allow_functions", checked_functions(self.allow_functions))
@@ -211,6 +221,11 @@ class QueryRequest:
     def output_place(self) -> StorageLocation | None:
         """Return where the rows of the result are written; ``None``: only to the store."""
         return StorageLocation(self.output) if self.output else None
+
+    @cached_property
+    def into_place(self) -> StorageLocation | None:
+        """Return the table of Delta Lake that the rows of the result are written into, if any."""
+        return StorageLocation(self.into) if self.into else None
 
     @classmethod
     def of(cls, sql: str, **options: Any) -> "QueryRequest":

@@ -98,6 +98,8 @@ class QueryOutcome:
 
     report: QueryReport
     result: Checkpoint
+    run: str = ""  # id of the run, the same for those that continue one
+    pins: Pins | None = None  # what was kept for it
 
     def to_arrow(self) -> Any:
         """Return all rows as a ``pyarrow.Table``; see ``QueryReport.to_arrow``."""
@@ -140,7 +142,7 @@ def execute(
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
         _prepared_and_opened(request, store, clock, opened, pins) as (found, planner, running),
     ):
-        pins.keep(found.pins())
+        run = pins.keep(found.pins(), anew=not request.reuse, durable=request.into is not None)
         engine, inbox = running.engine, Inbox()
         store.hash_with(engine)
         source = shared_source(running, request, store, clock)
@@ -192,7 +194,8 @@ def execute(
         if memory is not None and memory.session is not None:
             memory.flush()
             book.note(memory.summary())
-    pins.forget()
+    if request.into is None:  # else it has not ended before its rows are there
+        pins.forget()
     remember(store, request, session.measured)
     verdict = verify(gathered, result) if request.verify else (None, "")
     report = book.report(request, session, result, seconds, verdict, store.problems())
@@ -200,7 +203,7 @@ def execute(
         written = sum(stage.bytes for stage in report.stages if stage.status == "completed")
         used = frozenset(stage.fingerprint for stage in report.stages)
         store.tidy(int(request.store_budget * GIB), written, used)
-    return QueryOutcome(replace(report, result=result), result)
+    return QueryOutcome(replace(report, result=result), result, run, pins)
 
 
 def _pins(request: QueryRequest, store: ParquetCheckpointStore, clock: Clock, app: str = "") -> Pins:

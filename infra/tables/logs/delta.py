@@ -37,7 +37,7 @@ def opened(place: StorageLocation, name: str, at: str = "", pinned: str = "") ->
     without the library.
     """
     require("deltalake", f"the table {name!r} is one of Delta Lake, which", EXTRA)
-    with _translated(name, place):
+    with translated(name, place):
         table = _table(place)
         newest = int(table.version())
         wanted = int(pinned) if pinned else _version(table, name, newest, moment(at)) if at else newest
@@ -47,16 +47,20 @@ def opened(place: StorageLocation, name: str, at: str = "", pinned: str = "") ->
         return _snapshot(place, name, table, mapped, str(newest))
 
 
+def address(place: StorageLocation) -> tuple[str, dict[str, str] | None]:
+    """Return how the library calls ``place``, and its options to reach that."""
+    if place.local:
+        return place.root, None
+    connect, request = TIMEOUTS
+    limits = {"connect_timeout": f"{connect}s", "timeout": f"{request}s"}
+    return place.uri, {**s3_settings(), **limits, "conditional_put": "etag"}
+
+
 def _table(place: StorageLocation, version: int | None = None) -> Any:
     from deltalake import DeltaTable
 
-    connect, request = TIMEOUTS
-    options = (
-        {} if place.local else {**s3_settings(), "connect_timeout": f"{connect}s", "timeout": f"{request}s"}
-    )
-    return DeltaTable(
-        place.root if place.local else place.uri, version=version, storage_options=options or None
-    )
+    target, options = address(place)
+    return DeltaTable(target, version=version, storage_options=options)
 
 
 def _known(name: str, version: int, newest: int) -> int:
@@ -226,7 +230,8 @@ def _within(actions: Any, part: str, name: str) -> list[Any] | None:
 
 
 @contextmanager
-def _translated(name: str, place: StorageLocation) -> Iterator[None]:
+def translated(name: str, place: StorageLocation, action: str = "read the log of") -> Iterator[None]:
+    """Turn the library's errors into ``TableError``; ``action`` completes "cannot ..."."""
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
     try:
@@ -236,4 +241,4 @@ def _translated(name: str, place: StorageLocation) -> Iterator[None]:
             f"the log of the {_KIND} table {name!r} ({place}) cannot be found: {error}"
         ) from error
     except (DeltaError, OSError, ValueError) as error:
-        raise TableError(f"cannot read the log of the {_KIND} table {name!r} ({place}): {error}") from error
+        raise TableError(f"cannot {action} the {_KIND} table {name!r} ({place}): {error}") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.errors import EngineUnavailableError, TableError
 from ebbflow.infra.query.comparison import same_rows
+from ebbflow.infra.query.results import result_at
+from ebbflow.infra.query.table_results import write_into
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import filefooters, statistics
 from ebbflow.infra.tables.logs import snapshots
@@ -178,7 +181,7 @@ def test_the_version_of_a_relation_is_what_is_read_not_the_number_of_the_commit(
     assert version(discover(StorageLocation(path))[0]) != before
 
 
-def test_tables_in_object_storage_are_read(s3: Callable[[], str]) -> None:
+def test_tables_in_object_storage_are_read_and_written(s3: Callable[[], str], tmp_path: Path) -> None:
     place = f"{s3()}/lake/sales"
     options = {**s3_settings(), "conditional_put": "etag"}
     write_deltalake(place, SALES, partition_by=["country", "day"], storage_options=options)
@@ -188,6 +191,11 @@ def test_tables_in_object_storage_are_read(s3: Callable[[], str]) -> None:
     assert statistics.collect(table).rows == 7.0
     old = table_of(StorageLocation(place), sources(StorageLocation(place))[0], at="0")
     assert same_rows(read(old), SALES) is None
+    pq.write_table(SALES, tmp_path / "result.parquet")
+    result = result_at(StorageLocation(tmp_path / "result.parquet"), table.columns, 4)
+    written = [write_into(result, StorageLocation(place), "append", run) for run in ("a", "b", "a")]
+    assert written == [True, True, False]
+    assert statistics.collect(discover(StorageLocation(place))[0]).rows == 15.0
 
 
 # --- what changes rows beyond the list of files ----------------------------------------------------------

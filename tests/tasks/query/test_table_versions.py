@@ -3,6 +3,7 @@
 import shutil
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TableError
 from ebbflow.infra.query.comparison import same_rows
 from ebbflow.infra.query.pins import LONGEST, Pins
+from ebbflow.infra.query.table_results import write_into
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
@@ -30,6 +32,7 @@ from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.report import StageReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute, explain
+from ebbflow.tasks.report import delivery
 from tests.query_process import finished, process, until_a_stage_is_done
 from tests.tasks.driving import FOUR_TABLES
 
@@ -300,6 +303,61 @@ def test_a_catalogue_of_iceberg_tells_where_its_tables_are(
             run(replace(request, tables=wrong))
     with pytest.raises(OptionError, match="iceberg://CATALOG/NAMESPACE; got 'iceberg://tests'"):
         replace(request, tables="iceberg://tests")
+
+
+def test_a_result_is_written_into_a_table_once_for_each_run(ask: Ask, tables: Path, tmp_path: Path) -> None:
+    into = tmp_path / "into"
+    request = ask(into=str(into))
+
+    def counted() -> dict[str, int]:
+        names = DeltaTable(into).to_pyarrow_table().column("name").to_pylist()
+        return {name: names.count(name) for name in sorted(set(names))}
+
+    lost = execute(request)
+    assert write_into(lost.result, StorageLocation(into), "append", lost.run)  # and then its process is gone
+    assert not write_into(lost.result, StorageLocation(into), "append", lost.run)
+    append(tables, tmp_path)
+    delivered = delivery.execute(request)
+    assert delivered.run == lost.run
+    assert counted() == {"a": 1, "b": 1, "c": 1}
+    assert delivery.execute(request).run != lost.run
+    assert counted() == {"a": 2, "b": 2, "c": 2}
+    assert delivery.execute(replace(request, reuse=False, into_mode="overwrite")).report.rows == 3
+    assert counted() == {"a": 1, "b": 1, "c": 1}
+    rows = DeltaTable(into).to_pyarrow_table().select(["name", "v", "n"]).to_pylist()
+    assert sorted(rows, key=repr) == run(ask())
+
+
+def test_a_run_that_begins_anew_is_another(ask: Ask, tmp_path: Path) -> None:
+    request = ask(into=str(tmp_path / "into"))
+    first = execute(request)
+    assert execute(request).run == first.run
+    assert execute(replace(request, reuse=False)).run != first.run
+
+
+def test_tables_that_cannot_take_the_rows_stay_as_they_are(ask: Ask, tmp_path: Path) -> None:
+    into = tmp_path / "into"
+    write_deltalake(into, pa.table({"name": ["x"], "v": [0.5], "n": [1]}), partition_by=["name"])
+    delivery.execute(ask(into=str(into)))
+    assert DeltaTable(into).to_pyarrow_table().num_rows == 4, "partitions are the table's"
+    DeltaTable(into).alter.add_constraint({"small": "v < 9"})
+    large = "SELECT name, CAST(9 AS DOUBLE) AS v, CAST(1 AS BIGINT) AS n FROM names"
+    for sql in (large, "SELECT 1 AS other"):
+        with pytest.raises(TableError, match="cannot write into the Delta Lake table 'into'"):
+            delivery.execute(ask(sql, into=str(into)))
+    assert DeltaTable(into).to_pyarrow_table().num_rows == 4
+
+
+def test_two_tries_at_once_write_once(ask: Ask, tmp_path: Path) -> None:
+    into = tmp_path / "into"
+    write_deltalake(into, pa.table({"k": [0]}))
+    outcome = execute(ask("SELECT k FROM names", into=str(into)))
+    with ThreadPoolExecutor(4) as pool:
+        tries = [
+            pool.submit(write_into, outcome.result, StorageLocation(into), "append", "r") for _ in range(4)
+        ]
+    assert sorted(one.result() for one in tries) == [False, False, False, True]
+    assert DeltaTable(into).to_pyarrow_table().num_rows == 5
 
 
 @pytest.fixture(scope="module", name="tpch_logs")
