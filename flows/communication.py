@@ -207,12 +207,23 @@ def plan(
 @app.command("explain")
 def explain(
     plan: Annotated[str, typer.Argument(help="Plan, a JSON file that plan --output wrote.", metavar="PLAN")],
+    training: Annotated[
+        str | None,
+        typer.Option(
+            "--training",
+            help="Recorded training that must be able to run the plan, a JSON file that a planned run keeps. "
+            "Default: none, nothing is compared.",
+            metavar="FILE",
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Show a plan: how each collective is cut and carried out, and the order in which pieces are launched."""
-    from ebbflow.tasks.communication import read_plan
+    from ebbflow.tasks.communication import check_plan, read_plan, read_training
 
     found = read_plan(plan)
+    if training is not None:
+        check_plan(found, read_training(training))
     if json:
         print_json(_plan_said(found))
     else:

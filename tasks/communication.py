@@ -36,6 +36,13 @@ def read_plan(path: str) -> CommunicationPlan:
     return _read(path, CommunicationPlan.from_json)
 
 
+def check_plan(plan: CommunicationPlan, recorded: RecordedTraining) -> None:
+    """Raise ``OptionError`` where a training cannot run a plan: it is for another world size, or another model."""
+    submitted = {op.name: (op.kind, op.bytes) for op in recorded.dag.comm}
+    if problem := plan.problem(recorded.ranks, submitted):
+        raise OptionError(f"the plan does not fit the training: {problem}")
+
+
 def _read(path: str, parse: Callable[[str], T]) -> T:
     text = read_text(path, max_bytes=MAX_FILE)
     try:

@@ -11,6 +11,8 @@ from ebbflow.planners.communication.dag import CommOp, Kind
 from ebbflow.planners.communication.schedule import ExecutionOption, PlannedMotif
 from ebbflow.planners.errors import OptionError
 
+ALGORITHMS = ("whole", "ring", "tree", "hierarchical", "spline")
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ebbflow.planners.communication.costs import Choice, LinkModel, TableModel
+from ebbflow.planners.communication.costs import ALGORITHMS, Choice, LinkModel, TableModel
 from ebbflow.planners.communication.dag import CommOp, Kind
 from ebbflow.planners.communication.recorded import _check_format, _kind
 from ebbflow.planners.errors import OptionError
@@ -103,6 +103,10 @@ def choice_of(name: str) -> Choice:
         raise OptionError(
             f"a choice must be ALGORITHM/PIECES@CHANNEL, such as ring/4@0; got {name!r:.60}"
         ) from error
+    if found.algorithm not in ALGORITHMS:
+        raise OptionError(
+            f"the algorithm of a choice must be one of {', '.join(ALGORITHMS)}; got {name!r:.60}"
+        )
     if found.pieces < 1 or found.channel < 0:
         raise OptionError(f"a choice must have pieces >= 1 and a channel >= 0; got {name!r:.60}")
     return found

@@ -27,6 +27,7 @@ from ebbflow.planners.communication.schedule import Plan, Timeline
 from ebbflow.planners.errors import OptionError
 
 FORMAT = 1
+MAX_PARTS = 1 << 20  # ranks times pieces of a collective: what a plan's file may make this process hold
 _STEADY = 3  # iteration whose order is the plan's, counted from 0
 
 
@@ -55,6 +56,8 @@ def pieces_of(kind: Kind, ranks: int, choice: Choice, *, per_node: int = 1) -> t
     count = choice.pieces
     if count < 1:
         raise OptionError(f"pieces of a choice must be >= 1; got {count}")
+    if ranks * count > MAX_PARTS:
+        raise OptionError(f"ranks times pieces must be {MAX_PARTS} at most; got {ranks} and {count}")
     match kind, choice.algorithm:
         case "all-to-all", "whole":
             return tuple(Piece((one,), count) for one in segment(all_to_all(ranks, count), 1))

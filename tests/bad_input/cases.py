@@ -130,6 +130,7 @@ READ: dict[tuple[str, str], str] = {
     ("communication plan", "training"): "training.json",
     ("communication plan", "links"): "links.json",
     ("communication explain", "plan"): "plan.json",
+    ("communication explain", "training"): "training.json",
     ("communication compare", "training"): "training.json",
     ("communication compare", "links"): "links.json",
 }

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from ebbflow.flows import cli
-from tests.planners.communication.test_recorded import links, recorded
+from ebbflow.planners.communication.recorded import RankProfile, RecordedTraining, merge_profiles
+from ebbflow.tasks.communication import plan_training
+from tests.planners.communication.test_recorded import MIB, iteration, links, recorded
 
 
 @pytest.fixture
@@ -79,6 +81,119 @@ def test_links_of_another_gang_and_files_of_another_kind_are_refused(
     assert "the links were measured among 2 ranks, the training has 4" in capsys.readouterr().err
     assert run(monkeypatch, "explain", files[0]) == 2
     assert "not a communication plan" in capsys.readouterr().err
+
+
+def changed(text: str, **values: object) -> str:
+    return json.dumps({**json.loads(text), **values})
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        (recorded(3), "the plan does not fit the training: the plan is for 4 ranks, not 3"),
+        (
+            merge_profiles(RankProfile(rank, 4, 5, iteration(size=2 * MIB)) for rank in range(4)),
+            "the plan has all-reduce of 1048576 bytes as bucket/0, the training all-reduce of 2097152 bytes",
+        ),
+        (
+            merge_profiles(RankProfile(rank, 4, 5, iteration(buckets=3)) for rank in range(4)),
+            "the plan has all-reduce of 1048576 bytes as bucket/3, the training nothing",
+        ),
+        (recorded(), ""),
+    ],
+)
+def test_a_plan_is_compared_with_the_training_that_is_to_run_it(
+    of: RecordedTraining,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan, training = tmp_path / "plan.json", tmp_path / "training.json"
+    plan.write_text(plan_training(recorded(), links(), search_seconds=0.05).plan.to_json())
+    training.write_text(of.to_json())
+    assert run(monkeypatch, "explain", str(plan), "--training", str(training)) == (2 if words else 0)
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (changed(recorded().to_json(), ranks=8), "fingerprint must be that of its collectives"),
+        (
+            changed(recorded().to_json(), comm=[["bucket/0", "all-reduce", 1.0, False]]),
+            "a dependency names 'bucket/1'",
+        ),
+        (changed(recorded().to_json(), format=7), "the recorded training has format 7; this version reads 1"),
+        (changed(recorded().to_json(), seconds="soon"), "not a recorded training"),
+        (changed(recorded().to_json(), comm=[["bucket/0", "telepathy", 1.0, False]]), "got 'telepathy'"),
+    ],
+)
+def test_a_training_that_is_not_what_was_recorded_is_refused(
+    content: str,
+    words: str,
+    files: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path(files[0]).write_text(content)
+    for command in ("plan", "compare"):
+        assert run(monkeypatch, command, files[0], "--links", files[1]) == 2
+        shown = " ".join(capsys.readouterr().err.split())
+        assert words in shown
+        assert "training.json" in shown
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (
+            [["all-reduce", 4, "shout/1@0", [[1, 1]]]],
+            "must be one of whole, ring, tree, hierarchical, spline; got 'shout/1@0'",
+        ),
+        (
+            [["all-to-all", 4, "whole/1@0", [[1, 1]]]],
+            "no choice can carry out bucket/0 (all-reduce among 4 ranks)",
+        ),
+        (
+            [["all-reduce", 2, "whole/1@0", [[1, 1]]]],
+            "no choice can carry out bucket/0 (all-reduce among 4 ranks)",
+        ),
+        ([], "must have a measurement; got none"),
+    ],
+)
+def test_links_that_lack_what_the_training_needs_are_refused(
+    rows: list[list[object]],
+    words: str,
+    files: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path(files[1]).write_text(changed(links().to_json(), rows=rows))
+    assert run(monkeypatch, "plan", files[0], "--links", files[1]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "--system", "Oracle"), "Oracle"),
+        (("plan", "--search-time", "0s"), "search-time"),
+        (("plan", "--picture", "plan.pdf"), "--picture must end with .svg; got 'plan.pdf'"),
+        (("compare", "--hand-order", "bucket/9"), "must name collectives of the training; got 'bucket/9'"),
+        (("plan", "--ranks", "4"), "--ranks"),
+    ],
+)
+def test_options_that_are_none_are_refused(
+    words: tuple[str, ...],
+    said: str,
+    files: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command, *rest = words
+    assert run(monkeypatch, command, files[0], "--links", files[1], *rest) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.processes

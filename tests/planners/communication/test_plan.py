@@ -99,6 +99,14 @@ def test_a_plan_of_another_training_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(("ranks", "pieces"), [(10**9, 1), (4, 10**9)])
+def test_a_plan_that_would_fill_the_memory_is_refused(ranks: int, pieces: int) -> None:
+    said = json.loads(searched().to_json()) | {"ranks": ranks}
+    said["collectives"][0][4] = pieces
+    with pytest.raises(OptionError, match="ranks times pieces must be 1048576 at most"):
+        CommunicationPlan.from_json(json.dumps(said))
+
+
 @pytest.mark.parametrize("change", ["format", "order", "kind", "piece", "text"])
 def test_a_text_that_is_no_plan_is_refused(change: str) -> None:
     said = json.loads(searched().to_json())
