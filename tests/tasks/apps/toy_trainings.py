@@ -163,6 +163,7 @@ class Script:
     stubborn: bool = False  # does not leave when asked
     content: dict[str, Any] = field(default_factory=dict)  # of step reports
     metric: str = ""  # reported after each ten steps
+    profile: dict[str, Any] = field(default_factory=dict)  # of its communication, reported after a step
     made: "list[ToyTrainer]" = field(default_factory=list)
 
     def trainer(self, pool: Any, **options: Any) -> "ToyTrainer":
@@ -317,6 +318,8 @@ class ToyTrainer:
             self._step += 1
             figures = {"batch": 8, "passes": 1, "gpus": gpus, "nodes": len(placement), "loss": 0.5}
             self._say("step", **{**figures, "throughput": 100.0, "goodput": 80.0, **script.content})
+            if script.profile and self._step == begun + 1:
+                self._say("communication", state="profiled", profile=script.profile)
             if script.metric and self._step % 10 == 0:
                 self._say("metrics", metrics={script.metric: self._step / 100}, epoch=self._step // 10 - 1)
             if self._step >= script.steps:

@@ -14,8 +14,14 @@ import pytest
 
 from ebbflow.infra.errors import RunLockedError
 from ebbflow.infra.ledger import Ledger
+from ebbflow.planners.capacity.estimates import belief
+from ebbflow.planners.communication.dag import CommOp, ComputeOp, Dependency, TrainingDag
+from ebbflow.planners.communication.placement import CommunicationProfile
+from ebbflow.planners.communication.recorded import RecordedTraining
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppSpec, Decided, Ended, Granted
+from ebbflow.planners.scheduling.locality import Level
+from ebbflow.planners.scheduling.placement_cost import ClusterLinks
 from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport
@@ -345,6 +351,29 @@ def test_what_a_training_says_is_what_shares_gpus_out(world: World) -> None:
     assert report.work_total == pytest.approx(12800 / 80)
     assert JobReport.from_dict(report.job) == job
     assert report.pools == (world.machines.pools[-1].uid,)
+
+
+def test_a_training_bids_by_the_communication_that_it_recorded(world: World) -> None:
+    speed = ThroughputParameters(0.1, 1e-8, 0.011, 1e-8, 0.01, 1e-8, 1.0)
+    job = JobReport(BatchLimits(64, 64), GradientStatistics(1.0, 9.0), speed, 1, 2, BatchSplit(32, 0), 2, 1)
+    dag = TrainingDag(
+        (ComputeOp("backward", 0.1), ComputeOp("update", 0.0)),
+        (CommOp("bucket/0", "all-reduce", 1e8, 2),),
+        (Dependency("backward", "bucket/0"), Dependency("bucket/0", "update")),
+    )
+    recorded = CommunicationProfile(RecordedTraining(dag, 2, 0.2, 10))
+    content = {"examples_left": 6400.0, "examples_total": 12800.0, "pace": "goodput", "job": job.to_dict()}
+    world.begin("t", Script(content=content, profile=recorded.to_dict()))
+    world.loop.grant("t", ("a", 0), ("a", 1))
+    said = until(
+        lambda: (r := world.loop.report("t")) and "limits" in r.job and "communication" in r.job and r, "it"
+    )
+    links = ClusterLinks(intra_node=10e9, intra_rack=1e9)
+    known = belief(said, 2, 2, 0.0, False, links)
+    assert known.spread_by == "communication profile"
+    assert known.cost is not None
+    assert known.cost.slowdown(2, Level.RACK) == pytest.approx(0.2 / 0.11, rel=1e-3)
+    assert belief(said, 2, 2, 0.0, False).spread_by == "goodput model", "no rate of a link is known"
 
 
 def test_a_ledger_that_is_away_stops_nothing(world: World) -> None:
