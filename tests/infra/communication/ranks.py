@@ -284,6 +284,7 @@ def elastic(
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     drawn = torch.Generator().manual_seed(rank)
     losses: list[Tensor] = []
+    seen: list[Tensor] = []  # gradients of each step
     step, ended = 0, time.monotonic() + 60
     while True:
         if one is not None:
@@ -308,6 +309,7 @@ def elastic(
             optimizer.step()
         step += 1
         losses.append(loss.detach())
+        seen.append(torch.cat([g.flatten() for g in gradients if g is not None]))
         if step >= steps and summed[-2] > 0:
             break
         assert time.monotonic() < ended, (told, one.switch.version if one else None)
@@ -315,8 +317,7 @@ def elastic(
             time.sleep(0.005)
     if one is not None:
         one.close()
-    given = (p.grad.clone() for p in model.parameters() if p.grad is not None)
-    return [torch.stack(losses), *given, *(p.detach() for p in model.parameters())], told
+    return [torch.stack(losses), torch.stack(seen), *(p.detach() for p in model.parameters())], told
 
 
 ANY_PLAN = PlanningSettings(measure_seconds=0.5, search_seconds=0.2, min_gain=-1e9, max_slowdown=1e9)

@@ -12,13 +12,13 @@ TIMEOUT = 90.0  # seconds
 EXCHANGE = timedelta(seconds=40)  # of one collective
 
 
-def run_module(module: str, *arguments: str) -> str:
+def run_module(module: str, *arguments: str, timeout: float = TIMEOUT) -> str:
     """Run ``python -m module ...``, which calls ``fork_world``, and return what it printed; it must exit with 0."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         capture_output=True,
         text=True,
-        timeout=TIMEOUT,
+        timeout=timeout,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
