@@ -19,6 +19,7 @@ OUTPUT_FILES = frozenset({"json", "report", "html", "csv", "out", "output", "doc
 OUTPUT_DIRECTORIES = frozenset(
     {
         "store",
+        "into",
         "out",
         "output",
         "document",

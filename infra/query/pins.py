@@ -19,7 +19,7 @@ LONGEST = 86_400.0  # seconds for which an unfinished query's versions are kept
 class Pins:
     """The versions of one query's tables, by lower-case name.
 
-    A pin is a convenience, as the stages are: without it the query begins anew, with the newest versions.
+    A pin is a convenience, as the stages are: without it the query starts from scratch, with the newest versions.
 
     Args:
         cache: keeps them.

@@ -4,6 +4,7 @@ After the protocol's specification, "Delta Transaction Log Protocol" of the Delt
 ``deltalake``. What changes rows beyond the list of files is honoured or refused, see ``_check``.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -100,7 +101,10 @@ def _check(table: Any, name: str) -> bool:
     mode = str(table.metadata().configuration.get("delta.columnMapping.mode") or "none").lower()
     if mode == "id":
         raise refused(
-            name, _KIND, "maps columns by id (delta.columnMapping.mode = id)", "write it anew, mapped by name"
+            name,
+            _KIND,
+            "maps columns by id (delta.columnMapping.mode = id)",
+            "write it again, mapped by name",
         )
     if reader >= _LATEST_READER:
         deleted = table.deletion_vectors().read_all()
@@ -169,7 +173,7 @@ def _columns(
                     name,
                     _KIND,
                     f"maps the fields of the nested column {field.name!r}",
-                    "write it anew without a mapping",
+                    "write it again without a mapping",
                 )
     return tuple(columns), tuple(stored)
 
@@ -210,7 +214,7 @@ def _check_folders(
                 relation.name,
                 _KIND,
                 f"has the partition {_worded(expected)} in the directory {'/'.join(folders) or '.'!r}",
-                "write it anew with its partitions as directories COLUMN=VALUE",
+                "write it again with its partitions as directories COLUMN=VALUE",
             )
 
 
@@ -241,4 +245,10 @@ def translated(name: str, place: StorageLocation, action: str = "read the log of
             f"the log of the {_KIND} table {name!r} ({place}) cannot be found: {error}"
         ) from error
     except (DeltaError, OSError, ValueError) as error:
-        raise TableError(f"cannot {action} the {_KIND} table {name!r} ({place}): {error}") from error
+        raise TableError(f"cannot {action} the {_KIND} table {name!r} ({place}): {_plain(error)}") from error
+
+
+def _plain(error: Exception) -> str:
+    """Return the library's message, which may be a tree in colours, as one line."""
+    words = re.sub("\x1b\\[[0-9;]*m|↳", "", str(error)).split()
+    return " ".join(words)[:500]

@@ -87,9 +87,7 @@ def version_words(relations: Sequence[Relation], pinned: Mapping[str, str]) -> l
         if version != newest:
             said += f"; the newest is {newest.partition('.')[0]}"
             if pinned.get(relation.name.lower()) == version:
-                said += (
-                    ". An earlier run of this query began with it and has not ended; --no-reuse begins anew"
-                )
+                said += ". An earlier run of this query began with it and has not ended; --no-reuse takes the newest"
         told.append(said)
     return told
 
