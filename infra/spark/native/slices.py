@@ -53,10 +53,11 @@ class KeyBounds:
     def __init__(self, relation: Relation, column: str) -> None:
         """Read them. Raises ``TableError``."""
         self._files: dict[str, FileFooter] = {}
-        if column.lower() not in {name.lower() for name in relation.partitions}:
-            found = read_footers(relation, [column])
+        self._column = relation.stored(column)
+        by_number = relation.log is not None and relation.log.ids  # a column may have another one's old name
+        if not by_number and column.lower() not in {name.lower() for name in relation.partitions}:
+            found = read_footers(relation, [self._column])
             self._files = {file.path: told for file, told in zip(relation.files, found, strict=True)}
-        self._column = column
 
     def of(self, cut: Cut) -> tuple[Value, Value] | None:
         """Return the least and the greatest value of a slice; ``None`` where that is not known, or some are null."""
