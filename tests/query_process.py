@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -47,3 +48,14 @@ def until_a_stage_is_done(request: QueryRequest, child: "subprocess.Popen[str]")
         assert child.poll() is None, child.communicate()[1][-3000:]
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def killed_once_a_stage_is_done(request: QueryRequest) -> None:
+    """Run a query in a process, and kill that once its first stage is stored."""
+    child = process(request)
+    try:
+        until_a_stage_is_done(request, child)
+        child.send_signal(signal.SIGKILL)
+    finally:
+        child.kill()
+        child.wait(timeout=60)

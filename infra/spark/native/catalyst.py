@@ -59,6 +59,17 @@ class Node:
             int(self.fields["exprId"]["id"]), str(self.fields["name"]), str(self.fields.get("dataType", ""))
         )
 
+    @property
+    def scans(self) -> bool:
+        """Whether this is a table that is read."""
+        return self.kind == "View" and self.children[0].kind == "LogicalRelation"
+
+    def conjuncts(self) -> list["Node"]:
+        """Return the conditions that all hold where this one does."""
+        if self.kind == "And":
+            return [test for child in self.children for test in child.conjuncts()]
+        return [self]
+
     def walk(self) -> Iterator["Node"]:
         """Iterate over this node and those below it, its fields left out."""
         yield self

@@ -103,7 +103,7 @@ class _Narrowed:
             return
         self._seen.add((id(node), column))
         kind = node.kind
-        if _is_scan(node):
+        if node.scans:
             self._scan(node, column)
         elif kind in _PASSED or kind in _ROWWISE:
             self.at(node.children[0], column)
@@ -151,7 +151,7 @@ class _Narrowed:
 
     def _tests(self, condition: Node, column: int, passing: Node) -> None:
         """Follow what a condition makes equal to ``column``, that rows of ``passing`` must pass to matter."""
-        for test in _conjuncts(condition):
+        for test in condition.conjuncts():
             if test.kind == "EqualTo":
                 left, right = (_attribute(child) for child in test.children)
                 if left is not None and right is not None and column in (left, right):
@@ -167,7 +167,7 @@ class _Narrowed:
     def _correlated(self, node: Node, column: int) -> None:
         """Follow what filters of a subquery's plan make equal to ``column`` of the row that it is computed for."""
         if node.kind == "Filter":
-            for test in _conjuncts(node.expression("condition")):
+            for test in node.expression("condition").conjuncts():
                 if test.kind == "EqualTo":
                     left, right = test.children
                     for outer, inner in (
@@ -190,7 +190,7 @@ def _attribute(node: Node) -> int | None:
 
 def _outputs(plan: Node) -> list[int]:
     """Return the ids of a plan's columns, in order; none where they are not plain."""
-    while plan.kind in ("Filter", *_PASSED, *_ROWWISE) and not _is_scan(plan):
+    while plan.kind in ("Filter", *_PASSED, *_ROWWISE) and not plan.scans:
         plan = plan.children[0]
     items = {"Project": "projectList", "Aggregate": "aggregateExpressions"}.get(plan.kind)
     return [item.attribute.id for item in plan.expressions(items)] if items else []
@@ -216,13 +216,3 @@ def _references(value: Any) -> Iterator[int]:
     elif isinstance(value, list):
         for one in value:
             yield from _references(one)
-
-
-def _is_scan(node: Node) -> bool:
-    return node.kind == "View" and node.children[0].kind == "LogicalRelation"
-
-
-def _conjuncts(node: Node) -> list[Node]:
-    if node.kind == "And":
-        return [test for child in node.children for test in _conjuncts(child)]
-    return [node]

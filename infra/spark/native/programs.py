@@ -46,15 +46,14 @@ def program(
     writer = Writer(frozenset(sizes), escapes)
     whole = writer.complete(_result(writer.query(plan), columns))
     scans = {number: table for number, (table, _) in writer.scans.items()}
-    all_of_it = plan
-    plan = plan.children[-1] if plan.kind == "WithCTE" else plan
+    whole_plan, plan = plan, plan.children[-1] if plan.kind == "WithCTE" else plan
     gathering = _gathering(plan)
     below = plan if gathering is None else gathering.children[0]
     found = [(sizes[str(v.fields["desc"]["identifier"]["table"]).lower()], v) for v in _divisible(below)]
     if not found:
         return Program(scans, None, "", "", whole, tuple(columns))
     view = max(found, key=lambda pair: pair[0])[1]
-    number, narrowed = writer.number_of(view), narrowings(all_of_it, below, view, writer.number_of)
+    number, narrowed = writer.number_of(view), narrowings(whole_plan, below, view, writer.number_of)
     if gathering is None:
         return Program(scans, number, whole, "", whole, tuple(columns), narrowed)
     first = _first(writer, plan, gathering)
@@ -120,7 +119,7 @@ def _gathering(plan: Node) -> Node | None:
 
 def _divisible(node: Node) -> list[Node]:
     """Return the scans below ``node`` whose slices give slices of its rows: each row of it comes of one of theirs."""
-    if node.kind == "View" and node.children[0].kind == "LogicalRelation":
+    if node.scans:
         return [node]
     if node.kind in _PASSED:
         return _divisible(node.children[0])

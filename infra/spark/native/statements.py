@@ -70,7 +70,7 @@ class Writer:
         """Return the query of an operator. Raises ``NotNativeError``."""
         if id(node) in self.stored:
             return self.stored[id(node)]
-        if node.kind == "View" and node.children[0].kind == "LogicalRelation":
+        if node.scans:
             return self._scan(node)
         if node.kind in _PASSED:
             return self.query(node.children[0])
@@ -125,7 +125,7 @@ class Writer:
     def _filter(self, node: Node) -> Query:
         below = self.query(node.children[0])
         # tests with subqueries last: DuckDB would join all rows before it looks at the others
-        tests = sorted(_conjuncts(node.expression("condition")), key=_has_subquery)
+        tests = sorted(node.expression("condition").conjuncts(), key=_has_subquery)
         sql = below.source
         for _, group in groupby(tests, key=_has_subquery):
             listed = " AND ".join(self._expressions().of(test).sql for test in group)
@@ -289,12 +289,6 @@ class Above:
     def over(self, groups: str) -> Query:
         """Return it over ``groups``."""
         return self.owner._selected(self.items, groups, self.writer)
-
-
-def _conjuncts(node: Node) -> list[Node]:
-    if node.kind == "And":
-        return [test for child in node.children for test in _conjuncts(child)]
-    return [node]
 
 
 def _has_subquery(node: Node) -> bool:

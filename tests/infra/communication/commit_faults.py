@@ -167,7 +167,7 @@ def killed_coordinator(rank: int, name: str, meeting: str) -> None:
     except RuntimeError:
         pass  # a peer is lost: what ends a generation of a training
     else:
-        raise AssertionError(f"{name}: the training goes on without its first rank")
+        raise AssertionError(f"{name}: the training continues without its first rank")
     assert watched.one is not None
     watched.one.close()
     dist.destroy_process_group()

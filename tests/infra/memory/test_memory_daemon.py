@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +29,6 @@ from tests.infra.memory.lenders import SLAB, FileBehind, Lender, until
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
 BLOCK = 64 << 10
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> MemoryRegistry:
-    found = MemoryRegistry(tmp_path / "memory")
-    found.token(create=True)
-    return found
-
-
-@pytest.fixture
-def lend(registry: MemoryRegistry) -> Iterator[Callable[..., Lender]]:
-    made: list[Lender] = []
-
-    def start(name: str, **options: object) -> Lender:
-        made.append(Lender(registry, name, **options))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.close()
 
 
 def _link(lender: Lender, token: bytes) -> PeerLink:

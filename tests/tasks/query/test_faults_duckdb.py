@@ -1,7 +1,6 @@
 """Bad input and faults of a whole query run, each with the real component, on DuckDB."""
 
 import os
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from ebbflow.planners.errors import (
 )
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome, execute
-from tests.query_process import finished, process, until_a_stage_is_done
+from tests.query_process import finished, killed_once_a_stage_is_done, process
 from tests.tasks.driving import FOUR_TABLES, Recorder
 
 pytestmark = pytest.mark.processes
@@ -263,13 +262,7 @@ def test_two_queries_at_once_over_one_store_are_both_right(tpch_large: str, ask:
 
 def test_a_query_whose_process_is_killed_goes_on_from_its_checkpoints(tpch_large: str, ask: Ask) -> None:
     request = ask(FOUR_TABLES, tpch_large, verify=True)
-    child = process(request)
-    try:
-        until_a_stage_is_done(request, child)
-        child.send_signal(signal.SIGKILL)
-    finally:
-        child.kill()
-        child.wait(timeout=60)
+    killed_once_a_stage_is_done(request)
     survived = {m["fingerprint"] for m in checkpoints(request)}
     report = finished(process(request))
     reused = {fp for fp, status in report["stages"] if status == "reused"}

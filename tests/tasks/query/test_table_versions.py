@@ -1,7 +1,6 @@
 """Queries over tables of Delta Lake and Iceberg: one version from the first stage of the first run to the last."""
 
 import shutil
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -33,7 +32,7 @@ from ebbflow.tasks.query.report import StageReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute, explain
 from ebbflow.tasks.report import delivery
-from tests.query_process import finished, process, until_a_stage_is_done
+from tests.query_process import finished, killed_once_a_stage_is_done, process
 from tests.tasks.driving import FOUR_TABLES
 
 ORDERS = pa.table({"k": [1, 2, 3, 4], "day": ["mo", "tu", "mo", None], "v": [1.0, 2.0, 3.0, 4.0]})
@@ -180,7 +179,7 @@ def test_versions_are_kept_for_a_day(tmp_path: Path) -> None:
     pins.keep({"t": "3"})
     clock.late = LONGEST - 60
     assert pins.known() == {"t": "3"}
-    pins.keep({"t": "3"})  # by a run that goes on with it
+    pins.keep({"t": "3"})  # by a run that continues with it
     clock.late = LONGEST + 60
     assert pins.known() == {}
     pins.keep({"t": "4"})
@@ -205,13 +204,7 @@ def test_a_query_whose_process_is_killed_sees_one_version_though_its_tables_grow
         store=str(tmp_path / "store"),
     )
     plain = execute(replace(request, store=str(tmp_path / "other"))).to_arrow()
-    child = process(request)
-    try:
-        until_a_stage_is_done(request, child)
-        child.send_signal(signal.SIGKILL)
-    finally:
-        child.kill()
-        child.wait(timeout=60)
+    killed_once_a_stage_is_done(request)
     then = datetime.now(UTC).isoformat()
     for name in ("customer", "lineitem"):
         write_deltalake(tables / name, DeltaTable(tables / name).to_pyarrow_table(), mode="append")

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,26 +54,6 @@ def equal(one: Any, other: Any) -> bool:
         and one[1]["label"] == other[1]["label"]
         and one[1]["box"].tobytes() == other[1]["box"].tobytes()
     )
-
-
-@pytest.fixture(name="registry")
-def _registry(tmp_path: Path) -> MemoryRegistry:
-    found = MemoryRegistry(tmp_path / "memory")
-    found.token(create=True)
-    return found
-
-
-@pytest.fixture(name="lend")
-def _lend(registry: MemoryRegistry) -> Iterator[Callable[..., Lender]]:
-    made: list[Lender] = []
-
-    def start(name: str, **options: object) -> Lender:
-        made.append(Lender(registry, name, **options))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.close()
 
 
 @pytest.fixture(name="data")
