@@ -6,6 +6,7 @@
 # make docs   build the documentation site into .cache/site
 # make audit  ask a database for vulnerabilities of the locked packages
 # make airflow  test the provider in a real Airflow, in an environment of its own
+# make frameworks  test with Hugging Face's and Lightning's trainers, in an environment of their own
 # make chaos  20 chaotic runs of the whole system, half an hour and more; writes docs/benchmarks
 # make bench  the slow checks, planning and coverage; writes docs/benchmarks
 # make lock   pin the newest versions that work together
@@ -15,7 +16,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.ready
 
-.PHONY: demo test fuzz check docs audit airflow format chaos bench lock lock-airflow java tools clean
+.PHONY: demo test fuzz check docs audit airflow frameworks format chaos bench lock lock-airflow lock-frameworks java tools clean
 
 demo: $(SETUP) java
 	$(BIN)/ebbflow demo $(ARGS)
@@ -40,7 +41,10 @@ audit:
 	scripts/audit.sh
 
 airflow:
-	scripts/airflow-test.sh $(ARGS)
+	scripts/environment-test.sh airflow tests/airflow_provider $(ARGS)
+
+frameworks:
+	scripts/environment-test.sh frameworks tests/frameworks $(ARGS)
 
 format: $(SETUP)
 	$(BIN)/ruff format .
@@ -63,7 +67,7 @@ java:
 tools:
 	@scripts/tools.sh
 
-lock lock-airflow:
+lock lock-airflow lock-frameworks:
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet uv
 	PATH=$(abspath $(VENV)-lock)/bin:$$PATH python scripts/lock.py $(subst lock,,$(subst lock-,,$@))

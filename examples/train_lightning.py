@@ -6,6 +6,7 @@ The lines that differ from a plain script are marked; nothing is downloaded.
 """
 
 import argparse
+import json
 import os
 
 import lightning
@@ -40,11 +41,18 @@ class Model(lightning.LightningModule):
         self.log("loss", loss, sync_dist=True, prog_bar=True)
         return loss
 
+    def on_train_batch_end(self, outputs, batch, index):
+        mean = self.trainer.strategy.reduce(outputs["loss"].detach(), reduce_op="mean").item()
+        if self.trainer.is_global_zero:
+            with open(os.path.join(options.output, "losses.jsonl"), "a") as file:
+                file.write(json.dumps({"step": self.trainer.global_step, "loss": mean}) + "\n")
+
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
 lightning.seed_everything(0)
+os.makedirs(options.output, exist_ok=True)
 loader = torch.utils.data.DataLoader(blocks, batch_size=options.batch // world, shuffle=True)
 trainer = lightning.Trainer(
     max_steps=options.steps,

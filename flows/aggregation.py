@@ -1,7 +1,7 @@
-"""``ebbflow simulate aggregation``: servers of shared aggregation, on a trace of trainings."""
+"""``ebbflow aggregation``: aggregators that trainings of a cluster share; ``ebbflow simulate aggregation``."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -9,9 +9,40 @@ from rich.markup import escape
 from rich.table import Table
 
 from ebbflow.flows.runs.answers import print_json
+from ebbflow.flows.runs.option_checks import CheckedGroup
 from ebbflow.flows.runs.options import AsJson, duration_option
 
+if TYPE_CHECKING:
+    from ebbflow.infra.ledger import Ledger
+
+app = typer.Typer(
+    cls=CheckedGroup,
+    help="Aggregators that trainings of a cluster share: serve, show who serves what, drain.\n\n"
+    "[b]Examples[/b]\n\n"
+    "    ebbflow aggregation serve a1 --cluster shop\n\n"
+    "    ebbflow train fit.py --sync service --aggregation-cluster shop\n\n"
+    "    ebbflow aggregation status --cluster shop\n\n"
+    "Aggregators and trainings find each other in the ledger. docs/aggregation.md explains.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
 console = Console()
+messages = Console(stderr=True)
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger",
+        help="Address of the ledger: a file, or postgresql://user@host/database; a password goes into "
+        "$EBBFLOW_LEDGER or ~/.pgpass, not here. Default: $EBBFLOW_LEDGER, else ledger.db in ~/.cache/ebbflow.",
+        metavar="URL",
+    ),
+]
+Cluster = Annotated[str, typer.Option(help="Name of the cluster; a ledger may hold several.", metavar="NAME")]
+Within = Annotated[
+    float,
+    duration_option(help="Time in which other aggregators must have taken the tensors.", shown=120.0),
+]
 
 HELP = """Simulate the servers that trainings need for aggregation, private and shared, and compare.
 
@@ -76,3 +107,137 @@ def aggregation(
             f"{one['largest_ratio']:.2f}", f"{one['moves']}", f"{one['hours_over_limit']:.1f}",
         )  # fmt: skip
     console.print(table)
+
+
+@app.command()
+def serve(
+    name: Annotated[
+        str, typer.Argument(help="Name of the aggregator, unique in the cluster.", metavar="NAME")
+    ],
+    url: Url = None,
+    cluster: Cluster = "local",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; nodes of trainings must reach it.", metavar="HOST")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0: any free one.", min=0, max=65535, metavar="PORT")
+    ] = 0,
+    threads: Annotated[
+        int, typer.Option(help="Number of threads that sum and update tensors.", min=1, max=1024)
+    ] = 1,
+    within: Within = 120.0,
+) -> None:
+    """Serve trainings of a cluster as an aggregator, in this terminal, until an interrupt or SIGTERM.
+
+    It then gives its tensors to other aggregators while trainings run, and ends. A second signal ends it at once.
+
+    [b]Example[/b]
+
+        ebbflow aggregation serve a1 --cluster shop --host 10.0.0.4 --threads 4
+    """
+    from ebbflow.tasks import aggregation as service
+
+    with _opened(url, cluster) as ledger:
+        service.serve(
+            ledger,
+            name,
+            host,
+            port,
+            threads,
+            within,
+            lambda address: _say(f"aggregator {name} serves cluster {cluster} at {address}"),
+        )
+
+
+@app.command()
+def status(url: Url = None, cluster: Cluster = "local", json: AsJson = False) -> None:
+    """Show the aggregators of a cluster, the trainings that they serve, and what sharing saves.
+
+    Saved are aggregators, against the private ones that the trainings would have. Without a measured iteration a
+    training is still where it began.
+
+    [b]Example[/b]
+
+        ebbflow aggregation status --cluster shop
+    """
+    from ebbflow.tasks import aggregation as service
+
+    with _opened(url, cluster, create=False) as ledger:
+        found = service.service_status(ledger)
+    if json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+@app.command()
+def drain(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Name of the aggregator, as ebbflow aggregation status shows it.", metavar="NAME"
+        ),
+    ],
+    url: Url = None,
+    cluster: Cluster = "local",
+    within: Within = 120.0,
+) -> None:
+    """Drain an aggregator: others take its tensors while trainings run, and it ends.
+
+    [b]Example[/b]
+
+        ebbflow aggregation drain a1 --cluster shop --within 90s
+    """
+    from ebbflow.tasks import aggregation as service
+
+    with _opened(url, cluster, create=False) as ledger:
+        service.drain(ledger, name, within)
+    _say(f"aggregator {name} gives its tensors to others within {within:g} s")
+
+
+def _opened(url: str | None, cluster: str, *, create: bool = True) -> "Ledger":
+    from ebbflow.infra.ledger import Ledger
+
+    return Ledger.open(url, cluster=cluster, create=create)
+
+
+def _say(text: str) -> None:
+    messages.print(text, highlight=False, soft_wrap=True)
+
+
+def _print(found: dict[str, Any]) -> None:
+    from ebbflow.tasks.drawing.wording import bytes_text
+
+    if not found["aggregators"]:
+        _say("no aggregator serves this cluster; start one: ebbflow aggregation serve NAME")
+        return
+    table = Table(
+        "aggregator", "address", "state", "trainings", "tensors", "held", "updates", "moved away", box=None
+    )
+    for one in found["aggregators"]:
+        table.add_row(
+            escape(one["name"]), one["address"], one["state"], escape(", ".join(one["trainings"])),
+            str(one["tensors"]), bytes_text(one["bytes"]), str(one["updates"]), str(one["moved"]),
+        )  # fmt: skip
+    console.print(table)
+    table = Table("training", "aggregators", "private servers", "iteration", "update", box=None)
+    for one in found["trainings"]:
+        times = (
+            "" if one[key] is None else f"{one[key] * 1e3:.1f} ms" for key in ("iteration_s", "update_s")
+        )
+        table.add_row(
+            escape(one["training"]), escape(", ".join(one["aggregators"])), str(one["servers"]), *times
+        )
+    console.print()
+    console.print(table)
+    console.print(
+        f"\n{found['used_aggregators']} aggregators instead of {found['private_servers']} private servers:"
+        f" {found['saved']:.0%} saved; in charge: {found['manager'] or 'none'} (term {found['term']})"
+    )
+    if found["missing_aggregators"]:
+        _say(f"{found['missing_aggregators']} more aggregators would keep all trainings under the loss limit")
+
+
+def register(app_: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app_.add_typer(app, name="aggregation")

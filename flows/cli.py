@@ -52,7 +52,7 @@ class Commands(ListedGroup):
         Listed(
             "run",
             "ebbflow.flows.pipeline.cli",
-            "Run a pipeline: SQL queries, trainings and tuning runs of several teams on one elastic cluster.",
+            "Run a pipeline: SQL queries, trainings, tuning runs and elastic jobs of several teams on one cluster.",
             RUN_WORK,
         ),
         Listed(
@@ -136,6 +136,12 @@ class Commands(ListedGroup):
             NODES,
         ),
         Listed(
+            "aggregation",
+            "ebbflow.flows.aggregation",
+            "Aggregators that trainings of a cluster share: serve, show who serves what, drain.",
+            NODES,
+        ),
+        Listed(
             "fleet",
             "ebbflow.flows.fleet.cli",
             "Node pools of a cluster on AWS: status, cost, scale-out and scale-in.",
@@ -171,6 +177,13 @@ class LogLevel(StrEnum):
     error = "error"
 
 
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    text = "text"
+    json = "json"
+
+
 def _say_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -192,12 +205,27 @@ def _about(
             help="Level of log lines on standard error: debug, info, warning or error. Default: warning.",
         ),
     ] = None,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            metavar="FORMAT",
+            help="Format of log lines: text, or json, an object a line with the ids of run, app and stage. "
+            "Default: text.",
+            show_default=False,
+        ),
+    ] = LogFormat.text,
 ) -> None:
-    if log_level is not None:
+    if log_level is not None or log_format is not LogFormat.text:
         import logging
 
         form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-        logging.basicConfig(level=log_level.upper(), format=form, stream=sys.stderr)
+        level = log_level or LogLevel.warning
+        logging.basicConfig(level=level.upper(), format=form, stream=sys.stderr)
+    if log_format is LogFormat.json:
+        from ebbflow.infra.logs.json_lines import JsonLines
+
+        for handler in logging.root.handlers:
+            handler.setFormatter(JsonLines())
 
 
 def _release(error: BaseException | None) -> None:

@@ -110,7 +110,8 @@ def elastic(
     require("zmq", "an elastic job", "train")
     from ebbflow.infra.storage.files import write_text
     from ebbflow.planners.errors import OptionError
-    from ebbflow.tasks.elastic.run import ElasticRequest, parse_fault, report_text, run_elastic
+    from ebbflow.tasks.elastic.request import ElasticRequest
+    from ebbflow.tasks.elastic.run import parse_fault, report_text, run_elastic
 
     for path in report or ():
         if not path.lower().endswith(".json"):

@@ -29,6 +29,9 @@ LOCKS = ("requirements.lock", "requirements-torch.lock")
 
 CPU_LOCK = "requirements-torch-cpu.lock"
 
+ENVIRONMENTS = ("airflow", "frameworks")
+"""Those that tests have of their own."""
+
 ALLOWED = frozenset(
     {
         "0BSD",
@@ -323,7 +326,7 @@ def check(root: Path = ROOT) -> list[Finding]:
     wrong += unmet(wanted(project), locked, "pyproject.toml")
     wrong += closure(project, locked, elsewhere(root, *LOCKS))
     wrong += licences(locked)
-    return wrong + builds(root) + airflow(root)
+    return wrong + builds(root) + [one for name in ENVIRONMENTS for one in environment(name, root)]
 
 
 def why(root: Path = ROOT) -> dict[str, list[str]]:
@@ -341,15 +344,15 @@ def why(root: Path = ROOT) -> dict[str, list[str]]:
     return {name: list(dict.fromkeys(who)) for name, who in sorted(by.items())}
 
 
-def airflow(root: Path = ROOT) -> list[Finding]:
-    """Return what is wrong with the lock of the environment that Airflow has for itself; it is not installed here."""
+def environment(name: str, root: Path = ROOT) -> list[Finding]:
+    """Return what is wrong with the lock of an environment of its own; it is not installed here."""
     asked = [
         Requirement(line)
-        for line in (root / "requirements-airflow.in").read_text(encoding="utf-8").splitlines()
+        for line in (root / f"requirements-{name}.in").read_text(encoding="utf-8").splitlines()
         if line.strip() and not line.startswith("#")
     ]
-    locked, wrong = read(root, "requirements-airflow.lock", "requirements-torch.lock")
-    return wrong + unmet(asked, locked, "requirements-airflow.in")
+    locked, wrong = read(root, f"requirements-{name}.lock", "requirements-torch.lock")
+    return wrong + unmet(asked, locked, f"requirements-{name}.in")
 
 
 if __name__ == "__main__":

@@ -248,8 +248,8 @@ def training() -> Diagram:
     """Return the life of a training."""
     d = Diagram(
         "The life of a training",
-        "A training waits for GPUs, may make a preflight run, and trains in generations. A notice or a change of "
-        "nodes makes it save and start a new generation. After a kill survivors save; if all are lost, the last "
+        "A training waits for GPUs, may make a preflight run, and trains in generations. At a notice, a change of "
+        "nodes or a kill the others train on, or all save and start a new generation; if all are lost, the last "
         "periodic checkpoint counts. Failures are classified before a retry.",
         920,
         388,
@@ -266,11 +266,11 @@ def training() -> Diagram:
     d.arrow(
         (550, 70),
         (550, 128),
-        label="all save and leave;\ngeneration N+1 starts at the same step",
+        label="the others train on, or all save and leave:\ngeneration N+1 starts at the same step",
         at=(560, 95),
         align="start",
     )
-    d.box(425, 225, 180, "Node killed\nsurvivors save the step;\nall lost: last checkpoint", "bad")
+    d.box(425, 225, 180, "Node killed\nothers repeat the step;\nall lost: last checkpoint", "bad")
     d.arrow((480, 180), (480, 223))
     d.arrow((550, 225), (550, 182))
     d.box(425, 318, 180, "Process failed\nfirst error is classified", "bad")

@@ -1,11 +1,12 @@
 """Pins the newest versions that work together, each with the hashes of its files.
 
-python scripts/lock.py [airflow]    what `make lock` and `make lock-airflow` run; needs uv and the package index
+python scripts/lock.py [airflow | frameworks]    what `make lock` and `make lock-airflow` run; needs uv and the index
 
 requirements.lock            what every installation has, for all Pythons and systems that the project is for
 requirements-torch.lock      PyTorch as the index has it: on Linux with CUDA's libraries
 requirements-torch-cpu.lock  PyTorch for processors alone, from wherever pip is configured to find ``+cpu`` builds
 requirements-airflow.lock    the environment of the Airflow provider, beside one of the two PyTorches
+requirements-frameworks.lock the environment of trainers of other frameworks, beside one of the two PyTorches
 """
 
 import re
@@ -17,6 +18,14 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 OF_TORCH = re.compile(r"(torch|triton|cuda-.*|nvidia-.*)==")
 """What comes with one build of PyTorch and not with the other."""
+
+ENVIRONMENTS = {
+    "airflow": ("requirements-airflow.in",),
+    "frameworks": (
+        "--extra", "train", "--constraint", "requirements.lock", "pyproject.toml", "requirements-frameworks.in",
+    ),
+}  # fmt: skip
+"""What the environments of their own are made from."""
 
 _ENTRY = re.compile(r"^[a-z0-9].*(?:\n    --hash=.*)*", re.MULTILINE)
 
@@ -80,11 +89,10 @@ def write(name: str, entries: list[str]) -> None:
 
 def main() -> None:
     """Write the locks."""
-    if sys.argv[1:2] == ["airflow"]:
-        entries = compiled(
-            *sys.argv[2:], "--constraint", "requirements-torch.lock", "requirements-airflow.in"
-        )
-        write("requirements-airflow.lock", [e for e in entries if not OF_TORCH.match(e)])
+    name, *more = sys.argv[1:] or [""]
+    if name in ENVIRONMENTS:
+        entries = compiled(*more, "--constraint", "requirements-torch.lock", *ENVIRONMENTS[name])
+        write(f"requirements-{name}.lock", [e for e in entries if not OF_TORCH.match(e)])
         return
     entries = compiled("--extra", "dev", *sys.argv[1:], "pyproject.toml")
     build = cpu_build(entries)

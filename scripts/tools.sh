@@ -10,6 +10,7 @@ postgres  | postgresql | the ledger: the programs of a PostgreSQL server
 chromium  | chromium fonts-dejavu-core | tests of pages: Chromium or Chrome, in PATH or CHROMIUM
 faketime  | libfaketime | tests of clocks that jump
 sqlite3   | sqlite3 | examples of the pages that look into a ledger
+prometheus | prometheus | tests of metrics: a Prometheus that scrapes them
 ip        | iproute2 | networks of nodes on this machine
 mount     | mount | tests of full disks
 systemd   | systemd | tests of the units of nodes on AWS: systemd-analyze

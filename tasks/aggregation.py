@@ -1,12 +1,15 @@
-"""What commands do for the aggregation service: simulate which servers the trainings of a trace occupy."""
+"""What commands do for the aggregation service: serve, tell who serves what, and simulate what sharing saves."""
 
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.aggregation.assignment import HeuristicOptions
 from ebbflow.planners.aggregation.simulator import (
     IdealPacking,
@@ -19,6 +22,7 @@ from ebbflow.planners.aggregation.simulator import (
 )
 from ebbflow.planners.aggregation.workload import REDUCTION_RATE, TraceJob, WorkloadOptions, with_profiles
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model import names
 from ebbflow.tasks.simulation.sources import Source
 
 
@@ -96,4 +100,129 @@ def figures(usage: ServerUsage) -> dict[str, Any]:
         "largest_ratio": usage.worst_ratio,
         "moves": usage.moves,
         "hours_over_limit": usage.over_limit_s / 3600,
+    }
+
+
+def serve(
+    ledger: Ledger,
+    name: str,
+    host: str,
+    port: int,
+    threads: int,
+    within_s: float,
+    started: Callable[[str], None],
+) -> None:
+    """Run an aggregator of a cluster until SIGINT or SIGTERM, after which its tensors are moved to others.
+
+    Args:
+        ledger: of the cluster.
+        name: of the aggregator.
+        host: address to listen on.
+        port: number; 0: any free one.
+        threads: that sum and update.
+        within_s: seconds in which others must have taken its tensors; a second signal does not wait.
+        started: called with its address.
+
+    Raises ``AggregationError`` where it cannot listen or its name is taken, and ``LedgerError``.
+    """
+    from ebbflow.infra.aggregation.aggregator import Aggregator
+    from ebbflow.infra.aggregation.registry import ServiceRegistry, incarnation
+    from ebbflow.infra.aggregation.shared import SharedAggregator
+
+    names.AGGREGATOR.check(name)
+    aggregator = Aggregator(incarnation(name), host, port, threads=threads)
+    try:
+        shared = SharedAggregator(aggregator, ServiceRegistry(ledger.records))
+    except BaseException:
+        aggregator.close()
+        raise
+    stop, told = threading.Event(), False
+
+    def end(*_: object) -> None:
+        nonlocal told
+        if told:
+            stop.set()
+        told = True
+        shared.leave(within_s)
+
+    handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        started(aggregator.address)
+        shared.serve(stop)
+    finally:
+        shared.close()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def drain(ledger: Ledger, name: str, within_s: float) -> None:
+    """Ask an aggregator to give its tensors to others and to end.
+
+    Raises ``OptionError`` for one that does not serve, and ``LedgerError``.
+    """
+    from ebbflow.infra.aggregation.registry import ServiceRegistry, plain_name
+
+    registry = ServiceRegistry(ledger.records)
+    there = {plain_name(one): one for one in registry.read().aggregators()}
+    if name not in there:
+        known = ", ".join(there) or "none"
+        raise OptionError(f"no aggregator {name!r} serves cluster {ledger.cluster}; there are {known}")
+    registry.drain(there[name], registry.now + within_s)
+
+
+def service_status(ledger: Ledger) -> dict[str, Any]:
+    """Return who serves whom, as plain values.
+
+    Returns:
+        ``manager`` and its ``term``; ``aggregators`` (``name``, ``address``, ``state``, ``trainings``, ``tensors``,
+        ``bytes``, ``updates``, ``moved``); ``trainings`` (``training``, ``aggregators``, ``servers``,
+        ``iteration_s``, ``update_s``); ``private_servers``, ``used_aggregators`` and the fraction ``saved``;
+        ``missing_aggregators``;
+        ``reasons`` with their times.
+
+    Raises ``LedgerError``.
+    """
+    from ebbflow.infra.aggregation.registry import MANAGER, ServiceRegistry, plain_name, savings
+
+    view = ServiceRegistry(ledger.records).read()
+    manager = view.kind(MANAGER.kind).get(MANAGER.name, {})
+    aggregators = []
+    for name, one in view.aggregators().items():
+        held = [tensor for own in one.held.values() for tensor in own.values()]
+        aggregators.append(
+            {
+                "name": plain_name(name),
+                "address": one.address,
+                "state": "serving" if one.leaving is None else "draining",
+                "trainings": sorted(one.held),
+                "tensors": len(held),
+                "bytes": sum(tensor.bytes for tensor in held),
+                "updates": one.updates,
+                "moved": one.moved,
+            }
+        )
+    hosts, profiles = view.hosts(), view.profiles()
+    trainings = []
+    for job, training in view.trainings().items():
+        profile = profiles.get(job)
+        trainings.append(
+            {
+                "training": job,
+                "aggregators": sorted({plain_name(host) for (own, _), host in hosts.items() if own == job}),
+                "servers": training.servers,
+                "iteration_s": profile.iteration_us / 1e6 if profile else None,
+                "update_s": profile.execution_us / 1e6 if profile else None,
+            }
+        )
+    saved = savings(view)
+    return {
+        "manager": plain_name(manager.get("holder", "")),
+        "term": manager.get("term", 0),
+        "aggregators": aggregators,
+        "trainings": trainings,
+        "private_servers": saved["private"],
+        "used_aggregators": saved["used"],
+        "saved": saved["saved"],
+        "missing_aggregators": manager.get("missing", 0),
+        "reasons": list(manager.get("reasons", [])),
     }

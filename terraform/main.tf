@@ -55,6 +55,8 @@ module "network" {
   nat_gateways        = var.nat_gateways
   interface_endpoints = var.interface_endpoints
   flow_logs           = var.flow_logs
+  agent_metrics_port  = var.agent_metrics_port
+  agent_metrics_cidrs = var.agent_metrics_cidrs
   kms_key_arn         = module.storage.kms_key_arn
   tags                = var.tags
 }
@@ -109,6 +111,7 @@ module "spark" {
   role_names           = module.iam.role_names
   kms_key_arn          = module.storage.kms_key_arn
   detailed_monitoring  = var.detailed_monitoring
+  agent_metrics_port   = var.agent_metrics_port
   versions             = var.versions
   ebbflow_package      = var.ebbflow_package
   ebbflow_sha256       = var.ebbflow_sha256
@@ -143,6 +146,7 @@ module "gpu_pools" {
   instance_profile    = module.iam.instance_profiles["node"]
   kms_key_arn         = module.storage.kms_key_arn
   detailed_monitoring = var.detailed_monitoring
+  agent_metrics_port  = var.agent_metrics_port
   torch_index_url     = var.torch_index_url
   versions            = var.versions
   ebbflow_package     = var.ebbflow_package

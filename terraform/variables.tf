@@ -38,6 +38,33 @@ variable "flow_logs" {
   default     = true
 }
 
+variable "agent_metrics_port" {
+  description = "Port of /metrics of the agents of pools' nodes, for Prometheus; null: agents serve none"
+  type        = number
+  default     = null
+
+  validation {
+    condition     = var.agent_metrics_port == null ? true : var.agent_metrics_port >= 1024 && var.agent_metrics_port <= 65535 && floor(var.agent_metrics_port) == var.agent_metrics_port
+    error_message = "agent_metrics_port must be a whole number from 1024 to 65535."
+  }
+}
+
+variable "agent_metrics_cidrs" {
+  description = "IPv4 ranges outside of the nodes that Prometheus scrapes agent_metrics_port from; nodes reach each other anyway"
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for range in var.agent_metrics_cidrs : can(cidrnetmask(range))])
+    error_message = "agent_metrics_cidrs must be IPv4 ranges such as 10.0.0.0/16."
+  }
+
+  validation {
+    condition     = length(var.agent_metrics_cidrs) == 0 || var.agent_metrics_port != null
+    error_message = "agent_metrics_cidrs goes with agent_metrics_port."
+  }
+}
+
 variable "detailed_monitoring" {
   description = "Metrics of nodes every minute instead of every five, at a price"
   type        = bool

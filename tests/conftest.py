@@ -1,7 +1,10 @@
 """What several folders of tests share: benchmark data as ``ebbflow data`` makes it, and an emulated AWS."""
 
+import fcntl
+import gc
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +18,13 @@ if TYPE_CHECKING:
     from tests.aws.emulator import AccountAt, Emulator
 
 # how long an example takes depends on what else runs; the same examples each time, and others in `make fuzz`
-settings.register_profile("ebbflow", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("ebbflow", deadline=None, derandomize=True, max_examples=20)
 settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("ebbflow")
 # else they would also depend on which modules of ours happen to be imported, whose constants it tries
 providers._get_local_constants = lambda found=providers._local_constants: found
 
+CACHE = Path(__file__).parents[1] / ".cache"  # of what does not depend on our code
 PROCESSES = ("infra/training", "infra/elastic")  # folders whose tests nearly all start some
 STARTING = ("spark", "prefect", "processes")  # markers of tests that start processes
 
@@ -38,14 +42,30 @@ def _may_start(path: Path, markers: tuple[str, ...] = STARTING) -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--share", metavar="N/M", default="1/1", help="run the tests of one of M shares of the files"
+        "--share",
+        metavar="N/M",
+        default="1/1",
+        help="run the tests of one of M shares of files, or of folders",
+    )
+    parser.addoption(
+        "--cpu-report", metavar="FILE", type=Path, help="write what each test costs in CPU seconds"
     )
 
 
-def _in_share(path: Path, share: str) -> bool:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.cpu_report:
+        from tests.cpu_report import CpuReport
+
+        config.pluginmanager.register(CpuReport(config.option.cpu_report))
+
+
+def _in_share(path: Path, share: str, folders: bool) -> bool:
+    """Tell whether a file is in a share, by its own name or by that of its folder, whose tests share processes."""
     number, _, shares = share.partition("/")
-    name = path.relative_to(Path(__file__).parent).as_posix()
-    return crc32(name.encode()) % int(shares) == int(number) - 1
+    parts = path.relative_to(Path(__file__).parent).parts
+    if folders:
+        parts = parts[: 1 if parts[0] == "flows" else 2]
+    return crc32("/".join(parts).encode()) % int(shares) == int(number) - 1
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -53,9 +73,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     before its first test goes by with imports."""
     if collection_path.suffix != ".py":
         return None
-    if collection_path.name != "conftest.py" and not _in_share(collection_path, config.option.share):
-        return True
     asked = {word.strip() for word in config.option.markexpr.split(" and ")}
+    share = config.option.share
+    if collection_path.name != "conftest.py" and not _in_share(collection_path, share, "alone" in asked):
+        return True
     if {"alone", "spark"} <= asked:
         needed = _may_start(collection_path, ("spark",))
     elif "alone" in asked:
@@ -78,24 +99,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Before tests start JVMs, have these start faster."""
-    if not session.config.option.collectonly and any(
-        item.get_closest_marker("spark") for item in session.items
-    ):
+    """Before tests start processes, have these start faster; what is imported by now stays, and is not looked through
+    by each collection of garbage."""
+    gc.freeze()
+    if session.config.option.collectonly:
+        return
+    if any(item.get_closest_marker("alone") for item in session.items):
+        from tests.forked_python import forked_python
+
+        forks = ExitStack()
+        session.config.add_cleanup(forks.close)
+        forks.enter_context(forked_python())
+    if any(item.get_closest_marker("spark") for item in session.items):
         from tests.benchmarks.sql.class_archive import java_options
 
         # JVMs of tests live for seconds: the first compiler and the serial collector do
         quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-        os.environ["JDK_JAVA_OPTIONS"] = java_options(Path(__file__).parents[1] / ".cache", quick)
+        os.environ["JDK_JAVA_OPTIONS"] = java_options(CACHE, quick)
 
 
 @pytest.fixture(scope="session")
-def tpcds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with TPC-DS tables of scale factor 0.01 and the 99 queries."""
-    from ebbflow.infra.tables.benchmark_data import tpcds
+def tpcds() -> Path:
+    """Return a folder with TPC-DS tables of scale factor 0.01 and the 99 queries, which tests must leave as they are.
 
-    folder = tmp_path_factory.mktemp("tpcds")
-    return tpcds(0.01, folder / "sf0.01", folder / "tools", print)
+    They are kept until the code that makes them is another: to install the generator takes a quarter of a minute.
+    """
+    from ebbflow.infra.tables import benchmark_data
+
+    made_by = (Path(benchmark_data.__file__).with_name(name) for name in ("benchmark_data.py", "dsdgen.py"))
+    folder = CACHE / f"tpcds-{crc32(b''.join(path.read_bytes() for path in made_by)):08x}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:  # another part of the suite may be making them
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return benchmark_data.tpcds(0.01, folder / "sf0.01", folder / "tools", print)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,9 @@ for line in sys.stdin:
         for number in (1, 2):
             os.dup2(os.open(asked["said"][number - 1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         os.chdir(asked["folder"])
+        os.umask(asked["umask"])
+        os.environ.clear()
+        os.environ.update(asked["variables"])
         sys.argv = ["ebbflow", *asked["words"]]
         cli.main()
         break  # its interpreter ends as that of the command does
@@ -44,12 +47,23 @@ class Done:
 class RealCommand:
     """Calls of the command in processes of their own."""
 
-    def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[str]", folder: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
         self._process, self._said = process, [folder / "stdout", folder / "stderr"]
+        self._variables = variables or {}
 
     def run(self, words: Sequence[str]) -> Done:
-        """Call ``ebbflow WORDS`` where this process is; negative codes are signals."""
-        asked = {"words": list(words), "folder": str(Path.cwd()), "said": list(map(str, self._said))}
+        """Call ``ebbflow WORDS`` where this process is, with its environment; negative codes are signals."""
+        umask = os.umask(0o077)  # it is told only when it is set
+        os.umask(umask)
+        asked = {
+            "words": list(words),
+            "folder": str(Path.cwd()),
+            "umask": umask,
+            "said": list(map(str, self._said)),
+            "variables": {**os.environ, **self._variables},
+        }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asked) + "\n")
@@ -71,6 +85,6 @@ def real_command(folder: Path, variables: Mapping[str, str] | None = None) -> It
         text=True,
     ) as process:
         try:
-            yield RealCommand(process, folder)
+            yield RealCommand(process, folder, variables)
         finally:
             process.kill()

@@ -157,6 +157,7 @@ class FakeTrainer:
             f"{act.kind} for a test", placement,
             {n: s for n, s in placement.items() if n not in act.gone}, act.failures, act.suspects, started,
             self._clock.now(), first, self._step, self._saved if act.saves and not preflight else -1,
+            sum(placement.values()) * (self._clock.now() - started),
         )  # fmt: skip
 
     def _follow(self, end: GenerationEnd) -> None:

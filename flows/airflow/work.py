@@ -78,7 +78,7 @@ def query(
 
     Raises ``EbbflowError``.
     """
-    from ebbflow.tasks.report.delivery import deliver, execute
+    from ebbflow.tasks.report.delivery import deliver, execute, served
 
     if not app:
         return execute(request, orchestrator)
@@ -86,7 +86,7 @@ def query(
     from ebbflow.tasks.query.app import run_query_app
     from ebbflow.tasks.query.app_requests import query_spec
 
-    with Ledger.open(address, cluster=cluster, create=False) as ledger:
+    with Ledger.open(address, cluster=cluster, create=False) as ledger, served(request, orchestrator):
         spec = query_spec(request, id=app, **asked)
         return run_query_app(request, spec, ledger, orchestrator, stop=orchestrator.asked, deliver=deliver)
 

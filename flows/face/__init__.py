@@ -91,7 +91,12 @@ if TYPE_CHECKING:
     from ebbflow.infra.simulation.engine import simulate
     from ebbflow.infra.simulation.traces.cluster import Cluster
     from ebbflow.infra.simulation.traces.generators import philly_like
-    from ebbflow.infra.training.frameworks import hugging_face_callback, lightning_callback
+    from ebbflow.infra.training.checkpoints.reading import load_checkpoint
+    from ebbflow.infra.training.frameworks import (
+        accelerate_saves,
+        hugging_face_callback,
+        lightning_callback,
+    )
     from ebbflow.infra.training.frameworks.checkpoints import newest_checkpoint
     from ebbflow.infra.training.metrics import RunStatistics
     from ebbflow.infra.training.process.leaving import RunStopped
@@ -235,6 +240,7 @@ __all__ = [
     "WaitForCapacityOperator",
     "WaitForCapacityTrigger",
     "WorkloadError",
+    "accelerate_saves",
     "apply_target",
     "best_effort",
     "capacity_loop",
@@ -243,6 +249,7 @@ __all__ = [
     "explain",
     "hugging_face_callback",
     "lightning_callback",
+    "load_checkpoint",
     "newest_checkpoint",
     "observe_fleet",
     "open_fleet",
@@ -285,7 +292,8 @@ _NAMES = {
     "ebbflow.tasks.tuning.run": "run_tuning",
     "ebbflow.tasks.tuning.report": "TuningReport",
     "ebbflow.tasks.pipeline.outcome": "PipelineOutcome",
-    "ebbflow.infra.training.frameworks": "hugging_face_callback lightning_callback",
+    "ebbflow.infra.training.checkpoints.reading": "load_checkpoint",
+    "ebbflow.infra.training.frameworks": "accelerate_saves hugging_face_callback lightning_callback",
     "ebbflow.infra.training.frameworks.checkpoints": "newest_checkpoint",
     "ebbflow.infra.training.run": "ElasticRun",
     "ebbflow.infra.communication.all_to_all": "Exchange",

@@ -1,4 +1,4 @@
-"""``ebbflow run``: a pipeline of queries, trainings and tuning runs on one elastic cluster."""
+"""``ebbflow run``: a pipeline of queries, trainings, tuning runs and elastic jobs on one elastic cluster."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 console = Console()
 errors = Console(stderr=True)
 
-RUN_HELP = """Run a pipeline: SQL queries, trainings and tuning runs of several teams on one elastic cluster.
+RUN_HELP = """Run a pipeline: SQL queries, trainings, tuning runs and elastic jobs of several teams on one cluster.
 
 [b]Check a file[/b] without running anything
 
@@ -101,6 +101,15 @@ def run(
             rich_help_panel=_RUN,
         ),
     ] = Runner.auto,
+    metrics: Annotated[
+        str,
+        typer.Option(
+            help="Serve /metrics for Prometheus and /healthz at HOST:PORT while it runs, such as 127.0.0.1:9468. "
+            "Default: not served.",
+            metavar="HOST:PORT",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = "",
     report: Annotated[
         list[str] | None,
         typer.Option(
@@ -162,7 +171,8 @@ def run(
         run_id or "",
         parse_set(set_ or []),
         str(Path(runs_dir).expanduser().absolute()) if runs_dir else "",
-        tuple(report or ()),
+        metrics=metrics,
+        report=tuple(report or ()),
         restart=restart,
         allow_policies=checked_names(allow_policy or []),
         allow_functions=checked_functions(allow_functions),
@@ -241,6 +251,8 @@ def run_on_terminal(
 
 def plan_of(checked: "CheckedPipeline") -> dict[str, Any]:
     """Return what a file would run, for JSON: its steps in order, scripted faults, and what was not checked."""
+    from ebbflow.tasks.pipeline.file.requests import wanted_gpus
+
     pipeline = checked.pipeline
     return {
         "name": pipeline.name,
@@ -251,7 +263,7 @@ def plan_of(checked: "CheckedPipeline") -> dict[str, Any]:
                 "display_name": step.label,
                 "kind": step.kind,
                 "team": step.team,
-                "gpus": None if step.kind == "query" else int(step.options.get("gpus", 1)),
+                "gpus": None if step.kind == "query" else wanted_gpus(step),
                 "needs": sorted(step.needs),
             }
             for step in pipeline.steps.values()
@@ -274,6 +286,7 @@ def print_pipeline(checked: "CheckedPipeline", console: Console) -> None:
     """Print what a file would run, and what was not checked."""
     from ebbflow.flows.pipeline.terminal import plain
     from ebbflow.tasks.drawing.wording import plural
+    from ebbflow.tasks.pipeline.file.requests import wanted_gpus
 
     pipeline = checked.pipeline
     console.print(
@@ -283,7 +296,7 @@ def print_pipeline(checked: "CheckedPipeline", console: Console) -> None:
     for name in ("step", "kind", "team", "GPUs", "waits for"):
         table.add_column(name)
     for step in pipeline.steps.values():
-        gpus = "" if step.kind == "query" else str(step.options.get("gpus", 1))
+        gpus = "" if step.kind == "query" else str(wanted_gpus(step))
         table.add_row(plain(step.label), step.kind, step.team, gpus, ", ".join(sorted(step.needs)))
     console.print(table)
     for fault in _faults(pipeline):

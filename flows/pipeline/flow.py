@@ -72,6 +72,7 @@ def run_pipeline(
     run_id: str | None = None,
     parameters: dict[str, str] | None = None,
     runs_dir: str | None = None,
+    metrics: str = "",
     report: str | list[str] | None = None,
     ledger: str | None = None,
     allow_policies: list[str] | None = None,
@@ -92,6 +93,7 @@ def run_pipeline(
         run_id: ID of a new run; generated from the pipeline's name and the time unless given.
         parameters: values of the file's parameters that override its own.
         runs_dir: local directory of all runs of pipelines.
+        metrics: ``HOST:PORT`` at which ``/metrics`` for Prometheus and ``/healthz`` are served while it runs.
         report: files for the report, beside those of the run's directory: ``.html`` the page, ``.json`` the outcome.
         ledger: what ``${env:EBBFLOW_LEDGER}`` stands for in the file: an address without a password, or the block
             ``ebbflow-cluster/NAME``.
@@ -120,7 +122,8 @@ def run_pipeline(
             run_id or "",
             parameters or {},
             runs_dir or "",
-            check_report_paths(report),
+            metrics=metrics,
+            report=check_report_paths(report),
             restart=restart,
             allow_policies=checked_names(allowed("allow_policies", allow_policies)),
             allow_functions=checked_functions(allowed("allow_functions", allow_functions)),

@@ -79,7 +79,19 @@ _INPUT, _OUTPUT, _PLANNING, _RUN = "Input", "Output", "Planning", "Engine and ru
 _PANELS = {
     **dict.fromkeys(("tables", "catalog", "at", "dialect", "allow_functions"), _INPUT),
     **dict.fromkeys(
-        ("format", "json", "limit", "verbose", "quiet", "output", "into", "into_mode", "report", "verify"),
+        (
+            "format",
+            "json",
+            "limit",
+            "verbose",
+            "quiet",
+            "output",
+            "into",
+            "into_mode",
+            "metrics",
+            "report",
+            "verify",
+        ),
         _OUTPUT,
     ),
     **dict.fromkeys(

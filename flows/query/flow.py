@@ -24,13 +24,15 @@ from ebbflow.flows.runs.deployed import allowed, app_fields
 from ebbflow.flows.runs.output_pipes import outlive_readers
 from ebbflow.flows.runs.request_options import fields_of
 from ebbflow.flows.runs.stopping import StopQuery
+from ebbflow.planners.errors import OptionError
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.tasks.query.feedback import Feedback
 from ebbflow.tasks.query.listening import CompositeQueryListener, Listener, StageOutcome
+from ebbflow.tasks.query.opening import engine_in, request_in
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import QueryOutcome
-from ebbflow.tasks.report.delivery import deliver, execute
+from ebbflow.tasks.report.delivery import deliver, execute, served
 from ebbflow.tasks.report.timeline import timeline_svg
 
 _SETTLE = 30.0  # seconds
@@ -106,6 +108,7 @@ def run_query(
     output: str | None = None,
     into: str | None = None,
     into_mode: str = "append",
+    metrics: str = "",
     report: str | list[str] | None = None,
     verify: bool = False,
     ledger: str | None = None,
@@ -113,6 +116,7 @@ def run_query(
     app: str = "",
     team: str = "",
     allow_functions: list[str] | None = None,
+    session: Any = None,
 ) -> QueryReport:
     """Run a SQL query that re-plans itself while capacity changes.
 
@@ -154,6 +158,7 @@ def run_query(
         output: Parquet file for the rows of the result.
         into: Delta Lake table that the rows of the result are written into, once for each run.
         into_mode: what becomes of the rows that it has: ``append`` keeps them, ``overwrite`` replaces them.
+        metrics: ``HOST:PORT`` at which ``/metrics`` for Prometheus and ``/healthz`` are served while it runs.
         report: file or files for the report, each ending in ``.html`` (a page) or ``.json`` (the data).
         verify: compare the result with DuckDB's on the same files.
         ledger: ledger of the cluster that the query becomes an app of; the cluster's capacity loop restarts the
@@ -164,6 +169,8 @@ def run_query(
         team: team of the app.
         allow_functions: functions that SQL may call though they read more than tables, such as ``read_csv``; in a
             run of a deployment, only those of them that the deployment's own parameters have.
+        session: SparkSession of this process to run in, instead of one that is started; without ``tables`` the query
+            reads its tables and views, temporary ones too. It runs on afterwards.
 
     Returns:
         The report of the run; the rows are in ``result_path``.
@@ -181,10 +188,21 @@ def run_query(
             "store": store_of(store, place.storage),
             "allow_functions": allowed("allow_functions", allow_functions),
         }
+        if session is not None:
+            chosen["catalog"] = catalog or not tables
         request = QueryRequest.of(**fields_of(QueryRequest, {**given, **chosen}))
+        if session is not None:
+            request = request_in(session, request)
+            if ledger is not None:
+                raise OptionError(
+                    "session runs a query of this process alone; leave out ledger, or name a master and no session"
+                )
         orchestrator = PrefectOrchestrator(attachment.given if attachment else None)
 
         def work() -> QueryOutcome:
+            if session is not None:
+                with engine_in(session, request) as opened_session:
+                    return execute(request, orchestrator, opened=opened_session)
             if ledger is None:
                 return execute(request, orchestrator)
             from ebbflow.tasks.query.app import run_query_app
@@ -192,7 +210,7 @@ def run_query(
 
             id_ = app or f"query-{uuid.uuid4().hex[:8]}"
             spec = query_spec(request, id_, **app_fields(team=team))
-            with place.place.opened() as opened:
+            with place.place.opened() as opened, served(request, orchestrator):
                 return run_query_app(
                     request, spec, opened, orchestrator, stop=orchestrator.asked, deliver=deliver
                 )

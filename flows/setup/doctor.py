@@ -28,6 +28,8 @@ _EXTRAS = {
     "pyroute2": "local-network",
     "deltalake": "lake",
     "pyiceberg": "lake",
+    "mlflow-skinny": "mlflow",
+    "wandb": "wandb",
 }
 
 

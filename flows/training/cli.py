@@ -1,5 +1,6 @@
 """``ebbflow train``: elastic training on nodes that come and go."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from ebbflow.flows.runs.exit_status import ExitStatus
 from ebbflow.flows.runs.options import AsJson, Runner, RunnerOption, wants_prefect
 from ebbflow.flows.runs.request_options import with_options_of
 from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.training.node_names import node_of
 from ebbflow.tasks.training.request import TrainingRequest, default_runs_dir
 
 console = Console()
@@ -24,6 +26,10 @@ The script trains inside [b]with ElasticRun.start() as run:[/b] (docs/training.m
 [b]Try it[/b]
 
     ebbflow train script.py --nodes local:2x1
+
+[b]All of this machine[/b]: a process for each GPU, or for each core where there is none
+
+    ebbflow train script.py --nproc auto
 
 [b]Inject faults[/b]: remove nodes and add one while it runs
 
@@ -63,8 +69,10 @@ PANELS = {
     **dict.fromkeys(
         (
             "nodes",
+            "nproc",
             "min_gpus",
             "max_gpus",
+            "replica_gpus",
             "cpus_per_slot",
             "adaptive",
             "price",
@@ -72,6 +80,7 @@ PANELS = {
             "sync",
             "aggregators",
             "mirrors",
+            "aggregation_cluster",
         ),
         _GPUS,
     ),
@@ -114,7 +123,7 @@ PANELS = {
         ),
         _FAILURES,
     ),
-    **dict.fromkeys(("report", "json"), _OUTPUT),
+    **dict.fromkeys(("track", "metrics", "report", "json"), _OUTPUT),
 }
 
 Script = Annotated[str | None, typer.Argument(help="Python file to train.", metavar="SCRIPT")]
@@ -124,11 +133,19 @@ Arguments = Annotated[
 ]
 
 
-@with_options_of(TrainingRequest, before={"resume": "restart"}, panels=PANELS)
+@with_options_of(TrainingRequest, before={"nproc": "min_gpus", "resume": "restart"}, panels=PANELS)
 def train(
     script: Script = None,
     arguments: Arguments = None,
     *,
+    nproc: Annotated[
+        str | None,
+        typer.Option(
+            help="Number of processes on this machine instead of --nodes: a number, or auto for one on each GPU, or "
+            "on each core where there is none.",
+            metavar="PROCESSES",
+        ),
+    ] = None,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -151,6 +168,8 @@ def train(
     from ebbflow.flows.training.terminal import print_training
 
     runs_dir = given.pop("runs_dir", None)
+    if nproc is not None:
+        given["nodes"] = _here(nproc, given.get("nodes"))
     options = given if preflight is None else {**given, "preflight": "always" if preflight else "never"}
     request = _request(script, arguments, runs_dir, resume, options)
     outcome = _run(request, prefect=wants_prefect(runner), resume=resume is not None)
@@ -169,6 +188,15 @@ def train(
         raise typer.Exit(ExitStatus.FAILED if outcome.unsaved_steps else ExitStatus.INTERRUPTED)
     if outcome.state == "failed":
         raise typer.Exit(ExitStatus.FAILED)
+
+
+def _here(processes: str, nodes: str | None) -> str:
+    """Return one node of this machine with so many processes. Raises ``OptionError``."""
+    from ebbflow.infra.machine.devices import visible
+
+    if nodes is not None:
+        raise OptionError(f"--nproc is for one node of this machine; leave it, or --nodes {nodes}, out")
+    return node_of(processes, len(visible()), len(os.sched_getaffinity(0)))
 
 
 def _where(runs_dir: str | None) -> str:

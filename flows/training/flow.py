@@ -71,14 +71,17 @@ def train(
     nodes: str = "local:1x1",
     min_gpus: int = 1,
     max_gpus: int | None = None,
+    replica_gpus: int = 1,
     runs_dir: str | None = None,
     adaptive: bool = True,
     communication: Literal["ddp", "planned"] = "ddp",
     own_checkpoints: bool = False,
     step_pattern: str = "",
-    sync: Literal["allreduce", "service"] = "allreduce",
+    sync: Literal["allreduce", "service", "auto"] = "allreduce",
+    recovery: Literal["auto", "in-place", "restart"] = "auto",
     aggregators: int = 1,
     mirrors: int = 0,
+    aggregation_cluster: str = "",
     checkpoint_interval: float | None = None,
     keep_checkpoints: int = 2,
     partial_checkpoint_interval: int = 0,
@@ -96,6 +99,8 @@ def train(
     fault: list[str] | None = None,
     final_save_timeout: float = 120.0,
     spill_dir: str = "",
+    track: list[str] | None = None,
+    metrics: str = "",
     resume: bool = False,
     restart: bool = False,
     repack: bool = False,
@@ -127,6 +132,7 @@ def train(
         nodes: ``local:NODESxGPUS``: processes of this machine; ``aws:POOL:NODESxGPUS``: of the cluster's fleet.
         min_gpus: minimum number of GPUs; with fewer the run waits.
         max_gpus: maximum number of GPUs; all GPUs of the nodes by default.
+        replica_gpus: number of GPUs that hold one replica of the model; a multiple of it is used.
         runs_dir: directory of all runs, local or ``s3://``, or the block ``ebbflow-storage/NAME``.
         adaptive: whether the batch size follows the goodput.
         communication: ``ddp`` leaves the exchange of gradients to PyTorch; ``planned`` searches an order and a cut
@@ -136,9 +142,14 @@ def train(
         step_pattern: with ``own_checkpoints``, a regular expression whose first group is the step in what rank 0
             prints; progress bars and step lines of common frameworks by default.
         sync: where gradients meet: ``allreduce``: among the processes, all of which are needed; ``service``: at
-            aggregators, so that processes are lost and join while the others train on.
+            aggregators, so that processes are lost and join while the others train on; ``auto``: the cheaper of both,
+            by what a preflight run measures.
+        recovery: what processes do when others fail, leave or join: ``in-place`` keeps them, ``restart`` starts all
+            of them again, ``auto`` is in-place where the script and its options allow it.
         aggregators: with ``service``: number of aggregator processes.
         mirrors: with ``service``: number of further aggregators that hold each tensor, so that one can be lost.
+        aggregation_cluster: with ``service``: the cluster whose shared aggregators hold the tensors, in the ledger
+            that ``$EBBFLOW_LEDGER`` names; aggregators of the run's own by default.
         checkpoint_interval: seconds between two full checkpoints; from the measured costs and the interruption rate
             by default.
         keep_checkpoints: number of full checkpoints to keep.
@@ -159,6 +170,9 @@ def train(
         final_save_timeout: seconds in which a failed final save is retried before the checkpoint goes to
             ``spill_dir``.
         spill_dir: directory for a checkpoint that the run's directory cannot take; of the saving node by default.
+        metrics: ``HOST:PORT`` at which ``/metrics`` for Prometheus and ``/healthz`` are served while it runs.
+        track: experiment trackers that show the run, over all its restarts, as one: ``mlflow:URI_OR_DIR#EXPERIMENT``
+            or ``wandb:PROJECT``.
         resume: resume the run ``run_id`` with its recorded options; others but ``runs_dir`` are not read.
         restart: with ``resume``, restart at step 0 if none of the run's checkpoints is usable.
         repack: with ``resume``, pack the working directory and requirements again.
@@ -226,7 +240,7 @@ def _work(
 ) -> AppWork[TrainingReport]:
     """Return the training, as an app of ``cluster`` that has ``asked``; it leaves within what a cancelled run has."""
     stop = threading.Event()
-    nodes = Nodes(request.placement, request.most_gpus, request.min_gpus)
+    nodes = Nodes(request.placement, request.most_gpus, request.min_gpus, replica=request.replica_gpus)
 
     def alone() -> TrainingReport:
         if request.pool:  # its nodes are those that are free there
@@ -330,6 +344,8 @@ def _publish(report: TrainingReport) -> None:
         "steps": report.steps,
         "lost steps": report.lost_steps,
         "saved step": report.saved_step,
+        "recovery": report.recovery.way if report.recovery else None,
+        "changes in place": report.recovery.changes if report.recovery else 0,
         "mean goodput (examples/s)": round(report.mean("goodput") or 0.0, 1),
         "mean throughput (examples/s)": round(report.mean("throughput") or 0.0, 1),
         "batch": last.batch if last else None,

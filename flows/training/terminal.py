@@ -76,7 +76,8 @@ class TrainingScreen(Screen[Live], NullTrainingListener):
             f"{plural(point.gpus, 'GPU')} on {plural(point.nodes, 'node')}",
             f"batch {point.batch:,}" + (f" in {point.passes} passes" if point.passes > 1 else ""),
             f"{count_text(point.throughput)} examples/s",
-            f"goodput {count_text(point.goodput)}",
+            f"goodput {count_text(point.goodput)}"
+            + (f" ({count_text(point.goodput * point.tokens)} tokens/s)" if point.tokens else ""),
             f"noise {count_text(point.noise_scale)}",
             f"{point.lost_steps:,} lost" if point.lost_steps else "",
             f"${point.dollars:.2f}" if point.dollars else "",
@@ -111,11 +112,15 @@ def print_training(report: TrainingReport, console: Console) -> None:
     figures = [f"lost steps: {report.lost_steps}", f"GPU time: {seconds_text(report.gpu_seconds)}"]
     for name in ("throughput", "goodput"):
         if mean := report.mean(name):
-            figures.append(f"{name}: {count_text(mean)} examples/s")
+            tokens = report.mean_tokens(name)
+            also = f" ({count_text(tokens)} tokens/s)" if tokens else ""
+            figures.append(f"{name}: {count_text(mean)} examples/s{also}")
     if report.state != "finished" and report.saved_step is not None:
         figures.append(f"saved: step {report.saved_step}")
     if report.skipped_steps:
         figures.append(f"skipped steps: {report.skipped_steps}")
+    if report.recovery is not None and report.recovery.changes:
+        figures.append(f"changes of nodes in place: {report.recovery.changes}")
     if report.price:
         figures.append(f"cost: ${report.dollars:.4f}")
     console.print(" · ".join(figures), highlight=False, soft_wrap=True)
@@ -129,3 +134,6 @@ def print_training(report: TrainingReport, console: Console) -> None:
             console.print(f"logs of the processes: {where}", highlight=False, soft_wrap=True)
     if len(report.generations) > 1:
         console.print(generation_rows(report))
+        if report.recovery is not None and report.recovery.way == "restart":
+            said = f"each change of nodes restarts all processes: {report.recovery.reason}"
+            console.print(Text(printable(said)), soft_wrap=True)

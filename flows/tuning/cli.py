@@ -35,6 +35,18 @@ The script takes each hyperparameter as an option and reports a metric after eac
     ebbflow tune script.py --space space.yaml --metric loss --minimize \\
         --pruner curve --epochs 30
 
+[b]On several machines[/b], which share the trials; those of one that dies go to the others
+
+    ebbflow tune script.py --space space.yaml --metric accuracy \\
+        --run-id rates --study postgresql://db/lab --nodes local:1x4
+
+    ebbflow tune --join rates --study postgresql://db/lab --nodes local:1x8
+
+[b]A directory with its packages[/b]: packed once, the same for all trials
+
+    ebbflow tune train.py --space space.yaml --metric accuracy \\
+        --workdir . --requirements requirements.txt
+
 [b]Resume[/b] a tuning run that was stopped
 
     ebbflow tune --resume tune-1a2b3c4d
@@ -43,18 +55,32 @@ A hyperparameter is float, log, int or choice. A trial that is stopped releases 
 finished, 1 failed, 2 usage error, 130 interrupted and saved.
 """
 
+_CODE = "Code and environment"
 _SPACE, _TRIALS, _RUN, _OUTPUT = "Hyperparameters and metric", "Trials and GPUs", "Run", "Output"
 PANELS = {
+    **dict.fromkeys(("workdir", "requirements", "setup", "env"), _CODE),
     **dict.fromkeys(("space", "metric", "maximize", "sampler", "seed"), _SPACE),
     **dict.fromkeys(
-        ("trials", "nodes", "gpus_per_trial", "max_gpus", "epochs", "pruner", "reduction_factor"), _TRIALS
+        (
+            "trials",
+            "nodes",
+            "gpus_per_trial",
+            "max_gpus",
+            "epochs",
+            "pruner",
+            "reduction_factor",
+            "population_interval",
+        ),
+        _TRIALS,
     ),
-    **dict.fromkeys(("run_id", "runs_dir", "resume", "restart"), _RUN),
-    **dict.fromkeys(("report", "json"), _OUTPUT),
+    **dict.fromkeys(("run_id", "runs_dir", "study", "join", "heartbeat_timeout", "resume", "restart"), _RUN),
+    **dict.fromkeys(("track", "report", "json"), _OUTPUT),
 }
 
 
-@with_options_of(TuningRequest, before={"space": "metric", "resume": "restart"}, panels=PANELS)
+@with_options_of(
+    TuningRequest, before={"space": "metric", "join": "heartbeat_timeout", "resume": "restart"}, panels=PANELS
+)
 def tune(
     script: Script = None,
     arguments: Arguments = None,
@@ -73,17 +99,37 @@ def tune(
             metavar="ID",
         ),
     ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(
+            help="ID of a tuning run to join, whose study is in --study; options given here are this "
+            "process's.",
+            metavar="ID",
+        ),
+    ] = None,
     json: AsJson = False,
     given: dict[str, Any],
 ) -> None:
     from ebbflow.flows.runs.command import interruptible
     from ebbflow.flows.tuning.terminal import print_tuning
     from ebbflow.tasks.report.tuning import deliver_tuning
+    from ebbflow.tasks.tuning.joining import join_tuning
     from ebbflow.tasks.tuning.run import new_tuning_id, run_tuning
 
     runs_dir = given.pop("runs_dir", None)
     place = runs_dir or default_runs_dir()
-    if resume is not None:
+    if join is not None:
+        if resume is not None or space is not None or arguments or "study" not in given:
+            raise OptionError(
+                "--join goes with --study DATABASE, and takes space and arguments from the tuning run; leave them, "
+                "and --resume, out"
+            )
+        if runs_dir is not None:
+            given["runs_dir"] = place if "://" in place else str(Path(place).expanduser().absolute())
+        request = join_tuning(
+            given.pop("study"), join, given if script is None else given | {"script": script}
+        )
+    elif resume is not None:
         if script is not None or space is not None or {"run_id", "metric"} & given.keys():
             raise OptionError(
                 "--resume takes the script, space, metric and run ID from the recorded run; leave them out"
@@ -91,7 +137,7 @@ def tune(
         request = TuningRequest.load(place, resume, given)
     else:
         if given.get("restart"):
-            raise OptionError("--restart goes with --resume ID")
+            raise OptionError("--restart goes with --resume ID or --join ID")
         if script is None or space is None:
             raise OptionError(
                 "name the script and the space (--space FILE), or a tuning run to resume (--resume ID)"
@@ -111,7 +157,8 @@ def tune(
         errors.print(text, highlight=False, markup=False, soft_wrap=not errors.is_terminal)
 
     with interruptible(errors, "the trials' checkpoints are kept"):
-        report = deliver_tuning(run_tuning(request, notify, resume=resume is not None), request)
+        begun = resume is not None or join is not None
+        report = deliver_tuning(run_tuning(request, notify, resume=begun), request)
     if json:
         typer.echo(report.to_json())
     else:

@@ -21,30 +21,17 @@ from zmq.sugar.context import Context
 from zmq.sugar.poll import Poller
 from zmq.sugar.socket import Socket
 
-from ebbflow.infra.aggregation.frames import MAX_PAYLOAD, Buffer, Kind, TensorFrame, decode, encode
+from ebbflow.infra.aggregation.connections import connect
+from ebbflow.infra.aggregation.frames import AggregatorAddress, Buffer, Kind, TensorFrame, decode, encode
 from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.machine.encrypted_router import CurveKeys
 
 _FULL = 1 << 20  # bytes of frames that are sent together
 _MOST = 1024  # frames of a message
 _LOOK = 0.02  # seconds between two calls of ``watch``
-_HEARTBEAT = 2000  # milliseconds between ZeroMQ's own heartbeats, so that a cut link is noticed
 
 Watch = Callable[[bool], None]
 """Called while answers are waited for, with whether they depend on other workers; ends the wait by raising."""
-
-
-@dataclass(frozen=True, slots=True)
-class AggregatorAddress:
-    """Where an aggregator listens.
-
-    Args:
-        address: host:port.
-        public: its key, which no other process can prove.
-    """
-
-    address: str
-    public: str
 
 
 @dataclass(slots=True)
@@ -84,7 +71,7 @@ class AggregationAgent:
         retry_s: float = 5.0,
         watch: Watch = lambda others: None,
     ) -> None:
-        self._timeout, self._retry, self._watch = timeout_s, retry_s, watch
+        self._timeout, self._retry, self._watch, self._keys = timeout_s, retry_s, watch, keys
         self._table = {name: list(hosts) for name, hosts in table.items()}
         self._request = 0
         self._lock = threading.RLock()
@@ -92,12 +79,26 @@ class AggregationAgent:
         self._poller = Poller()
         self._sockets: dict[str, Socket[bytes]] = {}
         self._names: dict[Socket[bytes], str] = {}
+        self._where: dict[str, AggregatorAddress] = {}
         self._expected: dict[_Key, _Expected] = {}
         self._outbox: dict[str, list[TensorFrame]] = {}
         self._bytes: dict[str, int] = {}
+        self._dropped: set[str] = set()  # aggregators that are done without
         self.sent_bytes = 0  # of payloads, in all
         for name, where in aggregators.items():
-            self._connect(keys, name, where)
+            self._connect(name, where)
+
+    @property
+    def table(self) -> dict[str, tuple[str, ...]]:
+        """Return the aggregators of each tensor."""
+        with self._lock:
+            return {name: tuple(hosts) for name, hosts in self._table.items()}
+
+    @property
+    def addresses(self) -> dict[str, AggregatorAddress]:
+        """Return where its aggregators listen."""
+        with self._lock:
+            return {name: self._where[name] for name in self._sockets}
 
     # --- what a worker does -------------------------------------------------------------------------------
 
@@ -115,8 +116,9 @@ class AggregationAgent:
         """
         with self._lock:
             for name, data in tensors.items():
-                frame = TensorFrame(Kind.INIT, name, number, data, options=options[name])
-                for host in self._hosts(name):
+                for place, host in enumerate(self._hosts(name)):
+                    values = {**options[name], "mirror": place > 0}
+                    frame = TensorFrame(Kind.INIT, name, number, data, options=values)
                     self._ask(host, Kind.READY, name, (frame,), number)
         self._take(Kind.READY, tensors, everywhere=True)
 
@@ -232,6 +234,7 @@ class AggregationAgent:
         Raises ``AggregationError`` for a tensor that has none.
         """
         with self._lock:
+            self._dropped.add(aggregator)
             if aggregator not in self._sockets:
                 return
             socket = self._sockets.pop(aggregator)
@@ -239,15 +242,9 @@ class AggregationAgent:
             del self._names[socket]
             socket.close(linger=0)
             self._outbox.pop(aggregator, None)
-            for name, hosts in self._table.items():
-                if aggregator in hosts:
-                    hosts.remove(aggregator)
-                if not hosts:
-                    raise AggregationError(f"aggregator {aggregator} is gone, and {name!r} has no mirror")
-            for key in [key for key in self._expected if key[0] == aggregator]:
-                due = self._expected.pop(key)
-                if key[1] in (Kind.PARAMETERS, Kind.STATE, Kind.SUM) and due.answer is None:
-                    self._ask(self._hosts(key[2])[0], key[1], key[2], due.frames, due.round, due.view)
+            asked = {key[2] for key in self._expected if key[0] == aggregator}
+            for name in [name for name, hosts in self._table.items() if aggregator in hosts or name in asked]:
+                self._without(aggregator, name)
         self.flush()
 
     def close(self) -> None:
@@ -258,19 +255,11 @@ class AggregationAgent:
 
     # --- how ----------------------------------------------------------------------------------------------
 
-    def _connect(self, keys: CurveKeys, name: str, where: AggregatorAddress) -> None:
-        one = self._context.socket(constants.DEALER)
-        one.curve_serverkey = bytes.fromhex(where.public)
-        one.curve_publickey = bytes.fromhex(keys.public)
-        one.curve_secretkey = bytes.fromhex(keys.secret)
-        one.linger = 0
-        one.maxmsgsize = MAX_PAYLOAD
+    def _connect(self, name: str, where: AggregatorAddress) -> None:
+        one = connect(self._context, self._keys, where)
         one.sndtimeo = max(round(self._retry * 1000), 1)
-        one.reconnect_ivl, one.reconnect_ivl_max = 50, 1000
-        one.heartbeat_ivl = _HEARTBEAT
-        one.connect(f"tcp://{where.address}")
         self._poller.register(one, constants.POLLIN)
-        self._sockets[name], self._names[one] = one, name
+        self._sockets[name], self._names[one], self._where[name] = one, name, where
 
     def _hosts(self, tensor: str) -> list[str]:
         if not (hosts := self._table.get(tensor)):
@@ -350,15 +339,49 @@ class AggregationAgent:
                 for frame in decode([memoryview(one.buffer) for one in parts]):
                     self._hear(self._names[ready], frame)
 
+    def _without(self, host: str, tensor: str) -> None:
+        """Do without an aggregator for a tensor. Raises ``AggregationError`` where it has no mirror."""
+        hosts = self._table[tensor]
+        if host in hosts:
+            hosts.remove(host)
+        if not hosts:
+            raise AggregationError(f"aggregator {host} is gone, and {tensor!r} has no mirror")
+        for key in [key for key in self._expected if key[0] == host and key[2] == tensor]:
+            due = self._expected.pop(key)
+            if key[1] not in (Kind.PARAMETERS, Kind.STATE, Kind.SUM):
+                continue
+            if due.answer is None:
+                self._ask(hosts[0], key[1], tensor, due.frames, due.round, due.view)
+            else:
+                self._expected[hosts[0], key[1], tensor] = due
+
     def _hear(self, host: str, frame: TensorFrame) -> None:
         if frame.kind is Kind.ERROR:
             asked = any(
                 key[0] == host and key[2] == frame.tensor and due.frames[0].request == frame.request
                 for key, due in self._expected.items()
             )
-            if asked:
+            if asked and frame.options.get("gone") and len(self._table[frame.tensor]) > 1:
+                self._without(host, frame.tensor)  # its copy has never come
+            elif asked:
                 raise AggregationError(str(frame.options.get("error", "an aggregator refused a request")))
             return
         due = self._expected.get((host, frame.kind, frame.tensor))
         if due is not None and frame.round == due.round and frame.view == due.view:
             due.answer = due.answer or frame
+            if frame.kind is Kind.PARAMETERS and "host" in frame.options:
+                self._follow(host, frame)
+
+    def _follow(self, host: str, frame: TensorFrame) -> None:
+        """Take note that a tensor's gradients go to another aggregator from this round on."""
+        name, values = str(frame.options["host"]), frame.options
+        hosts = self._table[frame.tensor]
+        if name in hosts or host not in hosts:
+            return
+        if name in self._dropped:  # on its way to an aggregator that is lost meanwhile
+            self._without(host, frame.tensor)
+            return
+        if name not in self._sockets:
+            self._connect(name, AggregatorAddress(str(values["address"]), str(values["public"])))
+        hosts[hosts.index(host)] = name
+        self._expected[name, frame.kind, frame.tensor] = self._expected.pop((host, frame.kind, frame.tensor))

@@ -8,11 +8,14 @@ repeated.
 
 import collections
 import logging
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from ebbflow.infra.aggregation.frames import Kind, TensorFrame, decode, encode
+from ebbflow.infra.aggregation.frames import AggregatorAddress, Kind, TensorFrame, decode, encode
 from ebbflow.infra.aggregation.front import AggregatorFront, Peer
 from ebbflow.infra.aggregation.master_copy import TRAINING, MasterCopy
+from ebbflow.infra.aggregation.moves import TensorMoves
 from ebbflow.infra.errors import AggregationError
 from ebbflow.planners.aggregation.messages import Parameters, Pull, Push, Sends
 
@@ -20,6 +23,7 @@ _MAX_TENSORS = 1 << 16  # of a training on an aggregator
 _MAX_WAITING = 32  # requests of one connection for one tensor while it is worked on
 _INLINE = 1 << 14  # elements up to which a tensor is worked on at once: a thread would take longer
 _BATCH = 256  # frames of a message
+SERVICE = ""  # in place of a training: the other aggregators of a service
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +53,11 @@ class Aggregator:
         self._threads = ThreadPoolExecutor(max(threads, 1), thread_name_prefix="ebbflow-aggregation")
         self._front = AggregatorFront(host, port, self._receive, self._flush)
         self.address, self.public = self._front.address, self._front.public
+        self._moves = TensorMoves(
+            name, self._tensors, self._answer, self._apart, self._front.call, self._take_waiting, self._send,
+            self._give_up,
+        )  # fmt: skip
+        self.peer = self._moves.public
 
     @property
     def refused(self) -> int:
@@ -59,7 +68,7 @@ class Aggregator:
         """Admit peers of a training, now or later.
 
         Args:
-            job_id: of the training.
+            job_id: of the training; ``SERVICE`` for aggregators that may give it tensors.
             peers: public key of each.
 
         Raises ``AggregationError`` for what is no key, or for one of another peer.
@@ -90,8 +99,39 @@ class Aggregator:
             "updates": self.rounds,
         }
 
+    def held(self) -> list[MasterCopy]:
+        """Return the tensors that it has."""
+        return list(self._tensors.values())
+
+    @property
+    def moved(self) -> int:
+        """Return how many tensors it has given to others."""
+        return self._moves.done
+
+    def move(self, targets: Mapping[tuple[str, str], tuple[str, AggregatorAddress]]) -> None:
+        """Give tensors to other aggregators while they are trained; call again until they are gone.
+
+        Args:
+            targets: name and address of the aggregator of each tensor, by training and tensor.
+        """
+
+        def begin() -> None:
+            for key, (target, where) in targets.items():
+                self._moves.start(key, target, where)
+            self._moves.repeat()
+
+        self._front.call(begin)
+
+    def keep_from(self, aggregator: str) -> None:
+        """Keep what an aggregator was to get that is lost, as far as no worker was told of it.
+
+        What was to come from it does not come any more.
+        """
+        self._front.call(lambda: self._moves.abandon(aggregator))
+
     def close(self) -> None:
         """End all connections and threads; master copies are gone. May be called twice."""
+        self._moves.close()
         self._front.close()
         self._threads.shutdown(cancel_futures=True)
 
@@ -99,6 +139,11 @@ class Aggregator:
 
     def _receive(self, peer: Peer, connection: bytes, parts: list[memoryview]) -> None:
         for frame in decode(parts):
+            if (peer.job_id == SERVICE) != (frame.kind is Kind.MOVE):
+                raise AggregationError(f"{peer.worker} must not send {frame.kind.name}")
+            if frame.kind is Kind.MOVE:
+                self._moves.receive(peer.worker, connection, frame)
+                continue
             if frame.kind is Kind.INIT:
                 self._init(peer, connection, frame)
                 continue
@@ -106,8 +151,7 @@ class Aggregator:
                 raise AggregationError(f"an aggregator must not be sent {frame.kind.name}")
             tensor = self._tensors.get((peer.job_id, frame.tensor))
             if tensor is None:
-                said = f"this training has no tensor {frame.tensor!r} on aggregator {self.name}"
-                self._refuse(connection, frame, said)
+                self._refuse_gone(connection, frame)
             elif tensor.busy:
                 if sum(one == connection for one, _ in tensor.waiting) >= _MAX_WAITING:
                     raise AggregationError(
@@ -139,6 +183,7 @@ class Aggregator:
         number = tensor.host.round
         match frame.kind:
             case Kind.PULL:
+                tensor.mirror = False
                 self._step(tensor, Pull(connection.hex(), frame.round))
             case Kind.PULL_STATE if frame.round == number:
                 self._answer(connection, tensor.described(frame))
@@ -177,7 +222,7 @@ class Aggregator:
             self._done(tensor, commit)
             return
         tensor.busy = True
-        self._threads.submit(self._work_apart, tensor, commit)
+        self._apart(lambda: self._do(tensor, commit), lambda: self._done(tensor, commit))
 
     def _done(self, tensor: MasterCopy, commit: TensorFrame | None) -> None:
         tensor.busy = False
@@ -187,7 +232,12 @@ class Aggregator:
             self.rounds += 1
             tensor.forget()
             tensor.view = 0
+            tensor.timing.end_round(time.monotonic())
             self._step(tensor, Push(TRAINING, commit.round))
+            self._moves.begin_round(tensor)
+        self._take_waiting(tensor)
+
+    def _take_waiting(self, tensor: MasterCopy) -> None:
         waiting, tensor.waiting = tensor.waiting, []
         while waiting:
             connection, frame = waiting.pop(0)
@@ -199,12 +249,19 @@ class Aggregator:
     def _step(self, tensor: MasterCopy, message: Pull | Push) -> None:
         tensor.host, sends, _ = tensor.host.receive(message)
         self._send(tensor, sends)
+        self._moves.carry(tensor, sends)
 
     def _send(self, tensor: MasterCopy, sends: Sends) -> None:
         for one in sends:
-            if isinstance(one.message, Parameters):
-                frame = TensorFrame(Kind.PARAMETERS, tensor.name, one.message.round, tensor.encoded)
-                self._answer(bytes.fromhex(one.to), frame)
+            if not isinstance(one.message, Parameters) or one.to == TRAINING:
+                continue
+            options = {}
+            if one.message.host != self.name and (where := self._moves.address(tensor)) is not None:
+                options = {"host": one.message.host, "address": where.address, "public": where.public}
+            frame = TensorFrame(
+                Kind.PARAMETERS, tensor.name, one.message.round, tensor.encoded, options=options
+            )
+            self._answer(bytes.fromhex(one.to), frame)
 
     def _send_summed(self, tensor: MasterCopy) -> None:
         for connection, frame in tensor.summed():
@@ -213,6 +270,19 @@ class Aggregator:
     def _refuse(self, connection: bytes, frame: TensorFrame, why: str) -> None:
         said = {"error": why[:1000]}
         self._answer(connection, TensorFrame(Kind.ERROR, frame.tensor, request=frame.request, options=said))
+
+    def _refuse_gone(self, connection: bytes, frame: TensorFrame) -> None:
+        said = {
+            "error": f"this training has no tensor {frame.tensor!r} on aggregator {self.name}",
+            "gone": True,
+        }
+        self._answer(connection, TensorFrame(Kind.ERROR, frame.tensor, request=frame.request, options=said))
+
+    def _give_up(self, tensor: MasterCopy) -> None:
+        """Do not wait for a tensor's copy any more: workers have to do without this aggregator."""
+        self._tensors.pop((tensor.job_id, tensor.name), None)
+        for connection, frame in tensor.waiting:
+            self._refuse_gone(connection, frame)
 
     def _answer(self, connection: bytes, frame: TensorFrame) -> None:
         self._answers[connection].append(frame)
@@ -225,24 +295,31 @@ class Aggregator:
                 self._front.send(connection, *encode(frames[at : at + _BATCH]), copy=False)
 
     def _forget(self, job_id: str) -> None:
-        self._tensors = {key: one for key, one in self._tensors.items() if one.job_id != job_id}
+        for key in [key for key in self._tensors if key[0] == job_id]:
+            del self._tensors[key]
 
     # --- in a thread of its own ---------------------------------------------------------------------------
 
-    def _work_apart(self, tensor: MasterCopy, commit: TensorFrame | None) -> None:
-        if self._do(tensor, commit):
-            self._front.call(lambda: self._done(tensor, commit))
+    def _apart(self, act: Callable[[], object], then: Callable[[], None]) -> None:
+        """Do ``act`` in a thread, then the other in the front's."""
 
-    def _do(self, tensor: MasterCopy, commit: TensorFrame | None) -> bool:
-        try:
-            if commit is None:
-                tensor.sum()
-            else:
-                tensor.update(commit.options)
-        except Exception:  # the training notices that its round does not end
-            log.exception("tensor %s of %s could not be worked on", tensor.name, tensor.job_id)
-            return False
-        return True
+        def work() -> None:
+            try:
+                act()
+            except Exception:  # the training notices that its round does not end
+                log.exception("aggregator %s could not work on a tensor", self.name)
+                return
+            self._front.call(then)
+
+        self._threads.submit(work)
+
+    def _do(self, tensor: MasterCopy, commit: TensorFrame | None) -> None:
+        begun = time.monotonic()
+        if commit is None:
+            tensor.sum()
+        else:
+            tensor.update(commit.options)
+        tensor.timing.work(time.monotonic() - begun)
 
 
 _REQUESTS = {Kind.PUSH, Kind.PULL, Kind.PULL_SUM, Kind.COMMIT, Kind.PULL_STATE}

@@ -44,6 +44,7 @@ class Kind(IntEnum):
     COMMITTED = 11  # the answer, once it is done
     PULL_STATE = 12  # an agent: moments and step count of a round, please
     STATE = 13  # the answer
+    MOVE = 14  # between aggregators: a step of moving a tensor; options: what, of which training, which migration
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,19 @@ class TensorFrame:
     view: int = 0
     place: int = 0
     places: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatorAddress:
+    """Where an aggregator listens.
+
+    Args:
+        address: host:port.
+        public: its key, which no other process can prove.
+    """
+
+    address: str
+    public: str
 
 
 def encode(frames: Iterable[TensorFrame]) -> list[Buffer]:

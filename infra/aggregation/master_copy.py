@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ebbflow.infra.aggregation.frames import Kind, TensorFrame
+from ebbflow.infra.aggregation.frames import MAX_PAYLOAD, Kind, TensorFrame
 from ebbflow.infra.aggregation.rules import (
     Adam,
     Floats,
@@ -16,8 +16,10 @@ from ebbflow.infra.aggregation.rules import (
     as_float32,
     gradient_sum,
     rule_from,
+    rule_values,
     squared_norm,
 )
+from ebbflow.infra.aggregation.timing import TensorTiming
 from ebbflow.infra.errors import AggregationError
 from ebbflow.planners.aggregation.migration import TensorHost
 from ebbflow.planners.errors import OptionError
@@ -44,6 +46,11 @@ class MasterCopy:
         asked: connections that pushed, and wait for it, with the frame to answer.
         busy: whether a sum or an update is under way.
         waiting: what has arrived meanwhile, with its connection.
+        mirror: whether another aggregator answers pulls.
+        timing: of its last rounds.
+        mover: connection of the aggregator that it comes from.
+        source: name of that aggregator.
+        expects: number of the migration by which it comes; 0: none.
     """
 
     job_id: str
@@ -60,6 +67,17 @@ class MasterCopy:
     asked: dict[bytes, TensorFrame] = field(default_factory=dict)
     busy: bool = False
     waiting: list[tuple[bytes, TensorFrame]] = field(default_factory=list)
+    mirror: bool = False
+    timing: TensorTiming = field(default_factory=TensorTiming)
+    mover: bytes = b""
+    source: str = ""
+    expects: int = 0
+
+    @classmethod
+    def expected(cls, aggregator: str, job_id: str, name: str, migration: int) -> "MasterCopy":
+        """Return an empty one, whose copy is on its way; what arrives for it waits."""
+        host, nothing = TensorHost(aggregator), np.empty(0, np.float32)
+        return cls(job_id, name, host, Sgd(), nothing, busy=True, expects=migration)
 
     @classmethod
     def of(cls, aggregator: str, job_id: str, frame: TensorFrame) -> "MasterCopy":
@@ -72,20 +90,26 @@ class MasterCopy:
 
         Raises ``AggregationError`` for a frame that describes none.
         """
-        rule, step, names = _described(frame.options)
-        values = as_float32(frame.payload, frame.dtype)
-        size, rest = divmod(len(values), len(names) + 1)
-        if rest or not size:
+        rule, parameters, state = _contents(frame)
+        if (size := parameters.nbytes * (1 + len(rule.moments))) > MAX_PAYLOAD:
             raise AggregationError(
-                f"{frame.tensor!r} with {len(names)} moments must have a multiple of {len(names) + 1} elements, above"
-                f" 0, not {len(values)}"
+                f"a tensor must have at most {MAX_PAYLOAD} bytes with its moments; {frame.tensor!r} has {size}"
             )
-        parts = [
-            values[i * size : (i + 1) * size].astype(np.float32, copy=True) for i in range(len(names) + 1)
-        ]
-        state = OptimizerState(step, dict(zip(names, parts[1:], strict=True)))
         host = TensorHost(aggregator, "serving", frozenset({TRAINING}), frame.round)
-        return cls(job_id, frame.tensor, host, rule, parts[0], state, parts[0].tobytes())
+        made = cls(job_id, frame.tensor, host, rule, parameters, state, parameters.tobytes())
+        made.mirror = bool(frame.options.get("mirror", False))
+        return made
+
+    def fill(self, frame: TensorFrame) -> None:
+        """Take the copy of another aggregator. Raises ``AggregationError`` for a frame that has none."""
+        self.rule, self.parameters, self.state = _contents(frame)
+        self.encoded = self.parameters.tobytes()
+
+    def copied(self) -> tuple[bytes, dict[str, Any]]:
+        """Return parameters and moments, and what describes them, as ``fill`` takes them."""
+        names = list(self.state.moments)
+        options = {"rule": rule_values(self.rule), "step": self.state.step, "moments": names}
+        return b"".join((self.encoded, *(self.state.moments[name].data for name in names))), options
 
     @property
     def nbytes(self) -> int:
@@ -161,6 +185,20 @@ class MasterCopy:
     def forget(self) -> None:
         """Drop what was pushed in the round."""
         self.gradients, self.total, self.asked = {}, None, {}
+
+
+def _contents(frame: TensorFrame) -> tuple[Sgd | Adam, Floats, OptimizerState]:
+    """Return rule, parameters and state that a frame describes. Raises ``AggregationError``."""
+    rule, step, names = _described(frame.options)
+    values = as_float32(frame.payload, frame.dtype)
+    size, rest = divmod(len(values), len(names) + 1)
+    if rest or not size:
+        raise AggregationError(
+            f"{frame.tensor!r} with {len(names)} moments must have a multiple of {len(names) + 1} elements, above"
+            f" 0, not {len(values)}"
+        )
+    parts = [values[i * size : (i + 1) * size].astype(np.float32, copy=True) for i in range(len(names) + 1)]
+    return rule, parts[0], OptimizerState(step, dict(zip(names, parts[1:], strict=True)))
 
 
 def _described(options: Mapping[str, Any]) -> tuple[Sgd | Adam, int, list[str]]:

@@ -15,8 +15,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from ebbflow.infra.aggregation.agent import AggregatorAddress
 from ebbflow.infra.aggregation.aggregator import Aggregator
+from ebbflow.infra.aggregation.frames import AggregatorAddress
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import AggregationError
 

@@ -33,6 +33,7 @@ from typing import Protocol
 import httpx
 import psutil
 
+from ebbflow.infra.aws.agent_metrics import AgentMetrics, serving_agent
 from ebbflow.infra.aws.naming import DRAIN_HOOK, NODE_LEAVING, Names
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.storage.files import write_atomic
@@ -40,7 +41,7 @@ from ebbflow.infra.storage.files import write_atomic
 METADATA = "http://169.254.169.254"
 DRAINING = Path("/run/ebbflow/draining")
 """Exists from the first notice on; holds the deadline, seconds since the Unix epoch. Nothing is started after it."""
-
+METRICS = "EBBFLOW_AGENT_METRICS"  # HOST:PORT of /metrics and /healthz; without it they are not served
 _SPARK = "ebbflow-spark-worker.service"
 _TORCH = "ebbflow-torch-node@*.service"
 _ENTRY = "EBBFLOW_NODE_ENTRY"  # as infra/training/channel/wire.py, which needs torch, has it
@@ -166,7 +167,7 @@ class Agent:
         self._rebalance = rebalance
         self._seconds = seconds
         self._now = (clock or SystemClock()).now
-        self._leaving: NodeDeparture | None = None
+        self.leaving: NodeDeparture | None = None
         self._reported = False
         self._group_notified = False
 
@@ -176,7 +177,7 @@ class Agent:
         found = look(self._metadata, now, self._rebalance, self._seconds)
         if found is not None:
             self._take(found)
-        leaving = self._leaving
+        leaving = self.leaving
         if leaving is None:
             return
         if not self._reported and now < leaving.deadline:
@@ -188,15 +189,15 @@ class Agent:
             self._group_notified = True
 
     def _take(self, found: NodeDeparture) -> None:
-        old = self._leaving
+        old = self.leaving
         if old is not None:
             # the group's deadline is counted from its first sight on
             waits = old.group_waits or found.group_waits
             if found.deadline > old.deadline - _AHEAD:
-                self._leaving = NodeDeparture(old.deadline, old.why, waits)
+                self.leaving = NodeDeparture(old.deadline, old.why, waits)
                 return
             found = NodeDeparture(found.deadline, found.why, waits)
-        self._leaving, self._reported = found, False
+        self.leaving, self._reported = found, False
         log.warning("%s: termination in %.0f s; draining", found.why, found.deadline - self._now())
         self._node.drain(found)
 
@@ -364,9 +365,8 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
     parser = argparse.ArgumentParser(prog="ebbflow-agent", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rebalance", choices=("note", "drain"), default="note")
     parser.add_argument("--seconds", type=float, default=120.0, help="for which the group waits")
-    parser.add_argument(
-        "--drain", type=float, metavar="SECONDS", help="drain now, and terminate within SECONDS"
-    )
+    parser.add_argument("--metrics", default=os.environ.get(METRICS, ""), help="HOST:PORT of /metrics")
+    parser.add_argument("--drain", type=float, metavar="SECONDS", help="drain now, to be gone within SECONDS")
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every look
@@ -374,8 +374,7 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
     if options.drain is not None:
         drain_now(SystemdNode(), clock.now() + options.drain)
         return
-    metadata = Metadata()
-    arn, region = "", os.environ.get("EBBFLOW_REGION", "")
+    metadata, arn, region = Metadata(), "", os.environ.get("EBBFLOW_REGION", "")
     for attempt in range(_TRIES):  # it may not answer yet while the machine comes up
         if arn := instance_arn(metadata, region):
             break
@@ -386,13 +385,14 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
         arn=arn,
         cluster=os.environ.get("EBBFLOW_CLUSTER", ""),
     )
-    agent = Agent(metadata, node, options.rebalance, options.seconds, clock)
-    while True:
-        try:
-            agent.step()
-        except Exception:  # the next look may do better, and nobody else looks
-            log.exception("polling failed")
-        clock.sleep(_POLL)
+    agent = AgentMetrics(Agent(metadata, node, options.rebalance, options.seconds, clock), clock)
+    with serving_agent(agent, options.metrics):
+        while True:
+            try:
+                agent.step()
+            except Exception:  # the next look may do better, and nobody else looks
+                log.exception("polling failed")
+            clock.sleep(_POLL)
 
 
 if __name__ == "__main__":

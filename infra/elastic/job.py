@@ -1,11 +1,9 @@
-"""An elastic job on this machine: a master in a thread, workers in processes that come and go."""
+"""An elastic job: a master in a thread of this process, workers in processes that come and go."""
 
 import contextlib
 import os
 import queue
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import uuid
@@ -14,28 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from zmq.sugar.context import Context
-
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.elastic.application import Application, Driver, Key, Value
 from ebbflow.infra.elastic.master.master import Master
 from ebbflow.infra.elastic.settings import Event, Settings, check
-from ebbflow.infra.elastic.wire.heartbeats import SILENCE, Monitor
+from ebbflow.infra.elastic.wire.heartbeats import SILENCE
 from ebbflow.infra.elastic.wire.messages import MASTER, NodeLoss, Scale
 from ebbflow.infra.elastic.wire.transport import Envelope
-from ebbflow.infra.elastic.wire.zeromq import ZmqTransport
+from ebbflow.infra.elastic.workers import LocalWorkers, WorkerPool
 from ebbflow.infra.errors import ElasticError
-from ebbflow.infra.machine import processes
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 
-_TICK = 0.02  # seconds between looks at processes and requests
-_STARTING = 60.0  # seconds that workers get to join
+_TICK = 0.02  # seconds between looks at workers and requests
 _ENDING = 5.0  # seconds that workers get to end by themselves
-_FAILED_STARTS = 3  # worker processes in a row that end before they join
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_SAVE_AGAIN = 0.2  # seconds between requests for a snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +52,8 @@ class ElasticJob:
     ``directory`` keeps snapshots and logs, of one job at a time (else ``RunLockedError``, which says whose);
     without one they go when the job ends. With ``resume`` a job resumes from the
     newest whole snapshot in ``directory``; where there are some and none is whole, only with ``restart`` from the
-    beginning. A worker that dies is replaced while ``replace``; otherwise the rest continue alone.
+    beginning. A worker that dies is replaced while ``replace``; otherwise the rest continue alone. Workers are
+    processes of this machine, unless a ``pool`` starts them elsewhere; the job closes it at its end.
 
     Raises ``OptionError``.
     """
@@ -76,6 +70,7 @@ class ElasticJob:
         replace: bool = True,
         silence: float = SILENCE,
         clock: Clock | None = None,
+        pool: WorkerPool | None = None,
     ) -> None:
         settings = settings or Settings()
         check(application, workers, settings)
@@ -83,9 +78,7 @@ class ElasticJob:
             raise OptionError("resume needs the directory of the earlier job")
         if restart and not resume:
             raise OptionError("restart goes with resume; a new job starts from the beginning anyway")
-        self._class = f"{type(application).__module__}:{type(application).__qualname__}"
         self._replace = replace
-        self._silence = silence
         self._clock = clock or SystemClock()
         # two jobs in one directory would take each other's snapshots for their own
         self._lock = (
@@ -102,24 +95,25 @@ class ElasticJob:
         self._target = workers
         self._started = 0
         self._failed_starts = 0
+        self._serving: set[str] = set()  # workers that have become active, and are here
         self._joined: set[str] = set()
         self._since: dict[str, float] = {}  # when a worker was started, later when it was dismissed
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._names: dict[str, None] = {}  # workers that were started and have not ended, oldest first
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._begin = self._end = self._clock.now()
-        self._context = Context()
-        self._monitor = Monitor(self._sockets, self._context, self._clock, silence)
-        self._transport = ZmqTransport(self._sockets, MASTER, self._context)
+        self._pool = pool or LocalWorkers(
+            self._sockets, self._folder, f"elastic-{self._uid}", class_name(application), silence, self._clock
+        )
         try:
             self._master = Master(
-                application, workers, str(self._folder), settings,
-                self._transport.send, self._clock.now, self._transport.forget, resume, restart,
+                application, workers, str(self._folder), settings, self._pool.transport.send, self._clock.now,
+                self._pool.transport.forget, resume, restart, self._pool.shared,
             )  # fmt: skip
         except BaseException:
-            self._transport.close()
+            self._pool.transport.close()
             self._release()
             raise
         self._thread = threading.Thread(target=self._run, name="ebbflow-elastic-master", daemon=True)
@@ -156,9 +150,20 @@ class ElasticJob:
 
         self._requests.put(ask)
 
+    def save(self, timeout: float) -> bool:
+        """Take a snapshot now; return whether it was written within ``timeout`` seconds, or the job has ended."""
+        before = self._snapshots()
+        end = self._clock.now() + timeout
+        while self._snapshots() == before and not self.ended:
+            if self._clock.now() >= end:
+                return False
+            self._requests.put(self._master.save_soon)
+            self._clock.sleep(_SAVE_AGAIN)
+        return True
+
     def workers(self) -> dict[str, int]:
         """Return the process ids of the live workers, by name."""
-        return {name: p.pid for name, p in list(self._processes.items()) if p.poll() is None}
+        return self._pool.pids()
 
     def holds(self) -> dict[str, tuple[int, int]]:
         """Return how many executors and shards each worker holds."""
@@ -195,12 +200,11 @@ class ElasticJob:
         if self._thread.ident:
             self._thread.join(timeout=30.0)
         else:
-            self._transport.close()
+            self._pool.transport.close()
         self._release()
 
     def _release(self) -> None:
-        self._monitor.close()
-        self._context.term()
+        self._pool.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
         if self._lock is not None:
             self._lock.release()
@@ -211,7 +215,7 @@ class ElasticJob:
         try:
             while not self._stop.is_set() and self._master.phase not in {"done", "failed"}:
                 self._reconcile()
-                for envelope in self._transport.receive(_TICK):
+                for envelope in self._pool.transport.receive(_TICK):
                     self._master.receive(envelope)
                 while self._master.work():
                     pass
@@ -226,12 +230,15 @@ class ElasticJob:
             if self._error is None and self._master.phase != "done":
                 self._error = ElasticError("the job was closed before its end")
             self._over.set()
-            self._transport.close()
-            self._end_processes()
+            self._pool.transport.close()
+            self._end_workers()
+
+    def _snapshots(self) -> int:
+        return sum(event.kind == "snapshot" for event in self.events())
 
     def _members(self) -> list[str]:
         """Return the workers that are here to stay, or on their way, oldest first."""
-        return [name for name in self._processes if self._stays(name)]
+        return [name for name in self._names if self._stays(name)]
 
     def _stays(self, name: str) -> bool:
         if node := self._master.nodes.get(name):
@@ -239,46 +246,62 @@ class ElasticJob:
         return name not in self._joined  # else it was dismissed and is ending
 
     def _reconcile(self) -> None:
-        """Notice who has died or left, and start or dismiss workers until their number is right."""
+        """Notice who has died or left, and start or dismiss workers until they are as the pool has it."""
+        pool = self._pool
         for name in self._master.nodes.keys() - self._joined:
             self._joined.add(name)
-            self._monitor.expect(
-                name
-            )  # heartbeats count from here on; a start may take long on a busy machine
-        for name in self._monitor.silent():
+            # heartbeats count from here on; a start may take long on a busy machine
+            pool.liveness.expect(name)
+        serving = {node.name for node in self._master.nodes.values() if node.state != "joining"}
+        if serving - self._serving:
+            self._failed_starts = 0
+        self._serving = serving
+        for name, why in pool.liveness.lost().items():
             if name in self._master.nodes:
-                self._lose(name, f"{name} missed heartbeats for {self._silence:g} s")
-        for name, process in list(self._processes.items()):
-            status = process.poll()
-            if status is None:
-                self._kill_when_late(name, process)
+                self._lose(name, f"{name} {why}")
+            elif name in self._names:  # it was dismissed, and has ended
+                self._remove(name)
+        for name in list(self._names):
+            how = pool.ended(name)
+            if not how:
+                self._end_when_late(name)
             elif name in self._master.nodes:
-                self._lose(name, f"{name} ended with status {status}")
+                self._lose(name, f"{name} {how}")
             else:
-                self._monitor.give_up(name)
-                del self._processes[name]
+                self._remove(name)
                 if name not in self._joined:
-                    self._count_failed_start(f"{name} ended with status {status}", name)
+                    self._count_failed_start(f"{name} {how}", name)
         members = self._members()
-        for _ in range(self._target - len(members)):
-            self._spawn()
-        if surplus := members[self._target :]:
-            self._master.receive(Envelope(MASTER, 0, Scale(tuple(surplus))))
-            for name in surplus:
-                if name not in self._master.nodes and name in self._processes:  # it has not joined yet
-                    self._kill(self._processes.pop(name))
+        count, leaving = pool.changes(members, self._target)
+        for _ in range(count):
+            self._start()
+        if leaving:
+            self._master.receive(Envelope(MASTER, 0, Scale(leaving)))
+            for name in leaving:
+                if name not in self._master.nodes and name in self._names:  # it has not joined yet
+                    self._remove(name)
 
-    def _kill_when_late(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """Kill a worker that takes too long to join, or to end after it was dismissed; it holds nothing."""
+    def _end_when_late(self, name: str) -> None:
+        """End a worker that takes too long to join, or to end after it was dismissed; it holds nothing."""
         if name in self._master.nodes:
             self._since[name] = self._clock.now()
-        elif self._clock.now() - self._since[name] > (_ENDING if name in self._joined else _STARTING):
-            self._kill(process)
+        elif self._clock.now() - self._since[name] > (
+            _ENDING if name in self._joined else self._pool.joining
+        ):
+            joined = name in self._joined
+            self._remove(name)
+            if not joined:
+                self._count_failed_start(f"{name} has not joined within {self._pool.joining:g} s", name)
+
+    def _remove(self, name: str) -> None:
+        """End a worker, or what is left of it."""
+        self._pool.liveness.give_up(name)
+        if name in self._names:
+            del self._names[name]
+            self._pool.end(name)
 
     def _lose(self, name: str, reason: str) -> None:
-        self._monitor.give_up(name)
-        if process := self._processes.pop(name, None):
-            self._kill(process)
+        self._remove(name)
         if not self._replace and self._target > 1:
             self._target -= 1
         if self._master.nodes[name].state == "joining":
@@ -288,50 +311,34 @@ class ElasticJob:
         self._master.receive(Envelope(MASTER, 0, NodeLoss(name, reason)))
 
     def _count_failed_start(self, reason: str, name: str) -> None:
+        """Take note that a worker has ended before it joined; too many in a row end a job that has no other."""
         self._failed_starts += 1
-        if self._failed_starts >= _FAILED_STARTS:
-            log = processes.tail(self._log(name))
-            raise ElasticError(f"{self._failed_starts} workers ended before they joined; {reason}\n{log}")
+        if self._failed_starts < self._pool.failed_starts:
+            return
+        if self._master.phase != "waiting" and self._serving & self._master.nodes.keys():
+            self._target, self._failed_starts = max(1, len(self._members())), 0
+            self._master.log("not started", reason=reason)
+            return
+        text = self._pool.log(name)
+        raise ElasticError(f"{self._failed_starts} workers ended before they joined; {reason}\n{text}")
 
-    def _log(self, name: str) -> Path:
-        return self._folder / "logs" / f"{name}.log"
-
-    def _spawn(self) -> None:
+    def _start(self) -> None:
         self._started += 1
         name = f"n{self._started}"
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "ebbflow.infra.elastic.worker.node",
-            self._sockets,
-            name,
-            str(self._silence),
-            self._class,
-        ]
-        environment = {
-            **processes.inherited(),
-            **dict.fromkeys(_ONE_THREAD, "1"),
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        }
-        mark = f"elastic-{self._uid}/{name}"
         self._since[name] = self._clock.now()
-        self._processes[name] = processes.spawn(command, environment, mark, self._log(name))
+        self._names[name] = None
+        self._pool.start(name)
 
-    @staticmethod
-    def _kill(process: subprocess.Popen[bytes]) -> None:
-        """End a process that holds nothing of value, at once; it may be stopped or hung."""
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_ENDING)
-
-    def _end_processes(self) -> None:
+    def _end_workers(self) -> None:
         end = self._clock.now() + (_ENDING if self._master.phase in {"done", "failed"} else 0.0)
-        for name, process in self._processes.items():
-            if name not in self._joined:
-                self._kill(process)  # it has not joined, and will not hear that all is over
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=max(0.0, end - self._clock.now()))
-        for process in self._processes.values():
-            if process.poll() is None:
-                self._kill(process)
+        for name in [name for name in self._names if name not in self._joined]:
+            self._remove(name)  # it has not joined, and will not hear that all is over
+        while self._clock.now() < end and not all(map(self._pool.ended, self._names)):
+            self._clock.sleep(_TICK)
+        for name in list(self._names):
+            self._remove(name)
+
+
+def class_name(application: Application) -> str:
+    """Return ``MODULE:CLASS`` of an application, by which workers import it."""
+    return f"{type(application).__module__}:{type(application).__qualname__}"

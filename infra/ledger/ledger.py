@@ -17,6 +17,7 @@ from ebbflow.infra.ledger.journal import Journal
 from ebbflow.infra.ledger.leadership import LeaderLease, Leadership, begin_leadership, leader_lease_of
 from ebbflow.infra.ledger.migrate import create_or_migrate
 from ebbflow.infra.ledger.overview import Overview, overview
+from ebbflow.infra.ledger.records import ServiceRecords
 from ebbflow.infra.ledger.rows import codec, projections, remembering, seals
 from ebbflow.infra.ledger.verify import verify
 from ebbflow.planners.errors import OptionError
@@ -85,6 +86,11 @@ class Ledger:
     def address(self) -> Address:
         """Return where the ledger is; its text shows no password."""
         return self._database.address
+
+    @property
+    def records(self) -> ServiceRecords:
+        """Return what the processes of a service share here."""
+        return ServiceRecords(self._database, self.cluster)
 
     # --- writing --------------------------------------------------------------------------------------------
 

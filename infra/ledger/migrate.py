@@ -10,7 +10,7 @@ from ebbflow.infra.ledger.address import parse
 from ebbflow.infra.ledger.database.database import Database, check_file, prepare_file
 
 VERSION_TABLE = "ledger_version"
-STEPS = ("0001", "0002")  # all of ``migrations/versions``, in order
+STEPS = ("0001", "0002", "0003")  # all of ``migrations/versions``, in order
 _LOCK = 0x6562_6266_6C6F_7701  # of PostgreSQL, so that one process at a time makes tables
 
 

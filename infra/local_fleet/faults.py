@@ -50,7 +50,7 @@ class FaultInjector(Handle):
 
         state = self._change(change)
         if (node := state.node(id_)) is not None:
-            finish(self._file, state, node, self._providers, self._clock)
+            finish(self._file, state, [node], self._providers, self._clock)
 
     def pause(self, id_: str) -> None:
         """Stop (SIGSTOP) all processes of a node, as when its machine hangs. Raises ``ClusterError``."""

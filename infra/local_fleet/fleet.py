@@ -179,9 +179,8 @@ class LocalFleet(FaultInjector):
                 change(state)
                 return said
             state = self._change(change)
-            for ask in said.asked:
-                if (node := state.node(ask.of)) is not None:
-                    finish(self._file, state, node, self._providers, self._clock)
+            gone = [node for ask in said.asked if (node := state.node(ask.of)) is not None]
+            finish(self._file, state, gone, self._providers, self._clock)
             return replace(said, revision=self.state.revision)
 
     def remove(self, pool: str, count: int = 1) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import errno
 import logging
 import socket
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from ebbflow.infra.errors import InfraError
 
 _HANDSHAKE = 10_000  # milliseconds for a handshake: who connects and is silent does not stay
 _AT_ONCE = 200  # messages taken before other sockets are polled again
+_TURN = 250  # milliseconds between two turns at most
+_STOOD = 0.5  # s between two turns after which the thread is taken to have stood still
 _STOP_TIMEOUT = 10.0  # s for the thread to end
 
 log = logging.getLogger(__name__)
@@ -59,12 +62,23 @@ class EncryptedRouter(ABC):
         max_message: maximum bytes of a part of a message.
         owner: whose port it is, for people, such as "the launcher".
         failure: class of the error that is raised when the port is not available.
+        pair: its keys; made by default.
     """
 
     def __init__(
-        self, host: str, port: int, *, domain: bytes, max_message: int, owner: str, failure: type[InfraError]
+        self,
+        host: str,
+        port: int,
+        *,
+        domain: bytes,
+        max_message: int,
+        owner: str,
+        failure: type[InfraError],
+        pair: CurveKeys | None = None,
     ) -> None:
-        self._pair = CurveKeys.make()
+        # Seconds for which peers could be heard: while the process or the thread stands still they do not go on.
+        self.listened = 0.0
+        self._pair = pair or CurveKeys.make()
         self.public = self._pair.public
         self._owner = owner
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
@@ -185,8 +199,12 @@ class EncryptedRouter(ABC):
 
     def _run(self) -> None:
         try:
+            begun = time.monotonic()
             while not self._ended:
-                self._turn(dict(self._poller.poll()))
+                ready = dict(self._poller.poll(_TURN))
+                before, begun = begun, time.monotonic()
+                self.listened += min(begun - before, _STOOD)
+                self._turn(ready)
         except BaseException:  # peers notice the silence
             log.exception("the channel of %s has failed", self._owner)
             raise

@@ -26,6 +26,8 @@ SECRET = (
     "EBBFLOW_NODE_SECRET",
     "EBBFLOW_NODE_SECRET_FILE",
 )  # of this process alone: an address that may hold a password, and a training node's key
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Variables that, set to 1 before NumPy is imported, keep a process that shares its machine to one thread."""
 _READABLE = 10.0  # seconds that a new process has to show its mark; on a busy machine it takes a millisecond
 _PAUSE = 0.05  # seconds between looks at processes that are being killed
 

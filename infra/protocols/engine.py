@@ -5,7 +5,7 @@ reads, and ``run`` returns a ``StageResult``; meanwhile it may tell its ``StageP
 held to a share or to files, ``resize`` and ``confine`` do nothing; without a catalogue ``tables`` is empty.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -121,8 +121,13 @@ class SqlEngine(Protocol):
         """
         ...
 
-    def tables(self) -> Sequence[Relation]:
-        """Return the tables that the engine's own catalogue knows, for ``--catalog``."""
+    def tables(self, names: Collection[str]) -> Sequence[Relation]:
+        """Return those of the named tables that the engine's own catalogue has, for ``--catalog``; a name may have
+        its database before it. Raises ``TableError`` for one that cannot be read."""
+        ...
+
+    def table_list(self) -> Sequence[str]:
+        """Return the names of the tables that the engine's own catalogue has in its current database."""
         ...
 
     def output_names(self, sql: str, tables: Sequence[Relation]) -> tuple[str, ...] | None:

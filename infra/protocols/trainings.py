@@ -41,7 +41,9 @@ class TrainingJob:
     folder: str = ""  # the run's own directory, a path or s3:// address that all nodes share
     settings: RunSettings | None = None  # what the launcher asks of the run; None: the defaults
     environment: Mapping[str, str] = field(default_factory=dict)  # on top of the nodes' own
-    code: str = ""  # directory in the run's own with code that each node prepares first; empty: there is none
+    code: str = (
+        ""  # directory with code that each node prepares first, relative to ``folder``; empty: there is none
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class GenerationEnd:
     first_step: int  # optimiser steps of the whole run before it; -1: it never said
     last_step: int  # the last that it reported or saved
     saved_step: int  # of the newest checkpoint that it reported; -1: none
+    slot_seconds: float = 0.0  # that its nodes spent in it, those included that left it before it ended
     idle: int = 0  # generations in a row, this one included, in which no step was won
     events: tuple[TrainingEvent, ...] = ()  # of it, and of those before it that nobody was asked about
 

@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -181,8 +181,12 @@ class DuckDbEngine:
                 cursor.execute(f"SET GLOBAL {name} = '{value}'")
         self._settings[name] = value
 
-    def tables(self) -> Sequence[Relation]:
+    def tables(self, names: Collection[str]) -> Sequence[Relation]:
         """Return nothing: the database is in memory and empty."""
+        return ()
+
+    def table_list(self) -> Sequence[str]:
+        """Return nothing, as ``tables``."""
         return ()
 
     def output_names(self, sql: str, tables: Sequence[Relation]) -> tuple[str, ...] | None:

@@ -32,26 +32,32 @@ def write_into(checkpoint: Checkpoint, place: StorageLocation, mode: IntoMode, r
     name, key = place.root.rstrip("/").rpartition("/")[2], f"ebbflow-{run}"
     target, options = delta.address(place)
 
-    def written() -> bool:
-        there = DeltaTable.is_deltatable(target, storage_options=options)
-        return there and DeltaTable(target, storage_options=options).transaction_version(key) is not None
+    def there() -> DeltaTable | None:
+        found = DeltaTable.is_deltatable(target, storage_options=options)
+        return DeltaTable(target, storage_options=options) if found else None
 
     with delta.translated(name, place, "write into"):
-        if written():
+        table = there()
+        if table is not None and table.transaction_version(key) is not None:
             return False
         schema, batches = read_batches(checkpoint)
         try:
             write_deltalake(
-                target,
+                target
+                if table is None
+                else table,  # as it was looked at: later commits of this run are conflicts
                 pa.RecordBatchReader.from_batches(schema, batches),
-                mode=mode,
+                mode="error" if table is None else mode,
                 storage_options=options,
                 commit_properties=CommitProperties(
                     app_transactions=[Transaction(key, 1)], max_commit_retries=_RETRIES
                 ),
             )
+            return True
         except DeltaError:
-            if written():  # by another try, meanwhile
+            now = there()
+            if now is not None and now.transaction_version(key) is not None:  # by another try, meanwhile
                 return False
-            raise
-    return True
+            if table is not None or now is None:
+                raise
+    return write_into(checkpoint, place, mode, run)  # the table was missing, and has been made meanwhile

@@ -3,12 +3,12 @@
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.errors import EngineUnavailableError, StageCancelledError
+from ebbflow.infra.errors import EngineUnavailableError, StageCancelledError, TableError
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
 from ebbflow.infra.query.results import count_rows
 from ebbflow.infra.spark import checksums as executors
@@ -28,6 +28,7 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.confinement import AllowedAccess
 from ebbflow.planners.errors import OptionError
 
+_NO_TABLE = ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE")
 _POLL = 0.25  # seconds between looks at a running job
 _log = logging.getLogger(__name__)
 
@@ -198,31 +199,29 @@ class SparkEngine:
             return checksums.of_files(scheme, entries)
         return executors.of_files(self._session, scheme, entries)
 
-    def tables(self) -> Sequence[Relation]:
-        """Return the tables of all databases; those outside the current one as ``database.table``."""
-        catalogue = self._session.catalog
-        current = catalogue.currentDatabase()
+    def tables(self, names: Collection[str]) -> Sequence[Relation]:
+        """See ``SqlEngine``; tables of the session's catalogues and, where the session was given, its temporary
+        views. No other table is looked at, of which there may be thousands. Raises ``TableError``."""
+        from pyspark.errors import PySparkException
+
         found = []
-        for database in catalogue.listDatabases():
-            for table in catalogue.listTables(database.name):
-                if table.isTemporary:
-                    continue
-                name = table.name if database.name == current else f"{database.name}.{table.name}"
-                try:
-                    frame = self._session.table(
-                        f"{relations.quoted(database.name)}.{relations.quoted(table.name)}"
-                    )
-                    found.append(Relation(name, "file", (), relations.columns(frame), external=True))
-                except Exception as error:
-                    _log.warning("table %s cannot be read and is ignored: %s", name, first_line(error))
-        return sorted(found, key=lambda relation: relation.name)
+        for name in sorted(names):
+            try:
+                frame = self._session.table(relations.qualified(name))
+                found.append(Relation(name, "file", (), relations.columns(frame), external=True))
+            except Exception as error:  # of a package that a table needs, of a metastore: Py4J's own
+                if not isinstance(error, PySparkException) or error.getCondition() not in _NO_TABLE:
+                    raise TableError(f"table {name!r} cannot be read: {first_line(error)}") from error
+        return found
+
+    def table_list(self) -> Sequence[str]:
+        return [table.name for table in self._session.catalog.listTables()]
 
     def output_names(self, sql: str, tables: Sequence[Relation]) -> tuple[str, ...] | None:
         from pyspark.errors import PySparkException
 
         try:
-            session = self._session.newSession()
-            session.conf.set("spark.sql.variable.substitute", "false")
+            session = self._job_session()
             for relation in tables:
                 relations.register(session, replace(relation, files=()))
             return tuple(session.sql(sql).columns)
@@ -267,6 +266,21 @@ class SparkEngine:
             self._running[job.id] = running
             return running
 
+    def _job_session(self) -> Any:
+        """Return a session for one statement; that of a session that was given has its settings and views."""
+        if self._owned:
+            session = self._session.newSession()
+        else:
+            from pyspark.sql.session import _monkey_patch_RDD
+
+            session = type(self._session)(self._context, self._session._jsparkSession.cloneSession())
+            _monkey_patch_RDD(self._session)  # RDD.toDF is the newest session's
+            # the default, nanoseconds in 96 bits, has no year 9999
+            session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        # else Spark puts settings and variables of the environment in the place of ${...}, in literals, too
+        session.conf.set("spark.sql.variable.substitute", "false")
+        return session
+
     def _leave(self, running: _Running) -> None:
         with self._lock:
             self._running.pop(running.job.id, None)
@@ -278,9 +292,7 @@ class SparkEngine:
         context.setJobGroup(job.id, job.name, interruptOnCancel=True)
         context.setLocalProperty("spark.scheduler.pool", self._pools.name(running.pool))
         try:
-            session = self._session.newSession()
-            # else Spark puts settings and variables of the environment in the place of ${...}, in literals, too
-            session.conf.set("spark.sql.variable.substitute", "false")
+            session = self._job_session()
             partitions = job.partitions or self._partitions
             if partitions:
                 session.conf.set("spark.sql.shuffle.partitions", str(partitions))

@@ -21,6 +21,15 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def qualified(name: str) -> str:
+    """Return a name with dots between its parts as Spark's identifier.
+
+    >>> qualified("sales.orders")
+    '`sales`.`orders`'
+    """
+    return ".".join(map(quoted, name.split(".")))
+
+
 def schema(columns: Sequence[tuple[str, str]]) -> str:
     """Return columns as Spark's DDL."""
     return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns)
@@ -45,12 +54,17 @@ def location(scheme: str, path: str) -> str:
 def register(session: Any, relation: Relation) -> None:
     """Make ``relation`` visible to ``session``'s statements; Spark's own tables are visible already."""
     if relation.external:
+        if "." in relation.name:  # of another database: statements have its whole name as one of one part
+            session.table(qualified(relation.name)).createOrReplaceTempView(quoted(relation.name))
         return
     if relation.files:
         # exact files with a known schema: no directory is listed, no footer read, no name taken for a pattern
         reader = (
             session.read.schema(_declared(session, relation))
             .option("__globPaths__", "false")
+            # a session may be one that leaves such files out
+            .option("ignoreCorruptFiles", "false")
+            .option("ignoreMissingFiles", "false")
             # ranges read ahead by other threads are missing from Spark's input metrics; they gain only on S3
             .option("parquet.hadoop.vectored.io.enabled", str(relation.scheme != "file").lower())
         )

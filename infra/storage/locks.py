@@ -285,7 +285,9 @@ class _Lease:
         version = self._file.write(self._content | {"beat": now}, there[1] if there else None)
         if version is None:
             there = self._file.read()
-            return there[0] if there else {"beat": now, "ttl": self._ttl}
+            if there is None or there[0].get("token") != self._content["token"]:
+                return there[0] if there else {"beat": now, "ttl": self._ttl}
+            version = there[1]  # it was written, and the answer was lost on its way
         self._version, self._renewed = version, now
         return None
 

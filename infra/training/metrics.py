@@ -1,9 +1,16 @@
 """What a run measures of itself while it trains."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from math import isfinite
+from typing import Any, Self
 
 from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.training.saving.data_order import Share
+
+Tokens = int | Callable[[Any], float]
+"""Tokens of each sample, or a function that returns those of a batch."""
 
 REPORT_EVERY = 0.5  # seconds
 
@@ -30,6 +37,7 @@ class RunStatistics:
     sync_seconds: float = 0.0  # of it, waiting for others
     throughput: float = 0.0  # examples/s
     goodput: float = 0.0  # examples/s at the initial batch that would have made the same progress
+    tokens: float = 0.0  # of an example, the mean while the rates were measured; 0: the script does not say
     stall_seconds: float = 0.0  # that the last checkpoint held training up
     compute_seconds: tuple[float, ...] = field(default=())  # of the last pass, by rank
 
@@ -40,16 +48,43 @@ class RunStatistics:
         return values
 
 
+class TokenCount:
+    """Counts the tokens of the batches that a process trains on in one step; ``of`` says what they are."""
+
+    def __init__(self) -> None:
+        self.of: Tokens | None = None
+        self.step = 0.0
+
+    def counting(self, tokens: Tokens | None) -> Self:
+        """Let ``tokens`` say what the tokens of batches are from now on; ``None``: they are not counted."""
+        self.of = tokens
+        return self
+
+    def read(self, batch: Any, share: Share, *, first: bool, part: float = 1.0) -> None:
+        """Count ``part`` of a batch, the ``first`` of a step or not; one without examples of its own does not count.
+
+        Raises ``OptionError`` for what cannot be a number of tokens.
+        """
+        if first:
+            self.step = 0.0
+        if self.of is None or not share.weight:
+            return
+        found = float(self.of(batch) if callable(self.of) else self.of * (share.stop - share.start))
+        if not (isfinite(found) and found >= 0):
+            raise OptionError(f"tokens of a batch must be a number >= 0; got {found}")
+        self.step += part * found
+
+
 class Rates:
-    """Examples and progress per second, over the time between reports."""
+    """Examples and progress per second, and tokens of an example, over the time between reports."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._since: float | None = None
-        self._samples = self._gained = 0.0
-        self.throughput = self.progress_rate = 0.0
+        self._samples = self._gained = self._tokens = 0.0
+        self.throughput = self.progress_rate = self.tokens = 0.0
 
-    def add(self, samples: float, gained: float, seconds: float) -> bool:
+    def add(self, samples: float, gained: float, seconds: float, tokens: float = 0.0) -> bool:
         """Count a step that took ``seconds``; return whether to report, with the rates recomputed.
 
         The first step is reported at once.
@@ -58,9 +93,11 @@ class Rates:
         begun = now - seconds if self._since is None else self._since
         self._samples += samples
         self._gained += gained
+        self._tokens += tokens
         if self._since is not None and now - begun < REPORT_EVERY:
             return False
         passed = max(now - begun, 1e-9)
         self.throughput, self.progress_rate = self._samples / passed, self._gained / passed
-        self._since, self._samples, self._gained = now, 0.0, 0.0
+        self.tokens = self._tokens / self._samples if self._samples else 0.0
+        self._since, self._samples, self._gained, self._tokens = now, 0.0, 0.0, 0.0
         return True

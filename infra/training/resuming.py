@@ -1,19 +1,28 @@
 """Which state a run resumes from, and what is said of the checkpoints that cannot serve."""
 
 import re
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeVar
 
 from ebbflow.infra.errors import CheckpointsLostError, StorageError
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder, VerifiedCheckpoint
+from ebbflow.infra.training.checkpoints.sharded_files import DamagedPartError
+from ebbflow.infra.training.checkpoints.shards import Cut
+from ebbflow.infra.training.checkpoints.writer import BackgroundWriter
 from ebbflow.infra.training.process.agreeing import exchangeable
+from ebbflow.infra.training.process.channel import ReportKind
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.infra.training.spill import Spill
 from ebbflow.planners.model.trainings import RunSettings
 
+TOGETHER = 1.0  # seconds that processes wait at most before they tell one another that they still read
 _NAMED = 8  # unusable checkpoints in a message
 _STEP = re.compile(r"/(?:corrupt-)?step-(\d{12})-")
+
+
+Result = TypeVar("Result")
 
 
 class Batch(Protocol):
@@ -53,6 +62,11 @@ class Choice:
         """Return whether there were checkpoints, none of which can be used."""
         return self.step < 0 and bool(self.damaged)
 
+    def become(self, other: "Choice") -> None:
+        """Be another choice, for all who have this one."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(other, field.name))
+
 
 def choose(
     world: World, folder: CheckpointFolder | None, spill: Spill | None, running: RunningSaves, known: int = -1
@@ -61,7 +75,7 @@ def choose(
 
     Args:
         world: all call it; the first looks.
-        directory: of the full checkpoints; ``None``: nothing is kept, and nothing found.
+        folder: of the full checkpoints; ``None``: nothing is kept, or the others have looked, and nothing is found.
         spill: where the last one may be instead.
         running: the running checkpoint.
         known: newest step that was saved, as the launcher's journal has it; -1: none.
@@ -69,20 +83,42 @@ def choose(
     Raises ``StorageError`` where storage cannot be read, or a spilled checkpoint not be taken over.
     """
     if folder is None:
+        if spill is not None:  # what others have looked for: this process may have to save for them
+            spill.take_mark()
         return Choice()
-    chosen = Choice()
-    if world.rank == 0:
+
+    def look() -> Choice:
         try:
-            chosen = _look(folder, spill, running, known)
+            return _look(folder, spill, running, known)
         except StorageError as exc:
-            chosen.error = exc
-    agreed = world.from_first(chosen)
+            return Choice(error=exc)
+
+    agreed = world.from_first(_patiently(world, look if world.rank == 0 else None))
     assert isinstance(agreed, Choice)
     if agreed.error is not None:
         raise agreed.error
     if spill is not None:
         spill.mark = agreed.mark
     return agreed
+
+
+def look_back(
+    world: World,
+    folder: CheckpointFolder | None,
+    spill: Spill | None,
+    running: RunningSaves,
+    settings: RunSettings,
+    report: Callable[[ReportKind, int, dict[str, Any]], None],
+) -> Choice:
+    """Return the newest state that is whole, see ``choose``, once the first process has reported what is damaged.
+
+    Raises ``CheckpointsLostError`` where a run would begin again although it had something, and ``StorageError``.
+    """
+    chosen = choose(world, folder, spill, running, settings.saved_step)
+    if world.rank == 0 and (said := describe_damage(chosen, settings)) is not None:
+        report("damaged", max(chosen.step, 0), said)  # before anything else can go wrong
+    check_not_lost(chosen, settings.restart or settings.preflight_steps > 0)
+    return chosen
 
 
 def check_not_lost(chosen: Choice, restart: bool) -> None:
@@ -106,22 +142,84 @@ def describe_damage(chosen: Choice, settings: RunSettings) -> dict[str, Any] | N
     return {"checkpoints": list(damaged), "restarted": restarted, "reached": chosen.reached}
 
 
-def describe_start(world: World, chosen: Choice, batch: Batch, running: RunningSaves) -> dict[str, Any]:
-    """Return how training begins, for a report."""
+def describe_start(
+    world: World, chosen: Choice, batch: Batch, running: RunningSaves, settings: RunSettings
+) -> dict[str, Any]:
+    """Return how training begins, for a report, with why changes of nodes restart it where that is not asked for."""
+    asked = settings.recovery == "restart" or settings.sync == "service" or settings.preflight_steps > 0
+    fixed = world.fixed or ("" if asked else settings.restarts)
     content: dict[str, Any] = {"world": world.size, "nodes": world.nodes}
     content["restored"] = chosen.step if chosen.step >= 0 else None
-    content |= {"batch": batch.total, "passes": batch.passes}
+    content |= {"batch": batch.total, "passes": batch.passes, "fixed": fixed}
+    content |= {"recovery": "in-place" if world.elastic else "restart"}
+    content["why"] = (
+        world.fixed
+        or settings.restarts
+        or (
+            "gradients meet at aggregators"
+            if settings.sync == "service"
+            else "each process has the whole model"
+        )
+    )
     if (recovered := running.recovered) is not None:  # parameters of several steps
         content |= {"oldest": recovered.oldest, "perturbation": recovered.perturbation}
     return content | {"device": str(world.device)}
 
 
-def load(chosen: Choice, folder: CheckpointFolder | None, model: Any) -> dict[str, Any] | None:
-    """Return the full checkpoint's state. Raises ``OtherModelError`` and ``StorageError``."""
-    if folder is None or chosen.found is None:
-        return None
-    chosen.found.check_model(model)
-    return folder.load(chosen.found)
+def load(
+    world: World,
+    chosen: Choice,
+    look: Callable[[], Choice],
+    folder: CheckpointFolder | None,
+    model: Any,
+    cut: Cut | None = None,
+) -> dict[str, Any] | None:
+    """Return the full checkpoint's state, or the parts of it that ``cut`` wants.
+
+    The parts of a sharded one are compared here, by those who read them; where one is damaged for anybody, all look
+    again, and ``chosen`` becomes what they find.
+
+    Args:
+        world: all call it.
+        chosen: what was found.
+        look: finds it; collective, see ``look_back``.
+        folder: of the full checkpoints.
+        model: that takes it up.
+        cut: which parts.
+
+    Raises ``OtherModelError``, ``CheckpointsLostError`` and ``StorageError``.
+    """
+    while folder is not None and (found := chosen.found) is not None:
+        found.check_model(model)
+        if found.layout != "sharded":
+            return folder.load(found, cut=cut)
+        state, error = None, None
+        try:
+            state = _patiently(world, lambda: folder.load(found, cut=cut))
+        except StorageError as exc:
+            error = exc
+        errors = [one for one in world.from_all(error) if one is not None]
+        damage = next((one for one in errors if isinstance(one, DamagedPartError)), None)
+        if damage is None and errors:
+            raise errors[0]
+        if damage is None:
+            return state
+        if world.rank == 0:
+            folder.set_aside(found, str(damage))
+        chosen.become(look())
+    return None
+
+
+def _patiently(world: World, work: Callable[[], Result] | None) -> Result | None:
+    """Return the result of this process' work, if it has any, once all are done; no collective takes long."""
+    reader: BackgroundWriter[Result] = BackgroundWriter("the search for a checkpoint")
+    if world.size == 1:
+        return work() if work is not None else None
+    if work is not None:
+        reader.start(work)
+    while world.sum([float(reader.busy)])[0]:
+        reader.join(TOGETHER)
+    return reader.wait(0.0)
 
 
 def _look(folder: CheckpointFolder, spill: Spill | None, running: RunningSaves, known: int) -> Choice:

@@ -20,6 +20,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -27,10 +28,11 @@ import torch
 
 from ebbflow.infra.errors import AggregationError, LauncherLostError, TrainingError
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
-from ebbflow.infra.training.data import Collate, Samples
+from ebbflow.infra.training.data.feeding import Feed
+from ebbflow.infra.training.data.packed import samples_of
+from ebbflow.infra.training.data.samples import Collate, Samples
 from ebbflow.infra.training.ending import ProcessExit
-from ebbflow.infra.training.feeding import Feed
-from ebbflow.infra.training.metrics import Rates, RunStatistics
+from ebbflow.infra.training.metrics import Rates, RunStatistics, TokenCount, Tokens
 from ebbflow.infra.training.prepared import OptimizerFactory, Options, Precision, PreparedTraining, prepare
 from ebbflow.infra.training.process.communication import Communication, plan_communication, settings_of
 from ebbflow.infra.training.process.generation import Generation
@@ -38,15 +40,18 @@ from ebbflow.infra.training.process.leaving import PEER_LOST, RunStopped
 from ebbflow.infra.training.process.link import TERMINATED
 from ebbflow.infra.training.process.world import peer_lost
 from ebbflow.infra.training.progress import EpochUnit, Progress, seed_everything
-from ebbflow.infra.training.resuming import check_not_lost, choose, describe_damage, describe_start, load
+from ebbflow.infra.training.replicas.joining import take_part
+from ebbflow.infra.training.resuming import describe_start, load, look_back
 from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.infra.training.saver import Saver
 from ebbflow.infra.training.schedule import RuleName, SchedulerFactory, ScheduleUnit
-from ebbflow.infra.training.service.joining import take_part
+from ebbflow.infra.training.sharded.parallel import Parallel, Wrap, check_parallel
+from ebbflow.infra.training.sharded.saver import ShardedSaver
+from ebbflow.infra.training.sharded.tensor import Plan, fed, tensor_size
 from ebbflow.infra.training.spill import Spill
 from ebbflow.infra.training.stepper import Stepper
 from ebbflow.planners.model.trainings import RunSettings, SyncChoice
-from ebbflow.planners.training.saving.data_order import DataOrder, Share
+from ebbflow.planners.training.saving.data_order import Share
 
 log = logging.getLogger(__name__)
 
@@ -58,19 +63,18 @@ class ElasticRun:
         self._generation, self.seed = generation, seed
         self.world, self.settings, self._link = generation.world, generation.settings, generation.link
         place, settings = generation.place, generation.settings
-        checkpoints = (
-            CheckpointFolder(place.under("checkpoints"), settings.keep_checkpoints) if place else None
-        )
+        kept = settings.keep_checkpoints
+        checkpoints = CheckpointFolder(place.under("checkpoints"), kept) if place else None
         self._spill = Spill(place, settings.spill_dir) if place else None
         self._saver = Saver(checkpoints, generation, spill=self._spill)
         self._ending = ProcessExit(generation, self._saver)
         self._running = RunningSaves(generation)
-        self._rates = Rates(generation.clock)
+        self._rates, self._tokens = Rates(generation.clock), TokenCount()
+        self._fed = self.world  # with whom it shares examples
         self._prepared: PreparedTraining | None = None
         self._stepper: Stepper | None = None
         self._samples: Samples | None = None
-        self._in_epoch = False
-        self._epochs = 0  # that the script asks for
+        self._in_epoch, self._epochs = False, 0  # epochs that the script asks for
         self._closed = False
         self._began_at = 0  # steps done when this process took over
         self.metrics: dict[str, Any] = {}  # what was reported last
@@ -127,11 +131,15 @@ class ElasticRun:
         ddp: Mapping[str, Any] | None = None,
         communication: Communication | None = None,
         sync: SyncChoice | None = None,
+        parallel: Parallel | None = None,
+        wrap: Wrap | None = None,
+        tensor_parallel: Plan | None = None,
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         """Return the model to call and the optimizer, restored from the newest checkpoint; once in a run.
 
         Args:
-            model: moved to its device; in several processes ``DistributedDataParallel`` is put around it.
+            model: moved to its device; in several processes ``DistributedDataParallel`` is put around it. One that
+                the script has sharded with ``fully_shard`` stays as it is.
             optimizer: one over the model's parameters, or a function of ``model.parameters()`` that makes it. Its
                 learning rate is made for ``batch_size``.
             batch_size: M0, examples of a step on all processes together.
@@ -146,12 +154,18 @@ class ElasticRun:
             precision: ``"bf16"`` and ``"fp16"`` run the model's forward in it; parameters stay as they are.
             clip_norm: largest norm of the gradient.
             state: more that checkpoints keep, by name: things with ``state_dict`` and ``load_state_dict``.
-            ddp: options of ``DistributedDataParallel``, whose buckets have 8 MiB on CPU cores.
+            ddp: options of ``DistributedDataParallel``; its buckets have 8 MiB on CPU cores.
             communication: ``"planned"`` exchanges gradients by a plan that is searched while the run trains,
                 ``"ddp"`` leaves that to DDP; the launcher's choice unless given. ``PlanningSettings`` say how.
             sync: ``"service"`` sums gradients and updates parameters on aggregators, so that processes can be lost
                 and join while the others train on; ``"allreduce"`` does both in the processes. The launcher's choice
                 unless given, with which it must agree.
+            parallel: ``"fsdp"`` shards the model over all processes, ``"hsdp"`` a replica of it over those of each
+                node, a ``DeviceMesh`` over its shards, or replicas and shards, and within the parts of tensor
+                parallelism if its last dimension is named ``"tp"``; ``"ddp"``, whole, unless given.
+            wrap: which modules are gathered as one where the model is sharded: classes, or a function of a module's
+                name and itself; each repeated block unless given.
+            tensor_parallel: plan of ``parallelize_module`` for ``"tp"``; not for a model that is spread already.
 
         Raises:
             OptionError: options that contradict each other, or a batch that so many processes cannot share.
@@ -162,55 +176,44 @@ class ElasticRun:
         """
         if self._prepared is not None:
             raise TrainingError("a run is prepared once")
-        if self.settings.max_local is not None:  # what a process' memory was found to hold
-            max_local = min(max_local or self.settings.max_local, self.settings.max_local)
-            min_local = min(min_local, max_local)
         planning = settings_of(communication or self.settings.communication)
         options = Options(
             batch_size, max_batch_size, min_local, max_local, learning_rate_rule, warm_up, scheduler,
-            scheduler_unit, precision, clip_norm, state or {}, ddp or {},
-        )  # fmt: skip
+            scheduler_unit, precision, clip_norm, state or {}, ddp or {}, parallel, wrap, tensor_parallel,
+        ).within(self.settings)  # fmt: skip
+        check_parallel(options, model, self.world, planned=planning is not None, settings=self.settings)
         asked = {"seed": self.seed, **options.asked}
         asked["communication"] = str(communication or self.settings.communication)
-        members = take_part(self.world, sync, options, asked, self.settings, self._link.launched)
-        options.limits(self.world.size)
-        known = self.settings.saved_step
+        members = take_part(self.world, sync, model, options, asked, self.settings, self._link, planning)
+        options.limits(self.world.size // tensor_size(parallel, model))
         folder = None if members is not None and members.joins else self._saver.folder
-        chosen = choose(self.world, folder, self._spill, self._running, known)
-        if self.is_main and (said := describe_damage(chosen, self.settings)) is not None:
-            self._link.post("damaged", max(chosen.step, 0), said)  # before anything else can go wrong
-        check_not_lost(chosen, self.settings.restart or self.settings.preflight_steps > 0)
-        state = load(chosen, folder, model)
+        say = self._link.post
+        look = partial(look_back, self.world, folder, self._spill, self._running, self.settings, say)
+        chosen = look()
         planned = plan_communication(
-            self.world,
-            model,
-            None if self.settings.preflight_steps or members is not None else planning,
+            self.world, model, None if self.settings.preflight_steps or members is not None else planning,
             self.settings.collective_timeout,
-            lambda said: self._link.post("communication", self._done + self._began_at, said),
-            self._generation.place,
-        )
+            lambda said: say("communication", self._done + self._began_at, said), self._generation.place,
+        )  # fmt: skip
         made = prepare(
-            self.world,
-            model,
-            optimizer,
-            options,
-            self.settings,
-            state,
-            planned,
-            members.connect if members else None,
-        )
+            self.world, model, optimizer, options, self.settings,
+            partial(load, self.world, chosen, look, folder, model), planned, **(members.makes if members else {}),
+        )  # fmt: skip
+        if made.sharding is not None:
+            self._saver = ShardedSaver(self._saver.folder, self._generation, made.sharding)
+            self._fed = fed(self.world, made.sharding.mesh)
         if members is not None:
             members.begin(made)
         if chosen.found is not None:
             self._saver.took_over(chosen.found, chosen.taken_from)
         self._running.begin(made, chosen.running)
         self._prepared = made
-        self._stepper = Stepper(self.world, made, self._saver.lock, members)
+        self._stepper = Stepper(self._fed, made, self._saver.lock, members)
         self._began_at = made.progress.step
-        self._ending.attach(made)
-        if self.is_main:
-            said = describe_start(self.world, chosen, self._stepper, self._running)
-            self._link.post("started", made.progress.step, said)
+        self._ending.attach(made, self._saver)
+        if self._generation.is_main:
+            started = describe_start(self.world, chosen, self._stepper, self._running, self.settings)
+            self._link.post("started", made.progress.step, started)
         return made.model, made.optimizer
 
     # --- epochs and batches ---------------------------------------------------------------------------------
@@ -232,8 +235,9 @@ class ElasticRun:
             progress.next_epoch()
 
     def batches(
-        self, dataset: Any, *, shuffle: bool = True, collate: Collate | None = None, workers: int = 0
-    ) -> Iterator[Any]:
+        self, dataset: Any, *, shuffle: bool = True, collate: Collate | None = None, workers: int = 0,
+        tokens: Tokens | None = None, pack: bool = False,
+    ) -> Iterator[Any]:  # fmt: skip
         """Return this process' batches of the epoch under way, on its device.
 
         Each needs ``backward`` and ``step``. In a pass each sample is used once, whatever restarts or changes of the
@@ -244,6 +248,8 @@ class ElasticRun:
             shuffle: whether each pass has a new order.
             collate: makes a batch of a list of samples; torch's default unless given.
             workers: processes that read ahead.
+            tokens: of each sample, or a function of a batch that returns its tokens: rates are told in tokens, too.
+            pack: samples are rows of ``tokens`` tokens that several documents of ``dataset`` share: ``PackedBatch``.
 
         Raises:
             DatasetError: data that can only be iterated, fewer samples than the batch, or others than before.
@@ -252,14 +258,13 @@ class ElasticRun:
         prepared, stepper = self._ready()
         if not self._in_epoch:
             raise TrainingError("run.batches(...) belongs in a loop over run.epochs(...)")
-        samples = self._samples
-        if samples is None or samples.key != (id(dataset), collate, workers):
-            samples = self._samples = Samples(dataset, collate, workers)
+        asked = (dataset, collate, workers, tokens, self.seed, shuffle, pack)
+        samples, order, tokens = samples_of(self._samples, *asked)
+        self._samples = samples
         if prepared.progress.length == 0:  # later, each compares with that
             self.world.check_same({"the number of samples": samples.length, "shuffle": shuffle})
-        order = DataOrder(samples.length, self.seed, shuffle)
         prepared.progress.bind(samples.length)
-        return Feed(self.world, prepared, stepper, samples, order).batches()
+        return Feed(self._fed, prepared, stepper, samples, order, self._tokens.counting(tokens)).batches()
 
     # --- steps ------------------------------------------------------------------------------------------------
 
@@ -275,22 +280,24 @@ class ElasticRun:
         """
         prepared, stepper = self._ready()
         stop = self._link.stop
-        if self.world.elastic and stop is not None and stop.reason == TERMINATED:
+        if prepared.service is not None and stop is not None and stop.reason == TERMINATED:
             raise RunStopped("this process was terminated; the others train on", PEER_LOST)
-        agreed = stepper.step((stop is not None, stop is not None and stop.save))
+        vote = (stop is not None, stop is not None and stop.save)
+        saved = () if self.settings.preflight_steps else self._saver.counts()
+        agreed = stepper.step(vote, (*saved, self._tokens.step))
         if agreed is None:
             return False
-        self._account(prepared, stepper)
+        self._account(prepared, stepper, agreed.counted[-1])
         if agreed.stop:
             self._ending.stop(agreed.save)
         preflight = self.settings.preflight_steps
         if preflight and self._done >= preflight:
             self._ending.rehearse(self.statistics, self._done)
         if not preflight:
-            self._saver.maybe(prepared.state, prepared.progress.step)
+            self._saver.maybe(prepared.state, prepared.progress.step, agreed.counted[:-1])
             if problem := self._running.step(prepared):
-                step = prepared.progress.step
-                self._link.post("checkpoint", step, {"reason": "running checkpoint", "error": problem})
+                said = {"reason": "running checkpoint", "error": problem}
+                self._link.post("checkpoint", prepared.progress.step, said)
         return True
 
     @property
@@ -298,23 +305,20 @@ class ElasticRun:
         """Return the steps that this process has taken part in."""
         return self._prepared.progress.step - self._began_at if self._prepared is not None else 0
 
-    def _account(self, prepared: PreparedTraining, stepper: Stepper) -> None:
+    def _account(self, prepared: PreparedTraining, stepper: Stepper, tokens: float) -> None:
         last = stepper.last
-        if last.gain == 0.0 and self.is_main:
+        if last.gain == 0.0 and self._generation.is_main:
             self._link.post("skipped", last.step, {"skipped": last.skipped})
-        if self._rates.add(last.batch, last.gain, last.step_seconds):
+        if self._rates.add(last.batch, last.gain, last.step_seconds, tokens):
             self._ending.watch()
-            if self.is_main:
-                content = self.statistics.to_json() | {"rank_ready_s": list(last.compute_seconds)}
-                content |= prepared.progress.forecast(self._epochs)
-                if (report := prepared.tuner.news()) is not None:
-                    content["job"] = report.to_dict()
-                self._link.post("step", last.step, content)
+            if self._generation.is_main:
+                said = self.statistics.to_json() | {"rank_ready_s": list(last.compute_seconds)}
+                self._link.post("step", last.step, said | prepared.news(self._epochs))
 
     def report(self, **metrics: float) -> None:
         """Report how good the model is; what the first process reports counts. Without a launcher it prints it."""
         self.metrics = {name: float(value) for name, value in metrics.items()}
-        if self.is_main:
+        if self._generation.is_main:
             progress = self._ready()[0].progress
             content = {"metrics": self.metrics, "epoch": progress.epoch, "progress": progress.gained}
             self._link.post("metrics", progress.step, content)
@@ -326,8 +330,8 @@ class ElasticRun:
 
     @property
     def is_main(self) -> bool:
-        """Return whether this is the process that speaks and writes for all."""
-        return self._generation.is_main
+        """Return whether this is the process that speaks and writes for all; another one may become it."""
+        return self._generation.is_main if self._in_epoch else self.world.is_first()
 
     @property
     def directory(self) -> str | None:
@@ -350,14 +354,11 @@ class ElasticRun:
 
     @property
     def statistics(self) -> RunStatistics:
-        """Return the figures of the last step; throughput and goodput are of the last half second or more."""
+        """Return the figures of the last step; throughput, goodput and tokens of the last half second or more."""
         prepared, stepper = self._ready()
-        return replace(
-            stepper.last,
-            throughput=self._rates.throughput,
-            goodput=self._rates.progress_rate * prepared.limits.initial,
-            stall_seconds=self._saver.costs.stall,
-        )
+        goodput, stall = self._rates.progress_rate * prepared.limits.initial, self._saver.costs.stall
+        speed, tokens = self._rates.throughput, self._rates.tokens
+        return replace(stepper.last, throughput=speed, goodput=goodput, tokens=tokens, stall_seconds=stall)
 
     def _ready(self) -> tuple[PreparedTraining, Stepper]:
         if self._prepared is None or self._stepper is None:

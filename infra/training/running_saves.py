@@ -5,22 +5,30 @@ are of several steps, which training makes good by itself. While one process sur
 """
 
 import logging
+import time
 from typing import Any
 
 from ebbflow.infra.errors import StorageError
+from ebbflow.infra.training.checkpoints.shards import parts_of_state
+from ebbflow.infra.training.checkpoints.states import check_model, signature
 from ebbflow.infra.training.prepared import PreparedTraining
 from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
-from ebbflow.infra.training.running.folder import RunningFolder
+from ebbflow.infra.training.running.folder import RunningFolder, read_whole
 from ebbflow.infra.training.running.restoring import Recovery
 from ebbflow.infra.training.running.segments import STATE
 from ebbflow.infra.training.running.store import DamagedError
+from ebbflow.infra.training.sharded.restoring import cut_for, load_parts
+
+CHECKED = 256  # blocks that are in memory at once while all are compared with their checksums
 
 log = logging.getLogger(__name__)
 
 
 class RunningSaves:
     """The running checkpoint of one run; the first process writes, all can read. Does nothing unless asked for.
+
+    Where parameters are sharded, those that hold the first replica write, each its shards.
 
     What ``prepare(state=...)`` names is saved whole each time, beside the blocks whose turn it is.
     """
@@ -51,7 +59,8 @@ class RunningSaves:
             newest = folder.newest(start, [STATE])[STATE].iteration
             if newest <= step:
                 return None
-            folder.newest(start, range(len(folder.table(start).blocks)))
+            for _ in folder.records(start, range(len(folder.table(start).blocks)), CHECKED):
+                pass
         except DamagedError as exc:
             try:
                 self.problems.append(f"{exc}; it is set aside as {folder.set_aside(start)}")
@@ -68,23 +77,48 @@ class RunningSaves:
         """
         if self._place is None:
             return
+        sharding = prepared.sharding
         running = RunningCheckpoint(
             self._place,
             prepared.inner,
             prepared.optimizer,
             period=self._settings.partial_checkpoint_interval,
             fraction=self._settings.partial_checkpoint_fraction,
+            group=sharding.group if sharding is not None and self._world.size > 1 else None,
+            owner=sharding.division.part if sharding is not None else None,
         )
+        fits = newest is None or running.fits()
         if newest is not None:
-            found = self.recovered = running.recover_all()
+            found = self.recovered = running.recover_all() if fits else self._recut(prepared)
             prepared.load_run(found.state)
             prepared.load_extra(found.state.get("extra", {}))
             log.warning("parameters of steps %s to %s are taken from %s", found.oldest, newest, running.uri)
-        self._world.from_first(None)  # all have read before the first writes
-        if self._world.rank == 0:
+        self._world.from_all(None)  # have read, before the first writes
+        if self._world.rank == 0 if sharding is None else sharding.division.replica == 0:
             self._running = running
-            if newest is None:
+            if newest is None or not fits:
                 running.initialize(_small(prepared), prepared.progress.step)
+
+    def _recut(self, prepared: PreparedTraining) -> Recovery:
+        """Take up a running checkpoint of a world that had cut the parameters otherwise; each process reads it whole.
+
+        Raises ``OtherModelError`` and ``StorageError``.
+        """
+        assert self._place is not None
+        begun, model, optimizer = time.monotonic(), prepared.inner, prepared.optimizer
+        state, iteration, oldest = read_whole(RunningFolder(self._place))
+        check_model(signature(state["model"]), model, self._place.uri)
+        tensors = state["model"].values()
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if prepared.sharding is None:
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+        else:
+            cut = cut_for(model, optimizer)
+            parts = {key: parts_of_state(state[key], (key,), cut, "cpu") for key in ("model", "optimizer")}
+            load_parts(model, optimizer, parts)
+        seconds = time.monotonic() - begun
+        return Recovery(len(tensors), size, seconds, iteration, oldest, None, state=state["run"])
 
     def step(self, prepared: PreparedTraining) -> str:
         """Save the blocks whose turn it is; return why an earlier write has failed, once, else an empty text."""

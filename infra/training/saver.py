@@ -3,10 +3,9 @@
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from ebbflow.infra.errors import StorageError
@@ -18,15 +17,12 @@ from ebbflow.infra.training.checkpoints.folder import (
 )
 from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.spill import Spill
-from ebbflow.planners.training.saving.checkpointing import daly_interval
+from ebbflow.planners.training.saving.checkpointing import save_interval
 
-UNKNOWN_HAZARD_EVERY = 600.0  # seconds between checkpoints where no loss was ever seen
-LEAST_EVERY = 5.0  # seconds
-STALL_SHARE = 0.01  # of the time, at most, that training may wait for checkpoints
-WRITE_SHARE = 0.5  # of the time, at most, that a checkpoint is being written
 FIRST_PAUSE = 0.5  # seconds before a save that must not fail is tried again, doubled each time...
 LONGEST_PAUSE = 10.0  # ...up to this
 SPILL_SHARE = 0.4  # of the time until a deadline that is left for saving elsewhere
+RESCUE = "rescue"  # reason of a save by survivors
 SIGN_OF_LIFE = 5.0  # seconds between two reports of a process that saves and does nothing else
 
 log = logging.getLogger(__name__)
@@ -45,8 +41,11 @@ class Costs:
 class Saver:
     """Saves one run's state. Without a directory nothing is saved.
 
-    ``lock`` is held while the state changes, so that another thread finds it complete.
+    ``lock`` is held while the state changes, so that another thread finds it complete. ``collective``: all processes
+    save together, and not the first for all.
     """
+
+    collective = False
 
     def __init__(
         self,
@@ -70,12 +69,17 @@ class Saver:
         if self._settings.checkpoint_interval is not None:
             return self._settings.checkpoint_interval
         rate = self._settings.interruption_rate * self._world.nodes / 3600
-        wanted = daly_interval(self.costs.stall, 1 / rate) if rate > 0 else UNKNOWN_HAZARD_EVERY
-        least = max(LEAST_EVERY, self.costs.stall / STALL_SHARE, self.costs.write / WRITE_SHARE)
-        return max(least, wanted) if wanted < inf else UNKNOWN_HAZARD_EVERY
+        return save_interval(self.costs.stall, self.costs.write, rate)
 
-    def maybe(self, state: Callable[[], State], step: int) -> None:
-        """Begin a save in the background when one is due. A save that fails is reported and tried again later."""
+    def counts(self) -> Sequence[float]:
+        """Return what is summed over processes in the next step for ``maybe``."""
+        return ()
+
+    def maybe(self, state: Callable[[], State], step: int, counted: Sequence[float] = ()) -> None:
+        """Begin a save in the background when one is due. A save that fails is reported and tried again later.
+
+        ``counted`` are the sums of ``counts``.
+        """
         if self.folder is None or self._world.rank != 0:
             return
         try:

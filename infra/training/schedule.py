@@ -16,6 +16,9 @@ RuleName = Literal["auto", "adascale", "square-root", "linear", "legw", "none"]
 Rule = Callable[[float, GradientStatistics, float], float]
 SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
 ScheduleUnit = Literal["iteration", "epoch"]
+BaseRates = list[tuple[LRScheduler, dict[str, list[Any]]]]
+
+_BASE_RATES = ("base_lrs", "max_lrs")  # attributes of schedulers, one rate a group
 
 _RULES: dict[str, Rule] = {
     "adascale": lambda scale, statistics, _: adascale(scale, statistics),
@@ -87,3 +90,45 @@ class ProgressSchedule:
         """Take a state of ``state_dict``."""
         self._moved = state["moved"]
         self.scheduler.load_state_dict(state["scheduler"])
+
+    def base_rates(self) -> BaseRates:
+        """Return what learning rates are computed from, of each scheduler that this one consists of."""
+        return [
+            (one, {name: list(vars(one)[name]) for name in _BASE_RATES if name in vars(one)})
+            for one in _parts(self.scheduler)
+        ]
+
+    def rebase(self, rates: BaseRates) -> None:
+        """Continue from where it is with other ``base_rates``."""
+        for one, own in rates:
+            vars(one).update(own)
+            one._last_lr = [group["lr"] for group in one.optimizer.param_groups]
+
+
+def _parts(scheduler: LRScheduler) -> Iterator[LRScheduler]:
+    """Yield a scheduler and all that ``SequentialLR`` and ``ChainedScheduler`` hold."""
+    yield scheduler
+    for one in getattr(scheduler, "_schedulers", ()):
+        yield from _parts(one)
+
+
+@contextmanager
+def script_hyperparameters(
+    optimizer: torch.optim.Optimizer, schedule: ProgressSchedule | None, *, keep: bool
+) -> Iterator[None]:
+    """Let an optimizer that loads a checkpoint within keep the hyperparameters that its script has made it with.
+
+    The learning rate is as far in its schedule as the checkpoint's. Without ``keep`` all are the checkpoint's.
+    """
+    own = [{name: one for name, one in group.items() if name != "params"} for group in optimizer.param_groups]
+    rates = [] if schedule is None else schedule.base_rates()
+    yield
+    if not keep:
+        return
+    for group, mine in zip(optimizer.param_groups, own, strict=True):
+        base = group.get("initial_lr", group["lr"])
+        along = group["lr"] / base if base else 1.0
+        group.update(mine)
+        group["lr"] = mine.get("initial_lr", mine["lr"]) * along
+    if schedule is not None:
+        schedule.rebase(rates)

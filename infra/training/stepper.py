@@ -7,16 +7,19 @@ it, so a process whose peers are lost before still holds the whole state of the 
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.gradients.preconditioner import rescale_moments
 from ebbflow.infra.training.metrics import RunStatistics
 from ebbflow.infra.training.prepared import PreparedTraining
 from ebbflow.infra.training.process.world import ViewChangedError, World
+from ebbflow.infra.training.replicas.parallel import Replicas
 from ebbflow.infra.training.schedule import scaled
 from ebbflow.planners.training.saving.data_order import DataPosition, Share
 from ebbflow.planners.training.speed.batch_size import BatchSplit
@@ -46,12 +49,15 @@ class StepConsensus:
     stop: bool = False
     save: bool = False  # whether a stop comes with a checkpoint
     retuned: bool = False  # whether the next step has another batch
+    counted: tuple[float, ...] = ()  # sums over processes of what each gave besides
 
 
 class Members(Protocol):
-    """Who trains over the aggregation service."""
+    """Who trains, where processes come and go."""
 
-    begun: int  # number of the view that the training was taken up in
+    @property
+    def begun(self) -> int:
+        """Return the number of the view that the training was taken up in."""
 
     @property
     def view(self) -> int:
@@ -62,6 +68,9 @@ class Members(Protocol):
 
     def welcome(self) -> None:
         """Tell those that have entered with the view where the training is."""
+
+    def stepped(self) -> None:
+        """Take note that all have ended a step."""
 
 
 @dataclass(slots=True)
@@ -76,7 +85,7 @@ class _GradientPass:
 class Stepper:
     """Carries out the steps of one prepared run. ``mutating`` is held while the state changes.
 
-    ``members`` is who trains over the aggregation service; nobody without it.
+    ``members`` is who trains where processes come and go; nobody is asked without it.
     """
 
     def __init__(
@@ -87,6 +96,9 @@ class Stepper:
         self._under_way = False  # whether passes of an unfinished step have left gradients
         self._loss = torch.zeros((), device=world.device)
         self._fresh = 0  # steps with the present split so far
+        self._buffers: list[
+            tuple[torch.Tensor, torch.Tensor]
+        ] = []  # as they were before the step, where it may fail
         # what the moments of an earlier process were gathered with
         self.total, self.passes = prepared.tuner.total or prepared.limits.initial, 1
         self._members = members
@@ -97,21 +109,24 @@ class Stepper:
     # --- the batch ----------------------------------------------------------------------------------------
 
     def _first_split(self) -> BatchSplit:
-        chosen = self._prepared.tuner.split(self._world.nodes, self._world.size)
+        chosen = self._prepared.tuner.split(self._world.data_nodes, self._world.data_size)
         if not self._prepared.adaptive or self._world.size == 1:
             return chosen
-        first: Any = self._world.from_first(tuple(chosen))
+        try:
+            first: Any = self._world.from_first(tuple(chosen))
+        except ViewChangedError:  # those that are there then are asked again, before the next step
+            return chosen
         return BatchSplit(*first)
 
     def _set(self, chosen: BatchSplit) -> None:
         prepared, before = self._prepared, self.total
-        prepared.tuner.adopt(self._world.nodes, self._world.size, chosen)
+        prepared.tuner.adopt(self._world.data_nodes, self._world.data_size, chosen)
         if prepared.adaptive:
-            self.total = chosen.total(self._world.size)
+            self.total = chosen.total(self._world.data_size)
             self.passes = chosen.accumulation + 1
         else:  # a fixed batch stays what it is, to the example
             self.total = prepared.limits.initial
-            local = -(-self.total // self._world.size)
+            local = -(-self.total // self._world.data_size)
             self.passes = -(-local // prepared.limits.largest_local)
         initial, statistics = prepared.limits.initial, prepared.meter.statistics
         ratio = rescale_moments(prepared.optimizer, statistics, before / initial, self.total / initial)
@@ -123,12 +138,14 @@ class Stepper:
     def reform(self) -> None:
         """Before a step: share the batch out among those that are there, if others than before are."""
         members = self._members
-        if members is not None:
-            members.stay()
-        while members is not None and self._view != members.view:
-            self._view = members.view
-            members.welcome()
-            self._set(self._first_split())
+        with self._world.within():
+            if members is not None:
+                members.stay()
+            while members is not None and self._view != members.view:
+                self._view = members.view
+                members.welcome()
+                self._set(self._first_split())
+                members.stay()
 
     # --- passes -------------------------------------------------------------------------------------------
 
@@ -141,8 +158,10 @@ class Stepper:
             )
         if self._prepared.communication is not None and not self._under_way:
             self._prepared.communication.begin()
+        if self._members is not None and not self._under_way:
+            self._buffers = [(one, one.clone()) for one in self._prepared.inner.buffers()]
         self._open = _GradientPass(share, last, plan, time.perf_counter())
-        if self._world.size > 1 and self._prepared.service is None:
+        if isinstance(self._prepared.model, DistributedDataParallel | Replicas):
             # what no_sync() does: it has to hold while the model is called, not only in backward
             self._prepared.model.require_backward_grad_sync = last
 
@@ -169,16 +188,23 @@ class Stepper:
         planned = prepared.communication if now.last else None
         if planned is not None:
             planned.forward_done()
-        with meter.micro_pass(last=now.last, weight=now.share.weight, loss_scale=scale):
-            (prepared.scaler.scale(weighted) if prepared.scaler is not None else weighted).backward()
+        with (
+            self._world.within(),
+            meter.micro_pass(last=now.last, weight=now.share.weight, loss_scale=scale),
+        ):
+            try:
+                (prepared.scaler.scale(weighted) if prepared.scaler is not None else weighted).backward()
+            except RuntimeError as exc:
+                if not self._world.lost(exc):
+                    raise
         if planned is not None:
             planned.reduced()
         now.backward = True
 
-    def step(self, vote: tuple[bool, bool]) -> StepConsensus | None:
+    def step(self, vote: tuple[bool, bool], counts: Sequence[float] = ()) -> StepConsensus | None:
         """End a pass, and with the last one the step; ``None`` where passes of it are left.
 
-        ``vote`` is whether this process wants to stop, and to save then.
+        ``vote`` is whether this process wants to stop, and to save then; ``counts`` are summed over processes.
 
         Raises ``TrainingError``.
         """
@@ -189,28 +215,35 @@ class Stepper:
         if not now.last:
             return None
         try:
-            return self._end(now, vote)
+            return self._end(now, vote, counts)
         except ViewChangedError:  # by those that are left, over the same samples
             self.abandon()
             return None
 
-    def _end(self, now: _GradientPass, vote: tuple[bool, bool]) -> StepConsensus:
+    def _end(self, now: _GradientPass, vote: tuple[bool, bool], counts: Sequence[float]) -> StepConsensus:
         world, prepared = self._world, self._prepared
-        size, view = world.size, self._view
+        size, samples, view = world.size, world.data_size, self._view
+        with world.within():
+            world.repeat_broken()
         norms = prepared.meter.local(now.plan.count)
         computed = time.perf_counter() - now.begun - norms.sync
         loss = float(self._loss) / prepared.meter.loss_factor
+        norms = norms._replace(sync=norms.sync * samples / size)
         values = [float(vote[0]), float(vote[0] and vote[1]), loss, *self._proposal(), *norms]
         values += [computed if rank == world.rank else 0.0 for rank in range(size)]
+        values += counts
         if (planned := prepared.communication) is not None:
             values += planned.votes()
         asked = time.perf_counter()
-        summed = world.sum_step(values)
-        waited = time.perf_counter() - asked
+        with world.within():
+            summed = world.sum_step(values)
+            waited = time.perf_counter() - asked
+            if self._members is not None:
+                self._members.stepped()
         ranks = _COMPUTE + size
         if planned is not None:
-            planned.settle(summed[ranks:])
-        statistics = prepared.meter.finish(summed[_NORMS], size, now.plan.count)
+            planned.settle(summed[ranks + len(counts) :])
+        statistics = prepared.meter.finish(summed[_NORMS], samples, now.plan.count)
         if prepared.meter.finite:
             worth, factor = self._worth(now.plan.count, statistics)
             self._take(now.plan, worth, factor, view)
@@ -228,7 +261,8 @@ class Stepper:
         retuned = summed[_BATCH] > 0
         if retuned:
             self._set(BatchSplit(round(summed[_BATCH]), round(summed[_PASSES]) - 1))
-        return StepConsensus(summed[_VOTES] > 0, summed[_SAVE] > 0, retuned)
+        counted = tuple(summed[ranks : ranks + len(counts)])
+        return StepConsensus(summed[_VOTES] > 0, summed[_SAVE] > 0, retuned, counted)
 
     def abandon(self) -> None:
         """Forget the passes of a step that will not be finished."""
@@ -236,6 +270,9 @@ class Stepper:
         if self._prepared.communication is not None:
             self._prepared.communication.abandon()
         if self._under_way:
+            with self._mutating, torch.no_grad():
+                for buffer, before in self._buffers:  # those of BatchNorm move in each pass
+                    buffer.copy_(before)
             self._prepared.meter.discard()
             self._prepared.optimizer.zero_grad()
             self._loss.zero_()
@@ -256,8 +293,8 @@ class Stepper:
         service = prepared.service
         if scaler is not None:
             scaler.unscale_(optimizer)
-        if prepared.clip_norm is not None and service is None:
-            torch.nn.utils.clip_grad_norm_(prepared.inner.parameters(), prepared.clip_norm)
+        if service is None:
+            prepared.clip(self._world)
         with self._mutating:
             with scaled(optimizer, factor):
                 if service is not None:
@@ -324,10 +361,10 @@ class Stepper:
         self._fresh += 1
         if self._world.rank == 0 and self._fresh > WARM_UP and plan.count == self.total:
             world = self._world
-            local = -(-self.total // (world.size * self.passes))
+            local = -(-self.total // (world.data_size * self.passes))
             self._prepared.tuner.observe(
-                world.nodes,
-                world.size,
+                world.data_nodes,
+                world.data_size,
                 BatchSplit(local, self.passes - 1),
                 step_s,
                 min(sync_s, 0.99 * step_s),
@@ -338,7 +375,7 @@ class Stepper:
         """Return the first process's choice of batch and passes, where it is another; zeros else."""
         if not self._prepared.adaptive or self._world.rank != 0:
             return 0.0, 0.0
-        chosen = self._prepared.tuner.split(self._world.nodes, self._world.size)
+        chosen = self._prepared.tuner.split(self._world.data_nodes, self._world.data_size)
         if chosen == self._chosen:
             return 0.0, 0.0
         return float(chosen.batch), float(chosen.accumulation + 1)

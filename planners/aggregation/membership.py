@@ -67,6 +67,11 @@ class Membership:
         """Tell whether there has been a view."""
         return self.view.number > 0
 
+    @property
+    def due(self) -> bool:
+        """Tell whether workers wait for a boundary to enter or leave."""
+        return bool(self._waiting or (self._retiring & set(self.view.members)))
+
     def enter(self, worker: int) -> None:
         """Take note that a worker is ready: a founder, or one that is to be taken in at the next boundary."""
         if self.formed:

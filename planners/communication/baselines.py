@@ -20,10 +20,12 @@ from ebbflow.planners.communication.schedule import (
     lifo,
     schedule,
 )
-from ebbflow.planners.communication.search import Options, brute_force, metropolis_search
+from ebbflow.planners.communication.search import Cost, Options, brute_force, metropolis_search
 from ebbflow.planners.errors import OptionError
 
 System = Literal["FIFO", "LIFO", "HO", "S-Exec", "S-Sched", "S-Sched+greedy", "Syndicate"]
+PREFETCHING: tuple[System, ...] = ("S-Sched", "S-Sched+greedy", "Syndicate")
+"""Those that send what a later iteration needs before it begins."""
 SYSTEMS: tuple[System, ...] = ("FIFO", "LIFO", "HO", "S-Exec", "S-Sched", "S-Sched+greedy", "Syndicate")
 
 
@@ -58,29 +60,57 @@ class Problem:
 
     def solve(self, system: System) -> Comparison:
         """Return the plan of a system. Raises ``OptionError`` for an unknown one."""
-        early = self.dag.prefetched()
         match system:
             case "FIFO":
-                plan = {name: some[0] for name, some in self.options.items()}
-                return Comparison(system, plan, schedule(self.dag, plan, fifo))
-            case "LIFO":
-                return self._best(system, self.dag, self._segmented(_default), lifo)
-            case "HO":
-                order = self.hand_order or tuple(op.name for op in reversed(self.dag.comm))
-                return self._best(system, self.dag, self._segmented(_fastest), by_priority(*order))
-            case "S-Exec":
-                return self._searched(system, self.dag, fifo, "channel")
-            case "S-Sched":
-                return self._best(system, early, self._segmented(_default), critical_path)
-            case "S-Sched+greedy":
-                return self._best(system, early, self._segmented(_fastest), critical_path)
-            case "Syndicate":
-                return self._searched(system, early, critical_path, "no")
+                return self._costed(system, {name: some[0] for name, some in self.options.items()})
+            case "LIFO" | "S-Sched":
+                return self._best(system, self._segmented(_default))
+            case "HO" | "S-Sched+greedy":
+                return self._best(system, self._segmented(_fastest))
+            case "S-Exec" | "Syndicate":
+                return self._searched(system)
         raise OptionError(f"a system must be one of {', '.join(SYSTEMS)}; got {system!r}")
 
     def compare(self, systems: Sequence[System] = SYSTEMS) -> tuple[Comparison, ...]:
         """Return the plans of several systems."""
         return tuple(self.solve(system) for system in systems)
+
+    def simplified(self, found: Comparison, share: float) -> Comparison:
+        """Return a system's plan with the library's own option for each collective that gains less than it must.
+
+        Args:
+            found: the plan.
+            share: of the iteration, by which it may become longer in all.
+        """
+        bound = found.timeline.period * (1 + share)
+        kept = self._costed(found.system, {name: some[0] for name, some in self.options.items()})
+        if kept.timeline.period <= bound:
+            return kept
+        kept = found
+        for name, some in self.options.items():
+            if kept.plan[name].name != some[0].name:
+                tried = self._costed(found.system, {**kept.plan, name: some[0]})
+                kept = tried if tried.timeline.period <= bound else kept
+        return kept
+
+    def _rules(self, system: System) -> tuple[TrainingDag, Rule, Strict]:
+        """Return what a system schedules, in which order, and how strictly."""
+        dag = self.dag.prefetched() if system in PREFETCHING else self.dag
+        match system:
+            case "FIFO":
+                return dag, fifo, "no"
+            case "LIFO":
+                return dag, lifo, "no"
+            case "HO":
+                order = self.hand_order or tuple(op.name for op in reversed(self.dag.comm))
+                return dag, by_priority(*order), "no"
+            case "S-Exec":
+                return dag, fifo, "channel"
+        return dag, critical_path, "no"
+
+    def _costed(self, system: System, plan: Plan) -> Comparison:
+        dag, rule, strict = self._rules(system)
+        return Comparison(system, plan, schedule(dag, plan, rule, strict=strict))
 
     def _segmented(self, of: Callable[[Sequence[ExecutionOption]], ExecutionOption]) -> Options:
         """Return the options of the segment oracle: an algorithm and channel for each collective, in any cut.
@@ -97,7 +127,7 @@ class Problem:
             found[name] = [chosen] if kinds[name] == "all-to-all" else cuts
         return found
 
-    def _best(self, system: System, dag: TrainingDag, options: Options, rule: Rule) -> Comparison:
+    def _best(self, system: System, options: Options) -> Comparison:
         """Return the best cut by coordinate descent from the coarsest: exact where two interact, and bounded."""
         plan = {name: some[0] for name, some in options.items()}
         pairs = [name for name, some in options.items() if len(some) > 1]
@@ -106,24 +136,25 @@ class Problem:
                 {**plan, **dict(zip(pairs, chosen, strict=True))}
                 for chosen in product(*(options[name] for name in pairs))
             ]
-            plan = min(found, key=lambda one: schedule(dag, one, rule).period)
+            plan = min(found, key=self._cost_of(system))
         else:
             for name in pairs:
-                tried = [{**plan, name: one} for one in options[name]]
-                plan = min(tried, key=lambda one: schedule(dag, one, rule).period)
-        return Comparison(system, plan, schedule(dag, plan, rule))
+                plan = min(({**plan, name: one} for one in options[name]), key=self._cost_of(system))
+        return self._costed(system, plan)
 
-    def _searched(self, system: System, dag: TrainingDag, rule: Rule, strict: Strict) -> Comparison:
-        def cost(plan: Plan) -> float:
-            return schedule(dag, plan, rule, strict=strict).period
-
+    def _searched(self, system: System) -> Comparison:
+        cost = self._cost_of(system)
         try:
             found = brute_force(self.options, cost, max_plans=2000)
         except OptionError:
             found = metropolis_search(
                 self.options, cost, rng=self.rng, clock=self.clock, seconds=self.seconds
             )
-        return Comparison(system, found.plan, schedule(dag, found.plan, rule, strict=strict))
+        return self._costed(system, found.plan)
+
+    def _cost_of(self, system: System) -> Cost:
+        dag, rule, strict = self._rules(system)
+        return lambda plan: schedule(dag, plan, rule, strict=strict).period
 
 
 def _default(options: Sequence[ExecutionOption]) -> ExecutionOption:

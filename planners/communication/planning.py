@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ebbflow.planners.communication.baselines import SYSTEMS, Comparison, Problem, System
+from ebbflow.planners.communication.baselines import PREFETCHING, SYSTEMS, Comparison, Problem, System
 from ebbflow.planners.communication.costs import Choice, CostModel, options_of
 from ebbflow.planners.communication.dag import CommOp, Kind, TrainingDag
 from ebbflow.planners.communication.measured import MeasuredLinks, choice_of
@@ -17,6 +17,9 @@ from ebbflow.planners.communication.search import Options
 from ebbflow.planners.errors import OptionError
 
 SEGMENTS = (1, 2, 4, 8)  # into which an all-reduce may be cut
+INDISTINCT = (
+    0.005  # share of an iteration that no prediction tells: what gains less takes the library's own way
+)
 MIN_SEGMENT = 64 * 1024  # bytes; a smaller segment only costs its launch
 
 
@@ -116,10 +119,8 @@ def search_plan(problem: Problem, *, version: int, system: System = "Syndicate")
         raise OptionError("a training without collectives has nothing to plan")
     if system not in SYSTEMS:
         raise OptionError(f"a system must be one of {', '.join(SYSTEMS)}; got {system!r}")
-    plain, best = problem.solve("FIFO"), problem.solve(system)
-    planned = (
-        problem.dag.prefetched() if system in ("S-Sched", "S-Sched+greedy", "Syndicate") else problem.dag
-    )
+    plain, best = problem.solve("FIFO"), problem.simplified(problem.solve(system), INDISTINCT)
+    planned = problem.dag.prefetched() if system in PREFETCHING else problem.dag
     plan = plan_of(
         planned,
         best.plan,

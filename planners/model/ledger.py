@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from ebbflow.planners.model.capacity import Node, Notice
 
-AppKind = Literal["query", "training", "tuning"]
+AppKind = Literal["query", "training", "tuning", "elastic"]
 AppPhase = Literal[
     "waiting",  # for its first lease or share, or for another after it lost all
     "running",

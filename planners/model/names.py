@@ -25,6 +25,11 @@ class NameRule:
         return text
 
 
+AGGREGATOR = NameRule(
+    "an aggregator's name",
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+    "begins with a letter or digit and holds A-Z a-z 0-9 . _ -, 100 at most",
+)
 CLUSTER = NameRule(
     "a cluster's name",
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",

@@ -140,6 +140,20 @@ def check_report_paths(report: str | Iterable[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(paths))
 
 
+def address_of(text: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``, ``:PORT`` (this machine alone) or ``PORT``. Raises ``OptionError``."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise OptionError(f"metrics must be HOST:PORT, such as 127.0.0.1:9464; got {text!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def check_metrics(address: str) -> None:
+    """Raise ``OptionError`` for an address that metrics cannot be served at; an empty text is none."""
+    if address:
+        address_of(address)
+
+
 def check(request: object) -> None:
     """Raise ``OptionError`` for the first option of a request whose value breaks its rule."""
     kind: Any = type(request)

@@ -7,6 +7,10 @@ from typing import Literal, Self
 PreflightChoice = Literal["auto", "always", "never"]  # whether a short trial comes first
 CommunicationChoice = Literal["ddp", "planned"]  # who orders and cuts the exchange of gradients
 SyncChoice = Literal["allreduce", "service"]  # where gradients meet: among processes, or at aggregators
+SyncRequest = Literal[
+    "allreduce", "service", "auto"
+]  # the same, or by the costs that a preflight run measures
+RecoveryChoice = Literal["auto", "in-place", "restart"]  # what becomes of survivors when nodes come and go
 RetryChoice = Literal["by-class", "blind"]  # of a failure, or three whatever it was
 
 
@@ -21,6 +25,7 @@ class RunSettings:
     keep_checkpoints: int = 2  # full checkpoints kept
     interruption_rate: float = 0.0  # losses expected per node and hour
     adaptive: bool = True  # whether the batch may change
+    script_hyperparameters: bool = False  # of the optimizer, instead of the checkpoint's
     collective_timeout: float = 60.0  # seconds after which a collective that hangs is an error
     max_local: int | None = None  # examples that a process gets in a pass at most: after its memory ran out
     preflight_steps: int = 0  # > 0: run so many steps, save, load and stop with a "preflight" report
@@ -42,7 +47,27 @@ class RunSettings:
     sync: SyncChoice = "allreduce"
     aggregators: int = 1  # processes of the aggregation service
     mirrors: int = 0  # further aggregators that hold each tensor
+    aggregation_cluster: str = ""  # whose shared aggregators are used; "": aggregators of the run's own
+    recovery: RecoveryChoice = "auto"
+    weighs_sync: bool = False  # whether a preflight run measures what aggregators would cost
     restart: bool = False  # whether a run all of whose checkpoints are damaged begins again
+
+    @property
+    def restarts(self) -> str:
+        """Return why a change of nodes is a new generation; empty: the others train on, if the script allows it."""
+        reasons = {
+            "recovery=restart is asked for": self.recovery == "restart",
+            "the script has checkpoints of its own": self.own_checkpoints,
+            "it is a preflight run": self.preflight_steps > 0,
+            "communication is planned for the processes that are there": self.communication == "planned",
+            "running checkpoints are of the processes that are there": self.partial_checkpoint_interval > 0,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
+
+    @property
+    def in_place(self) -> bool:
+        """Tell whether processes of an all-reduce may come and go while the others train on."""
+        return self.sync == "allreduce" and not self.restarts
 
     def keeping(self, earlier: "RunSettings") -> "RunSettings":
         """Return these, with what a process' memory was found to hold before unless they say it anew."""

@@ -71,7 +71,7 @@ def _translated(text: str) -> str:
     while at < len(text):
         if text.startswith("**/", at) and (at == 0 or text[at - 1] == "/"):
             found, at = found + "(?:.*/)?", at + 3
-        elif text[at:] == "**" and at and text[at - 1] == "/":
+        elif text[at:] == "**" and (at == 0 or text[at - 1] == "/"):
             found, at = found + ".+", at + 2
         elif text[at] == "*":
             found, at = found + "[^/]*", at + 1

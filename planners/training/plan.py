@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from ebbflow.planners import hazard as losses
-from ebbflow.planners.model.trainings import PreflightChoice, RetryChoice, RunSettings
+from ebbflow.planners.model.trainings import PreflightChoice, RetryChoice, RunSettings, SyncRequest
 from ebbflow.planners.training.failures import preflight as trials
 from ebbflow.planners.training.failures.failures import FailureTable
 from ebbflow.planners.training.failures.preflight import GateQuestion, PreflightPlan
@@ -23,6 +23,7 @@ class TrainingPlan:
     retries: Retries  # what follows from their class
     preflight: PreflightPlan | None = None  # the preflight run, if there is one
     why: str = ""  # there is one, or none
+    sync: SyncRequest = "allreduce"  # where gradients meet; "auto": what the preflight run shows
     learns: bool = False  # whether the hazard follows what happens
     seed: int = 0  # of the jitter of delays
 
@@ -42,6 +43,8 @@ class TrainingPlan:
         free: bool,
         resumes: bool,
         seed: int = 0,
+        sync: SyncRequest = "allreduce",
+        replica: int = 1,
     ) -> Self:
         """Return the plan of a training.
 
@@ -58,16 +61,24 @@ class TrainingPlan:
             free: whether GPUs cost nothing that anyone else wants.
             resumes: whether the run resumes from a checkpoint.
             seed: of the jitter of delays.
+            sync: where gradients meet; ``auto``: decided by what a preflight run measures, which then comes first.
+            replica: GPUs that hold one replica of the model.
 
         Raises ``OptionError`` for a preflight run without steps.
         """
-        trial, why = _preflight(preflight, preflight_steps, placement, max_gpus, free=free, resumes=resumes)
+        if sync == "auto":
+            settings = replace(settings, sync="allreduce", weighs_sync=True)
+            preflight = "always" if preflight == "auto" else preflight
+        trial, why = _preflight(
+            preflight, preflight_steps, placement, max_gpus, replica, free=free, resumes=resumes
+        )
         return cls(
             replace(settings, interruption_rate=losses.hazard(0, 0.0) if hazard is None else hazard),
             table,
             _retries(retry_policy, retry_backoff),
             trial,
             why,
+            sync=sync,
             learns=hazard is None,
             seed=seed,
         )
@@ -82,6 +93,7 @@ def _preflight(
     steps: int,
     placement: Mapping[str, int],
     max_gpus: int,
+    replica: int,
     *,
     free: bool,
     resumes: bool,
@@ -91,6 +103,8 @@ def _preflight(
     if choice == "never" or not gpus:
         return None, ""
     wanted = trials.plan(gpus, min(len(placement), gpus), steps)
+    if replica > 1:
+        wanted = replace(wanted, ranks=replica)
     if choice == "always":
         return wanted, "requested"
     if gpus <= wanted.ranks:

@@ -6,7 +6,7 @@ the epochs that a trial is expected to live; of stopping by learning curves, the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import ceil, floor, inf, isfinite, log
 
 import numpy as np
 
@@ -52,6 +52,36 @@ def epochs_left(done: float, most: int, compared_at: Sequence[int], factor: int)
         left += chance * (rung - at)
         at, chance = float(rung), chance / factor
     return left
+
+
+def brackets(least: int, most: int, factor: int) -> tuple[tuple[float, tuple[int, ...]], ...]:
+    """Return the share of the trials and the rungs of each bracket of Hyperband (Li et al., JMLR 2018, section 3).
+
+    Brackets and shares are those of Optuna's ``HyperbandPruner``: bracket s begins to compare at ``least`` · factorˢ.
+
+    >>> [rungs for _, rungs in brackets(1, 9, 3)]
+    [(1, 3), (3,), ()]
+
+    Raises ``OptionError``.
+    """
+    rungs(least, most, factor)
+    count = floor(log(most / least, factor)) + 1  # in floating point, as there
+    sizes = [ceil(count * factor ** (count - 1 - s) / (count - s)) for s in range(count)]
+    return tuple((size / sum(sizes), rungs(least * factor**s, most, factor)) for s, size in enumerate(sizes))
+
+
+def hyperband_epochs_left(done: float, least: int, most: int, factor: int) -> float:
+    """Return the epochs that a trial of Hyperband is expected to live yet, whichever bracket it is in.
+
+    A bracket counts by its trials and by how likely one of them is to have lived ``done`` epochs. Raises
+    ``OptionError``.
+    """
+    left = total = 0.0
+    for share, compared_at in brackets(least, most, factor):
+        likely = share / factor ** sum(rung <= done for rung in compared_at)
+        left += likely * epochs_left(done, most, compared_at, factor)
+        total += likely
+    return left / total
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any, Self
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError, RunLockedError
 from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.logs.json_lines import log_ids
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import (
@@ -225,14 +226,15 @@ class AppAgent:
     # --- the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            self._wake.clear()
-            try:
-                self._round()
-            except Exception:
-                # a defect here must not silence the app: it would be taken for lost
-                log.exception("the agent of %s failed in a cycle", self.spec.id)
-            self._clock.wait(self._wake, self._pace.look)
+        with log_ids(app=self.spec.id):
+            while not self._stop.is_set():
+                self._wake.clear()
+                try:
+                    self._round()
+                except Exception:
+                    # a defect here must not silence the app: it would be taken for lost
+                    log.exception("the agent of %s failed in a cycle", self.spec.id)
+                self._clock.wait(self._wake, self._pace.look)
 
     def _round(self) -> None:
         try:

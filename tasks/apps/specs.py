@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.ledger import AppSpec
+from ebbflow.planners.model.ledger import AppKind, AppSpec
 
 _KINDS = ("query", "training", "tuning")
 
@@ -36,9 +36,7 @@ class Resume(NamedTuple):
         return cls(**values)
 
 
-def app_spec(
-    kind: Literal["query", "training", "tuning"], given: dict[str, Any], fields: dict[str, Any]
-) -> AppSpec:
+def app_spec(kind: AppKind, given: dict[str, Any], fields: dict[str, Any]) -> AppSpec:
     """Return what an app registers as: ``fields`` over what the user ``given``. Raises ``OptionError``."""
     spec = AppSpec(kind=kind, **{**given, **fields})
     if not spec.id:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ebbflow.infra.aggregation.registry import ServiceRegistry, ServiceView, plain_name, savings
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger import Ledger
-from ebbflow.infra.machine.page_server import PageResponse, PageServer
-from ebbflow.tasks.capacity.request import address_of
+from ebbflow.infra.machine.metrics_server import UnavailableError, metric, serving
+from ebbflow.infra.machine.page_server import PageServer
 from ebbflow.tasks.capacity.status import ClusterView, look
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 _KEPT = 4096  # newest latencies
 _SILENT = 15.0  # s without a report after which a loop does not count as healthy
-_PLAIN = "text/plain; charset=utf-8"
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -77,17 +77,16 @@ def _summary(values: Sequence[float]) -> Mapping[str, float | None]:
 # --- for Prometheus -----------------------------------------------------------------------------------------------
 
 
-def exposition(view: ClusterView) -> str:
-    """Return a cluster's metrics in Prometheus' text format; each has the label ``cluster``."""
-    from prometheus_client import CollectorRegistry, generate_latest
+def metrics_of(view: ClusterView, service: ServiceView | None = None) -> Iterator["Metric"]:
+    """Yield a cluster's metrics; each has the label ``cluster``.
 
-    class Collector:
-        def collect(self) -> Iterator["Metric"]:
-            yield from (*_loop_metrics(view), *_node_metrics(view), *_app_metrics(view))
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collector())
-    return generate_latest(registry).decode()
+    Args:
+        view: of the cluster.
+        service: its shared aggregation service, where it may have one.
+    """
+    yield from (*_loop_metrics(view), *_node_metrics(view), *_app_metrics(view))
+    if service is not None and service.aggregators():
+        yield from _aggregation_metrics(view.cluster, service)
 
 
 def health(view: ClusterView) -> str:
@@ -97,6 +96,38 @@ def health(view: ClusterView) -> str:
     if view.loop_silent is None or view.loop_silent > _SILENT:
         return f"the loop has not reported for {view.loop_silent or 0:.0f} s"
     return ""
+
+
+class ClusterMetrics:
+    """Reads a cluster's metrics from its ledger, which ``opened`` opens at the first look and the end closes."""
+
+    def __init__(self, opened: Callable[[], contextlib.AbstractContextManager[Ledger]]) -> None:
+        self._opened = opened
+        self._lock = threading.Lock()  # a scrape at a time
+        self._stack = contextlib.ExitStack()
+        self._ledger: Ledger | None = None
+
+    def __enter__(self) -> "ClusterMetrics":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._stack.close()
+
+    def look(self) -> tuple[Iterator["Metric"], str]:
+        """Return the metrics, and why the cluster's loop is not healthy; empty where it is.
+
+        Raises ``UnavailableError`` while the ledger does not respond.
+        """
+        try:
+            with self._lock:
+                if self._ledger is None:
+                    self._ledger = self._stack.enter_context(self._opened())
+                view = look(self._ledger, decisions=0, over=0)
+                service = ServiceRegistry(self._ledger.records).read()
+        except LedgerError as error:
+            raise UnavailableError(f"the ledger does not respond: {error}") from error
+        return metrics_of(view, service), health(view)
 
 
 @contextlib.contextmanager
@@ -109,74 +140,34 @@ def serving_metrics(address: str, opened: Callable[[], Ledger]) -> Iterator[Page
 
     Raises ``OptionError`` for an address that is none, and ``InfraError`` for a port that is taken.
     """
-    if not address:
-        yield None
-        return
-    lock = threading.Lock()
-    with contextlib.ExitStack() as stack:
-        found: list[Ledger] = []
-
-        def answer(path: str, query: Mapping[str, str]) -> PageResponse | None:
-            if path not in ("/metrics", "/healthz"):
-                return None
-            try:
-                with lock:  # a scrape at a time
-                    if not found:
-                        found.append(stack.enter_context(opened()))
-                    view = look(found[0], decisions=0, over=0)
-            except LedgerError as error:
-                return PageResponse(f"the ledger does not respond: {error}\n", _PLAIN, 503)
-            if path == "/metrics":
-                return PageResponse(exposition(view), "text/plain; version=0.0.4; charset=utf-8")
-            why = health(view)
-            return PageResponse(f"{why or 'ok'}\n", _PLAIN, 503 if why else 200)
-
-        host, port = address_of(address)
-        yield stack.enter_context(PageServer(answer, port, host))
-
-
-def _gauge(
-    name: str,
-    text: str,
-    labels: Sequence[str],
-    rows: Mapping[tuple[str, ...], float | None],
-    kind: str = "gauge",
-) -> "Metric":
-    """Return a metric with a sample for each row of labels; rows without a value are left out."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    made = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-    found = made(f"ebbflow_{name}", text, labels=labels)
-    for key, value in rows.items():
-        if value is not None:
-            found.add_metric(list(key), float(value))
-    return found
+    with ClusterMetrics(opened) as metrics, serving(address, metrics.look) as server:
+        yield server
 
 
 def _loop_metrics(view: ClusterView) -> Iterator["Metric"]:
     loop, own = view.loop, (view.cluster,)
-    yield _gauge(
+    yield metric(
         "loop_leads",
         "1 while a capacity loop is the leader of the cluster.",
         ["cluster"],
         {own: float(view.leads)},
     )
     silent = {own: view.loop_silent}
-    yield _gauge("loop_report_age_seconds", "Time since the loop's last report.", ["cluster"], silent)
+    yield metric("loop_report_age_seconds", "Time since the loop's last report.", ["cluster"], silent)
     if loop is None:
         return
     said = loop.metrics
     info = {(view.cluster, loop.holder, loop.policy): 1.0}
-    yield _gauge("loop_info", "The loop that is the leader.", ["cluster", "holder", "policy"], info)
+    yield metric("loop_info", "The loop that is the leader.", ["cluster", "holder", "policy"], info)
     for name, text in (
         ("cycles", "Cycles of the loop."),
         ("changes", "Changes of capacity that the loop has answered."),
         ("dropped", "Decisions dropped because capacity had moved on."),
         ("outages", "Outages of the ledger."),
     ):
-        yield _gauge(f"loop_{name}", text, ["cluster"], {own: said.get(name)}, "counter")
+        yield metric(f"loop_{name}", text, ["cluster"], {own: said.get(name)}, "counter")
     away = {own: said.get("away_s")}
-    yield _gauge("loop_ledger_away_seconds", "Time without a ledger.", ["cluster"], away, "counter")
+    yield metric("loop_ledger_away_seconds", "Time without a ledger.", ["cluster"], away, "counter")
     for name, text in (
         ("latency", "From a change of capacity until its leases are written, of the newest 4096."),
         ("deciding", "Of a decision, of the newest 4096."),
@@ -186,12 +177,37 @@ def _loop_metrics(view: ClusterView) -> Iterator["Metric"]:
             (view.cluster, share): quantiles.get(key)
             for key, share in (("p50", "0.5"), ("p95", "0.95"), ("p99", "0.99"), ("worst", "1"))
         }
-        yield _gauge(f"loop_{name}_seconds", text, ["cluster", "quantile"], rows)
+        yield metric(f"loop_{name}_seconds", text, ["cluster", "quantile"], rows)
     memory = said.get("memory_mib")
     rows = {own: None if memory is None else memory * 2**20}
-    yield _gauge("loop_memory_bytes", "Largest resident memory of the loop.", ["cluster"], rows)
-    yield _gauge("loop_capacity_age_seconds", "Age of what is seen.", ["cluster"], {own: loop.capacity_age})
-    yield _gauge("loop_problems", "Problems that the status shows.", ["cluster"], {own: len(view.problems)})
+    yield metric("loop_memory_bytes", "Largest resident memory of the loop.", ["cluster"], rows)
+    yield metric("loop_capacity_age_seconds", "Age of what is seen.", ["cluster"], {own: loop.capacity_age})
+    yield metric("loop_problems", "Problems that the status shows.", ["cluster"], {own: len(view.problems)})
+
+
+def _aggregation_metrics(cluster: str, service: ServiceView) -> Iterator["Metric"]:
+    there, saved = (
+        {plain_name(name): one for name, one in service.aggregators().items()},
+        savings(service),
+    )
+    for name, text, value in (
+        ("aggregators", "Aggregators of the shared service.", len(there)),
+        ("aggregators_used", "Aggregators that have tensors.", saved["used"]),
+        ("aggregation_private_servers", "Private servers that its trainings would have.", saved["private"]),
+        ("aggregation_trainings", "Trainings that the service serves.", len(service.trainings())),
+    ):
+        yield metric(name, text, ["cluster"], {(cluster,): float(value)})
+    labels = ["cluster", "aggregator"]
+    for name, text, rows in (
+        ("aggregator_updates", "Updates of tensors.", {key: one.updates for key, one in there.items()}),
+        ("aggregator_moves", "Tensors given to others.", {key: one.moved for key, one in there.items()}),
+    ):
+        yield metric(name, text, labels, {(cluster, key): float(one) for key, one in rows.items()}, "counter")
+    held = {
+        (cluster, key): float(sum(tensor.bytes for own in one.held.values() for tensor in own.values()))
+        for key, one in there.items()
+    }
+    yield metric("aggregator_bytes", "Bytes of parameters and moments held.", labels, held)
 
 
 def _node_metrics(view: ClusterView) -> Iterator["Metric"]:
@@ -214,14 +230,14 @@ def _node_metrics(view: ClusterView) -> Iterator["Metric"]:
         "dollars_per_hour": "Price of its nodes.",
     }
     for name, rows in sums.items():
-        yield _gauge(name, texts[name], labels, rows)
+        yield metric(name, texts[name], labels, rows)
     notices = Counter((view.cluster, node.notice) for node in view.nodes if node.notice)
-    yield _gauge("nodes_with_notice", "Nodes that are about to leave.", ["cluster", "kind"], notices)
+    yield metric("nodes_with_notice", "Nodes that are about to leave.", ["cluster", "kind"], notices)
 
 
 def _app_metrics(view: ClusterView) -> Iterator["Metric"]:
     phases = Counter((view.cluster, app.kind, app.phase) for app in view.apps)
-    yield _gauge("apps", "Apps that are not over.", ["cluster", "kind", "phase"], phases)
+    yield metric("apps", "Apps that are not over.", ["cluster", "kind", "phase"], phases)
     labels = ["cluster", "app", "kind", "team"]
     for name, text, value in (
         ("gpus", "GPUs that an app holds.", lambda app: app.gpus),
@@ -236,6 +252,6 @@ def _app_metrics(view: ClusterView) -> Iterator["Metric"]:
         ("report_age_seconds", "Time since its last report.", lambda app: app.silent),
     ):
         rows = {(view.cluster, app.id, app.kind, app.team): value(app) for app in view.apps}
-        yield _gauge(f"app_{name}", text, labels, rows)
+        yield metric(f"app_{name}", text, labels, rows)
     rows = {(view.cluster, app.id, app.kind, app.team): app.dollars for app in view.apps}
-    yield _gauge("app_dollars", "What its leases have cost.", labels, rows, "counter")
+    yield metric("app_dollars", "What its leases have cost.", labels, rows, "counter")

@@ -11,6 +11,7 @@ from ebbflow.planners.capacity.values import LOOP_KEYS, SCALING_KEYS, Scaling, S
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
 from ebbflow.planners.model.numbers import duration_of, parse_bit_rate
+from ebbflow.planners.model.options import check_metrics
 from ebbflow.planners.scheduling.placement_cost import ClusterLinks
 from ebbflow.planners.sections import number, only, table
 from ebbflow.tasks.capacity.intervals import LoopIntervals
@@ -118,8 +119,7 @@ class CapacityRequest:
         names.CLUSTER.check(self.cluster)
         if self.seed < 0:
             raise OptionError(f"seed must be >= 0; got {self.seed}")
-        if self.metrics:
-            address_of(self.metrics)
+        check_metrics(self.metrics)
 
     def rules(self) -> LoopRules:
         """Read the configuration file. Raises ``OptionError``."""
@@ -138,14 +138,6 @@ class CapacityRequest:
         return Settings(
             limits=rules.fleet.limits, teams=rules.teams, scaling=rules.scaling, links=rules.links, **given
         )
-
-
-def address_of(text: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``, ``:PORT`` (this machine alone) or ``PORT``. Raises ``OptionError``."""
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise OptionError(f"metrics must be HOST:PORT, such as 127.0.0.1:9464; got {text!r}")
-    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _scaling(content: object, where: str, rules: FleetRules) -> Scaling | None:

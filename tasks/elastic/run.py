@@ -5,7 +5,6 @@ import os
 import re
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ import numpy as np
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.elastic import Application, ElasticJob, Event, Result, Settings
 from ebbflow.infra.elastic.apps.kmeans import KMeans
-from ebbflow.infra.elastic.apps.lda import Lda
 from ebbflow.infra.elastic.apps.mlr import Mlr
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.elastic.data import check_data
+from ebbflow.tasks.elastic.request import ElasticRequest
 from ebbflow.tasks.faults import Fault, Grammar
 
-APPS = ("mlr", "kmeans", "lda")
 FAULTS = Grammar("an elastic job", ("resize", "kill", "leave"), example="3s:resize:4", max_count=9999)
 _WORKER = re.compile(r"n[0-9]{1,9}")
 _POLL = 0.05  # seconds between polls of the job
@@ -32,47 +30,6 @@ def parse_fault(text: str) -> Fault:
     if fault.target and not _WORKER.fullmatch(fault.target):
         raise OptionError(f"workers are called n1, n2, ...; got {fault.target!r:.60} in {text!r:.120}")
     return fault
-
-
-@dataclass(frozen=True, slots=True)
-class ElasticRequest:
-    """What to run."""
-
-    app: str
-    input: str | None = None  # an .npz file; None: generated data
-    classes: int = 10  # or clusters, or topics
-    executors: int = 16
-    iterations: int = 200
-    staleness: int = 0  # of mlr
-    workers: int = 2
-    faults: Sequence[Fault] = ()
-    state_dir: str | None = None
-    resume: bool = False
-    restart: bool = False  # with resume: from the beginning where no snapshot is whole
-    partial_recovery: bool = False  # recovery of lost parameters alone
-
-    def __post_init__(self) -> None:
-        if self.app not in APPS:
-            raise OptionError(f"applications are {', '.join(APPS)}; got {self.app!r}")
-        for name in ("classes", "executors", "iterations", "workers"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} must be >= 1; got {getattr(self, name)}")
-        if self.resume and self.state_dir is None:
-            raise OptionError("resume needs the directory of the earlier job (--state-dir)")
-        if self.restart and not self.resume:
-            raise OptionError("restart goes with resume; a new job starts from the beginning anyway")
-        if self.staleness < 0:
-            raise OptionError(f"staleness must be >= 0; got {self.staleness}")
-
-    def application(self, data: str) -> Application:
-        """Return the application on the file ``data``."""
-        if self.app == "mlr":
-            return Mlr(
-                data, self.classes, self.executors, self.iterations, self.staleness, exact=not self.staleness
-            )
-        if self.app == "kmeans":
-            return KMeans(data, self.classes, self.executors, self.iterations)
-        return Lda(data, self.classes, self.executors, self.iterations)
 
 
 def generate_data(app: str, classes: int, path: Path) -> None:

@@ -5,6 +5,7 @@ What a step's processes find in their environment. Nothing here is ever written 
 Where a query finds its tables when they are in several directories, or are results of other queries.
 """
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,21 +17,25 @@ from typing import Any
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import (
     AwsUnavailableError,
+    ElasticError,
     LedgerUnavailableError,
+    MicroTaskError,
     PipelineRunError,
     RunLockedError,
     StageCancelledError,
     StorageError,
 )
+from ebbflow.infra.logs.json_lines import log_ids
 from ebbflow.infra.storage import checksums, private
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.parquet import discover
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.pipeline.coordinator import Attempt, AttemptResult
-from ebbflow.tasks.pipeline.file.references import Reference, fill_in
+from ebbflow.tasks.pipeline.file.references import Reference, fill_in, references
 from ebbflow.tasks.pipeline.file.requests import (
     Fill,
+    elastic_request,
     places_of,
     query_request,
     resolved,
@@ -102,6 +107,19 @@ def environment_of(attempt: Attempt) -> Mapping[str, str]:
     return {name: fill_in(text, value) for name, text in attempt.step.environment.items()}
 
 
+def lineage_of(attempt: Attempt, run: str) -> dict[str, Any]:
+    """Return where a step's data come from: each query whose result it names, with the tables' versions."""
+    step, found = attempt.step, dict[str, Any]()
+    texts = (*step.options.get("arguments", ()), *step.environment.values())
+    for name in sorted({one.name for text in texts for one in references(text) if one.of == "queries"}):
+        with suppress(OptionError, ValueError):  # a query that another version of Ebbflow has run
+            said = {
+                one: attempt.fill(f"${{queries.{name}.{one}}}") for one in ("file", "fingerprint", "tables")
+            }
+            found[f"lineage.queries.{name}"] = said | {"tables": json.loads(said["tables"])}
+    return {"pipeline": run, "pipeline.step": step.name, **found}
+
+
 Say = Callable[[str], None]
 Told = Callable[[Attempt, str], None]
 
@@ -138,10 +156,20 @@ class Carrier:
 
     def __call__(self, attempt: Attempt) -> AttemptResult:
         """Carry one attempt out and return how it ended. Raises ``EbbflowError`` for what no other attempt mends."""
-        carry = {"query": self._query, "training": self._training, "tuning": self._tuning}
+        carry = {
+            "query": self._query,
+            "training": self._training,
+            "tuning": self._tuning,
+            "elastic": self._elastic,
+        }
         try:
-            return carry[attempt.step.kind](attempt)
+            with log_ids(run=self._folder.id, app=attempt.app):
+                return carry[attempt.step.kind](attempt)
         except (LedgerUnavailableError, AwsUnavailableError) as error:
+            return AttemptResult("lost", str(error))
+        except MicroTaskError:  # the application's own
+            raise
+        except ElasticError as error:  # its snapshots are there for another attempt
             return AttemptResult("lost", str(error))
         except RunLockedError as error:
             # an earlier self that the loop has taken for lost may still be on its way out
@@ -185,6 +213,7 @@ class Carrier:
         if report.verified is not None:
             details["equal to DuckDB's result"] = report.verified
         results = {"path": folder, "file": file, "rows": str(report.rows)}
+        results |= {"fingerprint": outcome.result.fingerprint, "tables": json.dumps(dict(outcome.tables))}
         if report.verified is False:
             return AttemptResult(
                 "failed", f"its result differs from DuckDB's: {report.verification}", {}, details
@@ -215,6 +244,7 @@ class Carrier:
             rules=self._rules(),
             make=self._site.make,
             options={"variables": variables} if shipped else None,
+            lineage=lineage_of(attempt, self._folder.id) if request.track else None,
         )
         metrics = {name: value for name, value in report.final_metrics.items() if value is not None}
         details = {"steps": report.steps, "lost steps": report.lost_steps, **finite(metrics)}
@@ -232,16 +262,20 @@ class Carrier:
         request = replace(request, restart=self._restart)
         if self._save is not None:
             request = replace(request, termination_grace=min(request.termination_grace, self._save))
+        variables = environment_of(attempt)
+        shipped = self._site.make is not None
         report = run_tuning_app(
             request,
             tuning_spec(request, **self._fields(attempt)),
             self._site.ledger,
-            self._pool(attempt, request.termination_grace, environment_of(attempt)),
+            self._pool(attempt, request.termination_grace, {} if shipped else variables),
             lambda text: self._say(f"{attempt.step.label}: {text}"),
             clock=self._clock,
             stop=attempt.stop,
             rules=self._rules(),
             make=self._site.make,
+            options={"variables": variables} if shipped else None,
+            lineage=lineage_of(attempt, self._folder.id) if request.track else None,
         )
         results = {"directory": request.run_directory}
         details: dict[str, Any] = {"trials": len(report.trials)}
@@ -256,6 +290,37 @@ class Carrier:
         return AttemptResult(
             report.state, "" if report.state == "finished" else report.reason, results, details
         )
+
+    def _elastic(self, attempt: Attempt) -> AttemptResult:
+        from ebbflow.tasks.elastic.app import PARAMETERS, run_elastic_app
+        from ebbflow.tasks.elastic.app_spec import elastic_spec
+
+        places = places_of(self._pipeline, str(self._folder.path))
+        state_dir = str(Path(self._folder.path) / "elastic" / attempt.app)
+        request = elastic_request(
+            attempt.step, self._pipeline, places, attempt.fill, attempt.app, state_dir
+        ).restarted(self._restart)
+        report = run_elastic_app(
+            request,
+            elastic_spec(request, **self._fields(attempt)),
+            self._site.ledger,
+            self._pool(attempt, request.termination_grace, {}),
+            lambda text: self._say(f"{attempt.step.label}: {text}"),
+            clock=self._clock,
+            stop=attempt.stop,
+            save=self._save,
+            rules=self._rules(),
+            variables=self._site.variables,
+        )
+        if report.state != "finished":
+            return AttemptResult(report.state, report.reason, {"directory": report.directory})
+        assert report.objective is not None
+        file = f"{report.directory}/{PARAMETERS}"
+        results = {"directory": report.directory, "file": file, "objective": repr(report.objective)}
+        details = {"iterations": report.iterations, "workers": report.workers, "lost workers": report.losses}
+        details |= finite({"objective": report.objective})
+        files = {file: checksums.of_place(StorageLocation(file))}
+        return AttemptResult("finished", "", results, details, files)
 
     # --- what they share --------------------------------------------------------------------------------
 
@@ -282,8 +347,8 @@ class Carrier:
         """Return what makes pools of the cluster's nodes for one app. Raises ``EbbflowError``."""
         if self._site.pools is None:
             raise PipelineRunError(
-                "trainings need nodes: name the local fleet that they run on (cluster.existing.fleet), or use "
-                "cluster.aws"
+                "trainings and elastic jobs need nodes: name the local fleet that they run on "
+                "(cluster.existing.fleet), or use cluster.aws"
             )
         return self._site.pools(attempt.app, grace, environment)
 

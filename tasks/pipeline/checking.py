@@ -89,7 +89,9 @@ class _Check:
 
     def packages(self, step: StepSpec) -> None:
         try:
-            if step.kind != "query":
+            if step.kind == "elastic":
+                require("zmq", "an elastic job", "train")
+            elif step.kind != "query":
                 require("torch", "a training", "train")
             if step.kind == "tuning":
                 require("optuna", "a tuning run", "tune")
@@ -107,7 +109,9 @@ class _Check:
             least = int(step.options.get("gpus", 1))
         if least > quota.gpus:
             self.say(
-                step.path, "gpus", f"needs {least} GPUs; the quota of team {step.team} is {quota.gpus:g}"
+                step.path,
+                "workers" if step.kind == "elastic" else "gpus",
+                f"needs {least} GPUs; the quota of team {step.team} is {quota.gpus:g}",
             )
 
     # --- queries ------------------------------------------------------------------------------------------
@@ -231,8 +235,11 @@ class _Check:
             self._filled(
                 "cluster.existing", "fleet", cluster.fleet, lambda name: LocalFleet.attach(name).close()
             )
-        elif steps := [*self.pipeline.of("training"), *self.pipeline.of("tuning")]:
-            rule = "trainings need nodes: name the local fleet that they run on (cluster.existing.fleet)"
+        elif steps := [step for step in self.pipeline.steps.values() if step.kind != "query"]:
+            rule = (
+                "trainings and elastic jobs need nodes: name the local fleet that they run on "
+                "(cluster.existing.fleet)"
+            )
             self.say(steps[0].path, "", rule)
         if cluster.directory and "://" not in cluster.directory:
             self.directory("cluster.existing", "directory", cluster.directory)
@@ -242,12 +249,21 @@ class _Check:
 
         def settings(config: str) -> None:
             found = FleetRequest(terraform_output=config or None).settings()
-            for pool in cluster.pools:
-                if pool not in found.pools:
-                    known = ", ".join(sorted(found.pools)) or "none"
-                    self.say(
-                        "cluster.aws", "pools", f"there is no pool {pool!r} in {config}; there are {known}"
-                    )
+            for key, pools, kind in (
+                ("pools", cluster.pools, "gpu"),
+                ("spark_pools", cluster.spark_pools, "spark"),
+            ):
+                for pool in pools:
+                    if pool not in found.pools:
+                        known = ", ".join(sorted(found.pools)) or "none"
+                        self.say(
+                            "cluster.aws", key, f"there is no pool {pool!r} in {config}; there are {known}"
+                        )
+                    elif found.pools[pool].kind != kind:
+                        self.say("cluster.aws", key, f"the pool {pool!r} is of kind {found.pools[pool].kind}")
+            if cluster.spark_pools and not (cluster.master or found.spark_master):
+                rule = f"{config} names no Spark master; apply Terraform's module spark, and write the file again"
+                self.say("cluster.aws", "spark_pools", rule)
             if cluster.prices and ListedPrices.read(cluster.prices).region != found.region:
                 raise OptionError(
                     f"{cluster.prices} has prices of another region than the cluster's, {found.region}"

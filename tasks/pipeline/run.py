@@ -1,8 +1,8 @@
 """One run of a pipeline, from its file to its outcome."""
 
 import threading
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +12,7 @@ from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.storage.user_files import output_problem
 from ebbflow.planners.errors import EbbflowError, OptionError
-from ebbflow.planners.model.options import check_report_paths
+from ebbflow.planners.model.options import check_metrics, check_report_paths
 from ebbflow.tasks.capacity.listeners import LoopListener
 from ebbflow.tasks.capacity.own_policies import check_policy
 from ebbflow.tasks.pipeline.carry import Carrier
@@ -57,6 +57,7 @@ class PipelineRequest:
     run_id: str = ""  # of a new run; empty: generated from the pipeline's name and the time
     parameters: Mapping[str, str] = field(default_factory=dict)
     runs_dir: str = ""  # directory of all runs; empty: pipelines/ in Ebbflow's own
+    metrics: str = ""  # HOST:PORT of /metrics and /healthz while it runs; empty: not served
     report: tuple[str, ...] = ()  # files beside those of the run: .html the page, .json the outcome
     flow_run: str = ""  # of the orchestrator, where there is one
     save: float | None = (
@@ -73,6 +74,7 @@ class PipelineRequest:
             raise OptionError("either a pipeline file or --resume RUN_ID must be given, not both")
         if self.restart and not self.resume:
             raise OptionError("--restart needs --resume: it applies to a run that is resumed")
+        check_metrics(self.metrics)
         object.__setattr__(self, "report", check_report_paths(self.report))
         for path in self.report:
             if problem := output_problem(path):
@@ -232,14 +234,26 @@ class _Run:
             )
             self._listener.watch(view, coordinator.outcomes)
             try:
-                coordinator.run()
-                background.settle(_SETTLE)
+                with self._served(coordinator.outcomes, site):
+                    coordinator.run()
+                    background.settle(_SETTLE)
             except BaseException:
                 with suppress(EbbflowError):
                     self._conclude(coordinator, view, site, clock.now() - began)
                 raise
             _settle(view, set(apps.values()), clock)
             return self._conclude(coordinator, view, site, clock.now() - began)
+
+    @contextmanager
+    def _served(self, steps: Steps, site: Site) -> Iterator[None]:
+        """Serve the run's metrics meanwhile where it asks for that; one that does not imports nothing for them."""
+        if not self._request.metrics:
+            yield
+            return
+        from ebbflow.tasks.pipeline.metrics import serving_pipeline
+
+        with serving_pipeline(self._request.metrics, self._folder.id, steps, site.ledger, self._clock):
+            yield
 
     def _conclude(
         self, coordinator: Coordinator, view: ClusterView, site: Site, seconds: float

@@ -52,6 +52,8 @@ class Site:
     pools: MakePools | None = None  # of nodes for trainings; None: there are none
     make: Callable[..., Trainer] | None = None  # the launcher on them; None: the usual one
     listed: Mapping[str, float] = field(default_factory=dict)  # on-demand prices by instance type, $/h
+    spark_master: str = ""  # of Spark pools on AWS
+    variables: Mapping[str, str] = field(default_factory=dict)  # that programs on its nodes need
     grace: float | None = None  # s that the loop waits beyond a lease's end; None: as the loop says itself
     joined: bool = False  # its loop runs elsewhere
     ended: threading.Event = field(default_factory=threading.Event)  # the loop of this process is over
@@ -63,7 +65,7 @@ class Site:
     @property
     def master(self) -> str:
         """Return the address of the Spark master; empty: there is none."""
-        return self.fleet.spark_master if self.fleet is not None else ""
+        return self.fleet.spark_master if self.fleet is not None else self.spark_master
 
 
 @contextmanager
@@ -166,16 +168,26 @@ def _aws(
 ) -> Iterator[Site]:
     with ExitStack() as stack:
         ledger = stack.enter_context(_ledger(cluster.ledger, cluster.name, clock))
-        room = stack.enter_context(
-            opened_pools(cluster.pools, cluster.terraform_output, cluster.prices, clock)
-        )
-        site = Site(ledger, cluster.name, pools=room.pools, make=room.make, listed=room.listed(), joined=True)
+        site = Site(ledger, cluster.name, spark_master=_spark_master(cluster), joined=True)
+        pools = (*cluster.pools, *cluster.spark_pools)
+        room = stack.enter_context(opened_pools(pools, cluster.terraform_output, cluster.prices, clock))
+        site.pools, site.make, site.listed = room.pools, room.make, room.listed()
+        site.variables = room.variables
         if cluster.loop and not leads(ledger, clock):
             settings = settings_of(pipeline, allowed)
             stack.enter_context(_leading(cluster, settings, site, say, clock, listener))
         else:
             _check_led(ledger, clock, say)
         yield site
+
+
+def _spark_master(cluster: AwsSpec) -> str:
+    """Return the address of the master of a cluster's Spark pools; empty where none are named."""
+    from ebbflow.tasks.fleet.request import FleetRequest
+
+    if not cluster.spark_pools:
+        return ""
+    return FleetRequest(terraform_output=cluster.terraform_output or None).settings().spark_master or ""
 
 
 @contextmanager

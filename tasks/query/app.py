@@ -127,6 +127,7 @@ def run_query_app(
                 opened,
                 follow=lambda execution: follower(execution, agent, clock),
                 app=spec.id,
+                stop=stop,
             )
             deliver(outcome, request)
         except StageCancelledError as error:

@@ -4,6 +4,7 @@ Free of any orchestrator: Prefect and Airflow pass in how work is put into the b
 """
 
 import itertools
+import logging
 import queue
 import uuid
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import BroadcastTooLargeError, StageCancelledError, StageFailedError
+from ebbflow.infra.logs.json_lines import current_ids, log_ids
 from ebbflow.infra.protocols import Checkpoint, StageProgress
 from ebbflow.planners.model import Capacity
 from ebbflow.planners.query.plan.qep import Stage
@@ -22,6 +24,8 @@ from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import StageStatus
 from ebbflow.tasks.query.slices import SlicesDone, StageRun
 from ebbflow.tasks.query.stagework import StageWork
+
+log = logging.getLogger(__name__)
 
 _POLL = 1.0  # seconds; the loop looks up at least this often
 _NEWS = 3.0  # seconds for which a failure waits for word of a change of capacity that explains it
@@ -244,11 +248,16 @@ class Driver:
         self._current[stage.output_fp] = job_id
         self.recorder.stage_started(stage)
 
+        ids = current_ids()
+
         def work() -> StageOutcome:
-            try:
-                outcome = self._work.execute(run)
-            except Exception as error:  # handed to the driver's thread, which decides
-                outcome = StageOutcome(stage, job_id, error=error)
+            with log_ids(**{**ids, "stage": job_id}):
+                log.info("the stage begins on %d cores", run.cores)
+                try:
+                    outcome = self._work.execute(run)
+                except Exception as error:  # handed to the driver's thread, which decides
+                    outcome = StageOutcome(stage, job_id, error=error)
+                log.info("the stage ends: %s", outcome.error or "done")
             self._inbox.put(outcome)
             return outcome
 

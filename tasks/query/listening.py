@@ -53,6 +53,7 @@ class Background(Protocol):
 class Listener(Protocol):
     """Hears what happens, in the driver's thread. Every method may do nothing."""
 
+    def begins(self, capacity: Capacity) -> None: ...
     def stage_started(self, stage: Stage) -> None: ...
     def stage_progress(self, stage: Stage, progress: StageProgress) -> None: ...
     def stage_ended(self, stage: Stage, report: StageReport) -> None: ...
@@ -70,6 +71,10 @@ class CompositeQueryListener(NullQueryListener):
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners
+
+    def begins(self, capacity: Capacity) -> None:
+        for listener in self._listeners:
+            listener.begins(capacity)
 
     def stage_started(self, stage: Stage) -> None:
         for listener in self._listeners:

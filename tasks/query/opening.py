@@ -1,11 +1,15 @@
 """Engines for queries: started with a source of their capacity, entered among those that share their cluster."""
 
+import re
 import shutil
 import socket
 import tempfile
+import threading
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from sqlglot import exp
 
@@ -19,15 +23,25 @@ from ebbflow.infra.query.local import LocalCapacity, usable_memory
 from ebbflow.infra.query.shares import FileShareRegistry
 from ebbflow.infra.tables.logs.snapshots import unpacked
 from ebbflow.planners import hazard as recovery
+from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Capacity, Share
 from ebbflow.planners.query.costs.query_engines import EngineChoice, Fit
 from ebbflow.planners.query.sql.dialect import duckdb_sql
 from ebbflow.planners.query.sql.functions import reaches_out
 from ebbflow.tasks.query.planning import tables_of
-from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.request import LOCAL, QueryRequest
 from ebbflow.tasks.query.sharing import SharedCapacity
 
+if TYPE_CHECKING:
+    from ebbflow.infra.spark.engine import SparkEngine
+    from ebbflow.infra.spark.masters import Master
+
+_ZONE = "spark.sql.session.timeZone"
+_FUNCTIONS = (
+    "spark.sql.session.functions"  # no setting of Spark's: that a query has functions of the session's
+)
 _ARRIVAL = 45.0  # seconds to wait at the start for the first executors
+_FIRST_WORKER = 300.0  # seconds for a master's first worker: a node may be launched for this query
 _SETTLED = 1.5  # seconds without a new one after which all are taken to be there
 _POLL = 0.25
 _PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for
@@ -114,11 +128,19 @@ def _without_spark() -> str:
 
 
 @contextmanager
-def opened_engine(request: QueryRequest, clock: Clock | None = None) -> Iterator[OpenedEngine]:
-    """Start the engine and its capacity source; both are closed at the end."""
+def opened_engine(
+    request: QueryRequest,
+    clock: Clock | None = None,
+    note: Callable[[str], object] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> Iterator[OpenedEngine]:
+    """Start the engine and its capacity source; both are closed at the end.
+
+    ``note`` is told of a wait for a Spark master's first worker, which ``stop`` ends: ``StageCancelledError``.
+    """
     clock = clock or SystemClock()
     request = choose_engine(request, clock)
-    opened = _open_duckdb(clock) if request.engine == "duckdb" else _open_spark(request, clock)
+    opened = _open_duckdb(clock) if request.engine == "duckdb" else _open_spark(request, clock, note, stop)
     with ExitStack() as leaving:  # the engine last, whatever fails before
         leaving.callback(opened.engine.close)
         for close in reversed(opened.closers):
@@ -135,13 +157,13 @@ def _open_duckdb(clock: Clock) -> OpenedEngine:
     return OpenedEngine(engine, source, cluster=f"duckdb {socket.gethostname()}")
 
 
-def _open_spark(request: QueryRequest, clock: Clock) -> OpenedEngine:
+def _open_spark(
+    request: QueryRequest, clock: Clock, note: Callable[[str], object], stop: threading.Event | None
+) -> OpenedEngine:
     from ebbflow.infra.spark.engine import SparkEngine
     from ebbflow.infra.spark.masters import executors_for, find_master
-    from ebbflow.infra.spark.settings import is_local
-    from ebbflow.infra.spark.watch import ExecutorWatch
 
-    master = find_master(request.master, request.conf)
+    master = find_master(request.master, request.conf, wait=_FIRST_WORKER, clock=clock, note=note, stop=stop)
     shape = executors_for(master, request.conf, request.executor_memory)
     engine = SparkEngine.start(
         request.master,
@@ -152,6 +174,14 @@ def _open_spark(request: QueryRequest, clock: Clock) -> OpenedEngine:
         clock=clock,
         weight=request.weight,
     )
+    return _watched_spark(engine, master, request, clock)
+
+
+def _watched_spark(
+    engine: "SparkEngine", master: "Master | None", request: QueryRequest, clock: Clock
+) -> OpenedEngine:
+    from ebbflow.infra.spark.settings import is_local
+    from ebbflow.infra.spark.watch import ExecutorWatch
 
     def hazard(losses: int, node_seconds: float) -> float:
         if request.interruption_rate is None:
@@ -180,6 +210,69 @@ def _open_spark(request: QueryRequest, clock: Clock) -> OpenedEngine:
         hold=engine.hold,
         allied=watch.ally,
     )
+
+
+def request_in(session: Any, request: QueryRequest) -> QueryRequest:
+    """Return ``request`` as it runs in a SparkSession that the caller has: on Spark, with the session's settings, and
+    on its tables and views unless it names a directory. Raises ``OptionError``."""
+    if not hasattr(session, "_jsparkSession"):
+        raise OptionError(
+            "session must be a SparkSession of this process, with a driver of its own (Spark Connect has none); got "
+            f"a value of type {type(session).__module__}.{type(session).__name__}"
+        )
+    if request.engine == "duckdb":
+        raise OptionError("session needs engine spark or auto; got 'duckdb'")
+    if session.sparkContext._jsc is None:
+        raise OptionError("session has been stopped; give one that runs")
+    for name, value in (
+        ("master", request.master if request.master != LOCAL else ""),
+        ("conf", ", ".join(sorted(request.conf))),  # whose values may be secrets
+        ("executor_memory", request.executor_memory),
+    ):
+        if value:
+            raise OptionError(f"{name} is the session's own; leave it out; got {value!r}")
+    own = {name: text for name, text in session.conf.getAll.items() if name.startswith("spark.sql.")}
+    own.pop(_ZONE, None)
+    if (zone := session.conf.get(_ZONE)) != "UTC":  # that of sessions of our own; by default it is the JVM's
+        own[_ZONE] = zone
+    if request.tables and _calls_own(session, request.sql):
+        own[_FUNCTIONS] = uuid.uuid4().hex
+    master = session.sparkContext.master
+    return replace(request, engine="spark", engine_reason="a session is given", master=master, conf=own)
+
+
+def _calls_own(session: Any, sql: str) -> bool:
+    """Tell whether a query may call a function that somebody has registered: what it does can change."""
+    names = {row[0].lower().rpartition(".")[2] for row in session.sql("SHOW USER FUNCTIONS").collect()}
+    called = set(re.findall(r"(\w+)`?\s*\(", sql.lower()))
+    return not names.isdisjoint(called)
+
+
+@contextmanager
+def engine_in(session: Any, request: QueryRequest, clock: Clock | None = None) -> Iterator[OpenedEngine]:
+    """Use a SparkSession that the caller has, for ``request_in``; it runs on afterwards, as it was.
+
+    Its executors cannot be held to a share. Raises ``EngineUnavailableError``.
+    """
+    from ebbflow.infra.spark.engine import SparkEngine
+
+    clock = clock or SystemClock()
+    engine = SparkEngine.attach(session, clock, request.weight)
+    with ExitStack() as leaving:
+        leaving.callback(engine.close)
+        opened = _watched_spark(engine, _master_of(engine.master), request, clock)
+        for close in reversed(opened.closers):
+            leaving.callback(close)
+        yield opened
+
+
+def _master_of(address: str) -> "Master | None":
+    """Return the standalone master of a running application, if its page answers: it knows of dead workers."""
+    from ebbflow.infra.spark.masters import find_master
+
+    with suppress(EngineUnavailableError, OptionError):
+        return find_master(address, {})
+    return None
 
 
 def shared_source(

@@ -32,21 +32,17 @@ from ebbflow.planners.query.sql.functions import reaches_out
 from ebbflow.planners.query.sql.parse import (
     ParsedQuery,
     columns_named,
+    outside_tables,
     parse,
     parse_query,
     table_names,
 )
 from ebbflow.planners.query.views.views import view_chain
 from ebbflow.tasks.drawing.wording import bytes_text
-from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.request import QueryRequest, meaning
 
 _WHOLE = ("tinyint", "smallint", "int")  # of which engines compare as of bigint
 _HISTORY = 300  # finished stages remembered per engine and place
-# SQL settings of Spark that change how a result is computed, not what it is
-_HOW = (
-    "adaptive", "autoBroadcastJoinThreshold", "broadcastTimeout", "cbo", "codegen", "execution", "files",
-    "inMemoryColumnarStorage", "join", "maxBroadcastTableSize", "optimizer", "shuffle", "sources", "ui",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -196,8 +192,7 @@ def _read(
     cache: JsonStore | None,
     pinned: Mapping[str, str],
 ) -> tuple[ParsedQuery, dict[str, Relation], datetime, set[str]]:
-    """Return the query, its tables or all of the engine's catalogue, what its clock functions are frozen to, and
-    the names of its tables."""
+    """Return the query, its tables, what its clock functions are frozen to, and the names of its tables."""
     # a syntax error is told before any file is opened
     tree = parse(request.sql, request.dialect, request.allow_functions)
     named = {name.lower() for name in table_names(tree)}
@@ -288,7 +283,7 @@ def _relations(
     cache: JsonStore | None,
     pinned: Mapping[str, str],
 ) -> tuple[dict[str, Relation], list[str]]:
-    """Return the tables that the query names, or all of the engine's catalogue, and the names of all there are."""
+    """Return the tables that the query names, and the names of all there are, or of none where it names no others."""
     if request.tables_place:
         place = request.tables_place
         there = {source.name.lower(): source for source in tables.sources(place)}
@@ -307,24 +302,19 @@ def _relations(
         return found, [source.name for source in there.values()]
     running = engine()
     assert running is not None
-    relations = {r.name.lower(): r for r in running.tables()}
-    if not relations:
+    for table in outside_tables(tree):
+        if any("." in part.name for part in table.parts):
+            raise TableError(
+                f"table {table.name!r}: a session's table or view of such a name needs a view without a dot"
+            )
+    spelled = {
+        name.lower(): name for name in sorted(table_names(tree))
+    }  # some catalogues tell capitals apart
+    relations = {r.name.lower(): r for r in running.tables(spelled.values())}
+    known = [*relations] if spelled.keys() <= relations.keys() else [*relations, *running.table_list()]
+    if spelled and not known and not any("." in name for name in spelled):
         raise TableError("the session's catalogue has no tables; register some, or give --tables DIR")
-    return relations, [*relations]
-
-
-def meaning(request: QueryRequest) -> str:
-    """Return what decides, besides SQL and tables, over results: the engine, and those settings that may change
-    what a statement means. Checkpoints made under others are not reused."""
-    prefix = "spark.sql."
-    told = sorted(
-        (key, value)
-        for key, value in request.conf.items()
-        if key.startswith(prefix) and not key.removeprefix(prefix).startswith(_HOW)
-    )
-    return (
-        f"{request.engine}-{hashlib.sha256(repr(told).encode()).hexdigest()[:12]}" if told else request.engine
-    )
+    return relations, known
 
 
 def _table(

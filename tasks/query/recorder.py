@@ -50,12 +50,14 @@ class RunRecorder(Listener):
         self._listener.stage_ended(stage, report)
 
     def capacity_changed(self, capacity: Capacity, change: str) -> None:
-        """Note the capacity from now on; that of the start, without a ``change``, is told to nobody."""
+        """Note the capacity from now on; that of the start has no ``change``."""
         report = CapacityReport.of(capacity, self._seen, self.started)
         self.capacity.append(replace(report, at=max(0.0, report.at)))  # seen before the query began
         self._seen = capacity
         if change:
             self._listener.capacity_changed(capacity, change)
+        else:
+            self._listener.begins(capacity)
 
     def decided(self, decision: ReplanDecision) -> None:
         self.decisions.append(decision)

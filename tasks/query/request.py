@@ -3,6 +3,7 @@
 Commands are made of its fields, so every start of the command line imports this module: heavy imports wait.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 Engine = Literal["auto", "spark", "duckdb"]
 StageEngine = Literal["spark", "native", "auto"]
 PlannerName = Literal["qoop", "clarinet", "volcano", "single"]
+# SQL settings of Spark that change how a result is computed, not what it is
+_HOW = (
+    "adaptive", "autoBroadcastJoinThreshold", "broadcastTimeout", "catalogImplementation", "cbo", "codegen", "debug",
+    "execution", "files.max", "files.min", "files.open", "hive", "inMemoryColumnarStorage", "join",
+    "maxBroadcastTableSize", "optimizer", "repl", "shuffle", "sources", "streaming", "ui", "variable", "warehouse",
+)  # fmt: skip
 LOCAL = "local[2]"  # the master where none is named: Spark in this process
 
 
@@ -101,6 +108,12 @@ class QueryRequest:
     report: tuple[str, ...] = option(
         (), "File for the report, .html (a page) or .json (the data). Repeatable", unless=None, metavar="FILE"
     )
+    metrics: str = option(
+        "",
+        "Serve /metrics for Prometheus and /healthz at HOST:PORT while it runs, such as 127.0.0.1:9467",
+        unless="not served",
+        metavar="HOST:PORT",
+    )
     store: str = option(
         default_store,
         "Directory of the checkpoints, DIR or s3://bucket/prefix; it must outlive every node. With memory+ before "
@@ -165,6 +178,7 @@ class QueryRequest:
         from ebbflow.planners.query.sql.forbidden import checked_functions
 
         options.check(self)
+        options.check_metrics(self.metrics)
         check_master(self.master)
         try:
             Dialect.get_or_raise(self.dialect)
@@ -256,3 +270,22 @@ def check_master(master: str) -> None:
     """Raise ``OptionError`` for a Spark master's address of the wrong form. Nothing is connected to."""
     if master.startswith("spark://") and not _MASTER.fullmatch(master):
         raise OptionError(f"a Spark master's address is spark://HOST:PORT; got {master!r:.120}")
+
+
+def meaning(request: QueryRequest) -> str:
+    """Return what decides, besides SQL and tables, over results: the engine, and those settings that may change
+    what a statement means. Checkpoints made under others are not reused."""
+    told = [(key, request.conf[key]) for key in settings_of_meaning(request)]
+    return (
+        f"{request.engine}-{hashlib.sha256(repr(told).encode()).hexdigest()[:12]}" if told else request.engine
+    )
+
+
+def settings_of_meaning(request: QueryRequest) -> list[str]:
+    """Return the names of those settings of Spark's that may change what a statement means."""
+    prefix = "spark.sql."
+    return sorted(
+        key
+        for key in request.conf
+        if key.startswith(prefix) and not key.removeprefix(prefix).startswith(_HOW)
+    )

@@ -2,14 +2,15 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import EngineUnavailableError, StorageError
+from ebbflow.infra.logs.json_lines import log_ids
 from ebbflow.infra.protocols import CapacitySource, Checkpoint, SqlEngine
 from ebbflow.infra.query.calibration import calibrate
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
@@ -43,10 +44,16 @@ from ebbflow.tasks.query.opening import (
     opened_engine,
     shared_source,
 )
-from ebbflow.tasks.query.planning import Gathered, planner_of, prepare, remember, stage_engines_of
+from ebbflow.tasks.query.planning import (
+    Gathered,
+    planner_of,
+    prepare,
+    remember,
+    stage_engines_of,
+)
 from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import PlanReport, QueryReport, reason_text
-from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.request import QueryRequest, settings_of_meaning
 from ebbflow.tasks.query.sharing import Demand, SharedCapacity
 from ebbflow.tasks.query.stagework import StageWork
 from ebbflow.tasks.query.verify import verify
@@ -100,6 +107,9 @@ class QueryOutcome:
     result: Checkpoint
     run: str = ""  # id of the run, the same for those that continue one
     pins: Pins | None = None  # what was kept for it
+    tables: Mapping[str, str] = field(
+        default_factory=dict
+    )  # versions of the tables that it has read, by name
 
     def to_arrow(self) -> Any:
         """Return all rows as a ``pyarrow.Table``; see ``QueryReport.to_arrow``."""
@@ -120,6 +130,7 @@ def execute(
     opened: OpenedEngine | None = None,
     follow: Callable[[Execution], Listener] | None = None,
     app: str = "",
+    stop: threading.Event | None = None,
 ) -> QueryOutcome:
     """Run ``request`` to its end and return the outcome; what it asks to be written, ``deliver`` writes
     (``ebbflow.tasks.report.delivery``).
@@ -128,6 +139,7 @@ def execute(
     ``opened`` is an engine that the caller keeps (``opened_engine``); otherwise one is started and closed. ``follow``
     makes a further listener of the query's execution, which it may look at in the thread that it is called in.
     ``app`` is the id of the app that the query is, if any: what is pinned for one of its runs is for no other query.
+    ``stop``, set by others, ends the wait for a cluster's first node; once stages run, ``orchestrator`` ends them.
 
     Raises errors of the ``EbbflowError`` family; finished stages stay in the store whatever happens.
     """
@@ -140,7 +152,11 @@ def execute(
     with (
         _memory(request, store, orchestrator.listener) as memory,
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
-        _prepared_and_opened(request, store, clock, opened, pins) as (found, planner, running),
+        _prepared_and_opened(request, store, clock, opened, pins, orchestrator.listener.note, stop) as (
+            found,
+            planner,
+            running,
+        ),
     ):
         run = pins.keep(found.pins(), anew=not request.reuse, durable=request.into is not None)
         engine, inbox = running.engine, Inbox()
@@ -188,7 +204,7 @@ def execute(
             since=started,
             engines=engines,
         )
-        with _watched(source, capacity, inbox, orchestrator, clock):
+        with log_ids(run=run), _watched(source, capacity, inbox, orchestrator, clock):
             result = Driver(session, work, book, orchestrator, clock).run(capacity)
         seconds = clock.now() - started
         if memory is not None and memory.session is not None:
@@ -203,7 +219,8 @@ def execute(
         written = sum(stage.bytes for stage in report.stages if stage.status == "completed")
         used = frozenset(stage.fingerprint for stage in report.stages)
         store.tidy(int(request.store_budget * GIB), written, used)
-    return QueryOutcome(replace(report, result=result), result, run, pins)
+    tables = {table.name: gathered.versions.get(table.name.lower(), "") for table in gathered.read()}
+    return QueryOutcome(replace(report, result=result), result, run, pins, tables)
 
 
 def _pins(request: QueryRequest, store: ParquetCheckpointStore, clock: Clock, app: str = "") -> Pins:
@@ -247,6 +264,8 @@ def _prepared_and_opened(
     clock: Clock,
     given: OpenedEngine | None,
     pins: Pins,
+    note: Callable[[str], object],
+    stop: threading.Event | None,
 ) -> Iterator[tuple[Gathered, QueryPlanner, OpenedEngine]]:
     """Plan while the engine starts, which takes seconds for Spark. A bad query is told first."""
     run_id = uuid.uuid4().hex
@@ -254,7 +273,7 @@ def _prepared_and_opened(
         yield *prepare(request, store, clock, run_id=run_id, engine=lambda: given.engine, pins=pins), given
         return
     if request.catalog:
-        with opened_engine(request, clock) as opened:
+        with opened_engine(request, clock, note, stop) as opened:
             yield (
                 *prepare(request, store, clock, run_id=run_id, engine=lambda: opened.engine, pins=pins),
                 opened,
@@ -266,7 +285,7 @@ def _prepared_and_opened(
             prepare, request, store, clock, run_id=run_id, engine=started.result, pins=pins
         )
         try:
-            with opened_engine(request, clock) as opened:
+            with opened_engine(request, clock, note, stop) as opened:
                 started.set_result(opened.engine)
                 yield *planning.result(), opened
         except EngineUnavailableError:
@@ -301,6 +320,8 @@ def _native_obstacle(request: QueryRequest, gathered: Gathered, engine: SqlEngin
     """Return why the plan must do without native stages though it was to choose; an executor is asked."""
     if engine.name != "spark" or stage_engines_of(request, gathered) != "auto":
         return ""
+    if changed := settings_of_meaning(request):
+        return f"native stages are not proven to be right with {', '.join(changed[:3])} set"
     return str(getattr(engine, "native_obstacle", str)())
 
 

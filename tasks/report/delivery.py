@@ -1,6 +1,7 @@
 """A query run to its end, with its rows and its reports where the request wants them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ebbflow.infra.query.results import write_result
@@ -25,7 +26,24 @@ def execute(
     """Run ``request`` to its end, write what it asks for, and return the outcome; see ``tasks.query.run.execute``."""
     from ebbflow.tasks.query import run
 
-    return deliver(run.execute(request, orchestrator, clock, opened, follow), request)
+    orchestrator = orchestrator or run.PlainOrchestrator()
+    with served(request, orchestrator, clock):
+        outcome = run.execute(request, orchestrator, clock, opened, follow)
+    return deliver(outcome, request)
+
+
+@contextmanager
+def served(
+    request: "QueryRequest", orchestrator: "Orchestrator", clock: "Clock | None" = None
+) -> Iterator[None]:
+    """Serve the metrics of a query meanwhile where it asks for that; one that does not imports nothing for them."""
+    if not request.metrics:
+        yield
+        return
+    from ebbflow.tasks.report.query_metrics import serving_query
+
+    with serving_query(request, orchestrator, clock):
+        yield
 
 
 def deliver(outcome: "QueryOutcome", request: "QueryRequest") -> "QueryOutcome":

@@ -81,6 +81,12 @@ def _pictures(report: TrainingReport) -> list[tuple[str, Callable[[float], str]]
             "examples/s",
             speed,
         )
+        if any(point.tokens for point in series):
+            tokens = {
+                name: [(one.at, getattr(one, name) * one.tokens) for one in series]
+                for name in ("throughput", "goodput")
+            }
+            draw("tokens", "Tokens a second, and those of the goodput", "tokens/s", tokens)
     draw("gpus", "GPUs: of all nodes that are there, and in use", "GPUs", _capacity(report))
     if not report.own_checkpoints:
         draw("batch", "Batch, and the gradient's noise scale", "examples",

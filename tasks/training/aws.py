@@ -22,6 +22,7 @@ from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model.fleet import family
+from ebbflow.planners.training.replicas import least_whole, whole_replicas
 from ebbflow.tasks.fleet.steps import OpenedFleet
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.code import variables_of
@@ -81,7 +82,8 @@ class AwsSite:
         self._clock = clock or SystemClock()
         self._count, self._slots = len(request.placement), max(request.placement.values())
         self._pool, self._cluster = request.pool, cluster
-        self._least, self._most = request.min_gpus, request.most_gpus
+        self._replica, self._most = request.replica_gpus, request.most_gpus
+        self._least = least_whole(request.min_gpus, self._replica)
         self._capacity = capacity_of(cluster, [self._pool], self._clock, gangs=True)
         self._nodes = AwsNodes(cluster.runner(FORM), self._capacity, clock=self._clock)
         self._stop = threading.Event()
@@ -105,6 +107,7 @@ class AwsSite:
             form=FORM,
             variables=variables_of(request),
             on_report=record_report,
+            replica=request.replica_gpus,
         )
 
     def take(self, timeout: float) -> Nodes:
@@ -113,7 +116,7 @@ class AwsSite:
         Raises ``ClusterError`` when they are not enough within ``timeout`` seconds, and ``EngineUnavailableError``.
         """
         end = self._clock.now() + timeout
-        while (free := min(self._count, self._free())) * self._slots < self._least or not free:
+        while self._usable(free := min(self._count, self._free())) < self._least:
             if self._clock.now() >= end:
                 more = f"scale out: ebbflow fleet grow {self._pool} {self._count}"
                 if "/" in self._pool:
@@ -124,7 +127,7 @@ class AwsSite:
                 )
             self._clock.wait(self._stop, min(_POLL, max(0.0, end - self._clock.now())))
         names = [f"node-{number}" for number in range(1, free + 1)]
-        nodes = Nodes(dict.fromkeys(names, self._slots), self._most, self._least)
+        nodes = Nodes(dict.fromkeys(names, self._slots), self._most, self._least, replica=self._replica)
         self._follower = threading.Thread(target=self._follow, args=(nodes,), daemon=True)
         self._follower.start()
         return nodes
@@ -147,6 +150,10 @@ class AwsSite:
     def _free(self) -> int:
         """Return how many instances are free and large enough."""
         return sum(size >= self._slots for size in self._nodes.placement().values())
+
+    def _usable(self, count: int) -> int:
+        """Return the slots of so many instances that the run can use."""
+        return sum(whole_replicas(dict.fromkeys(map(str, range(count)), self._slots), self._replica).values())
 
     def _follow(self, nodes: Nodes) -> None:
         """Take instances that come in, up to the number that was requested."""

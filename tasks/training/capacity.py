@@ -5,6 +5,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from math import floor
 
+from ebbflow.planners.training.replicas import least_whole, whole_replicas
+
 Placement = dict[str, int]  # node -> slots
 
 _NUMBERED = re.compile(r"node-(\d+)")
@@ -14,11 +16,18 @@ class Nodes:
     """The nodes of one run as they come and go, until it is asked to leave. Safe for several threads.
 
     A name is never used twice.
+
+    Args:
+        nodes: slots by name.
+        most: slots that are used at most.
+        least: slots without which the run waits; ``Nodes.least`` is the multiple of ``replica`` that it takes.
+        replica: slots that hold one replica of the model; a multiple of it is used.
     """
 
-    def __init__(self, nodes: Mapping[str, int], most: int, least: int = 1) -> None:
+    def __init__(self, nodes: Mapping[str, int], most: int, least: int = 1, *, replica: int = 1) -> None:
         self._nodes = dict(nodes)
-        self._most, self._least = most, least
+        self._most, self._replica = most, replica
+        self.least = least_whole(max(least, 1), replica)
         self._names = set(nodes)
         self._each = max(nodes.values(), default=1)
         self._lock = threading.Lock()
@@ -99,29 +108,27 @@ class Nodes:
     def placement(self, memory: float = 1.0) -> Placement | None:
         """Return the nodes to use: all, up to the most GPUs; ``None`` where there are fewer than the least.
 
-        ``memory`` times as much of it for each process means fewer processes a node.
+        ``memory`` times as much of it for each process means fewer processes a node. Replicas are whole, and none
+        spans two nodes that has room on one.
         """
-        chosen: Placement = {}
-        with self._lock:
-            left = self._most
-            for name, slots in self._nodes.items():
-                take = min(max(1, floor(slots / memory + 1e-9)), left)
-                if take > 0:
-                    chosen[name] = take
-                    left -= take
-        return chosen if sum(chosen.values()) >= self._least else None
+        there = {name: max(1, floor(slots / memory + 1e-9)) for name, slots in self.there().items()}
+        chosen = whole_replicas(there, self._replica, self._most)
+        return chosen if sum(chosen.values()) >= self.least else None
 
     def enough(self, placement: Mapping[str, int]) -> bool:
         """Return whether a run may continue with ``placement`` alone."""
-        return sum(placement.values()) >= max(self._least, 1)
+        slots = sum(placement.values())
+        return slots >= self.least and slots % self._replica == 0
 
     def preflight(self, ranks: int, spread: int) -> Placement:
         """Return where a preflight of ``ranks`` ranks runs, on ``spread`` nodes where there are as many."""
-        with self._lock:
-            names = list(self._nodes)[: max(spread, 1)]
-            if len(names) == 1:
-                return {names[0]: min(ranks, self._nodes[names[0]])}
-            return dict.fromkeys(names[:ranks], 1)
+        there = self.there()
+        if self._replica > 1:
+            return whole_replicas(there, self._replica, ranks)
+        names = list(there)[: max(spread, 1)]
+        if len(names) == 1:
+            return {names[0]: min(ranks, there[names[0]])}
+        return dict.fromkeys(names[:ranks], 1)
 
     def _fresh(self, slots: int) -> str:
         numbers = [int(found[1]) for name in self._names if (found := _NUMBERED.fullmatch(name))]

@@ -3,24 +3,41 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from ebbflow.infra.protocols.trainings import PACKED, TrainingJob
 from ebbflow.infra.storage import user_files
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.workspace import package
 from ebbflow.infra.training.workspace.packing import PackedCode, pack
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.training.request import TrainingRequest
 
 
-def has_code(request: TrainingRequest) -> bool:
+class CodeRequest(Protocol):
+    """What a request says of its code: that of a training, or of a tuning run for all its trials."""
+
+    @property
+    def script(self) -> str: ...
+    @property
+    def workdir(self) -> str: ...
+    @property
+    def requirements(self) -> str: ...
+    @property
+    def setup(self) -> str: ...
+    @property
+    def place(self) -> StorageLocation: ...
+
+
+def has_code(request: CodeRequest) -> bool:
     """Return whether nodes have something to prepare before the script runs."""
     return bool(request.workdir or request.requirements or request.setup)
 
 
-def store_code(request: TrainingRequest) -> PackedCode | None:
-    """Write the code of a request into its run's directory; return what was packed of a working directory.
+def packed_code(request: CodeRequest) -> tuple[package.CodePackage, PackedCode | None]:
+    """Return the code of a request, and what was packed of its working directory.
 
-    Raises ``OptionError`` for a working directory or requirements file that cannot be used, and ``StorageError``.
+    Raises ``OptionError`` for a working directory or requirements file that cannot be used.
     """
     packed = pack(request.workdir, request.script) if request.workdir else None
     text, inside = "", ""
@@ -37,6 +54,15 @@ def store_code(request: TrainingRequest) -> PackedCode | None:
         source=request.workdir,
         commit=packed.commit if packed else "",
     )
+    return code, packed
+
+
+def store_code(request: CodeRequest) -> PackedCode | None:
+    """Write the code of a request into its run's directory; return what was packed of a working directory.
+
+    Raises ``OptionError`` as ``packed_code``, and ``StorageError``.
+    """
+    code, packed = packed_code(request)
     package.put(request.place, code, packed)
     return packed
 
@@ -50,10 +76,10 @@ def _within(path: str, folder: str) -> str:
     return full.relative_to(root.resolve()).as_posix() if full.is_relative_to(root.resolve()) else ""
 
 
-def job_of(request: TrainingRequest, **fields: object) -> TrainingJob:
-    """Return the job of a request; ``fields`` are others of ``TrainingJob``."""
+def job_of(request: TrainingRequest, folder: str = package.FOLDER, **fields: object) -> TrainingJob:
+    """Return the job of a request, whose code is in ``folder``; ``fields`` are others of ``TrainingJob``."""
     script = f"{PACKED}{Path(request.script).as_posix()}" if request.workdir else request.script
-    code = package.FOLDER if has_code(request) else ""
+    code = folder if has_code(request) else ""
     return TrainingJob(
         request.run_id,
         script,

@@ -67,11 +67,12 @@ def event_text(event: TrainingEvent) -> str:
                 return f"the script starts on {plural(int(said.get('world', 1)), 'GPU')}"  # type: ignore[call-overload]
             begins = "begins" if restored is None else f"resumes from step {restored}"
             if "oldest" in said:
-                moved = f"{said.get('perturbation'):.3g}"
-                begins += (
-                    f" of the running checkpoint (oldest parameters of step {said['oldest']}; they had moved"
-                )
-                begins += f" on by {moved}, L2 norm, when last measured)"
+                begins += f" of the running checkpoint (oldest parameters of step {said['oldest']}"
+                if (moved := said.get("perturbation")) is not None:  # unless another world had saved it
+                    begins += f"; they had moved on by {moved:.3g}, L2 norm, when last measured"
+                begins += ")"
+            if fixed := said.get("fixed"):
+                begins += f", and starts again at each change of nodes ({fixed}),"
             return f"training {begins} on {plural(int(said.get('world', 1)), 'GPU')}"  # type: ignore[call-overload]
         case "stop-requested":
             return f"asked to save and exit: {said.get('reason')}"
@@ -90,6 +91,14 @@ def event_text(event: TrainingEvent) -> str:
             )
         case "worker-joins":
             return f"{said.get('node')} joins the training"
+        case "members":
+            if fixed := said.get("fixed"):
+                return f"each change of nodes restarts all processes from now on: {fixed}"
+            if first := said.get("first"):
+                return f"all processes restart where the first one fails or leaves: {first}"
+            return ""
+        case "restarts":
+            return f"all processes start again without those of {said.get('node')}: {said.get('reason')}"
         case "aggregator-lost":
             return f"{said.get('aggregator')} was lost"
         case "node-notice":
@@ -126,7 +135,7 @@ def event_text(event: TrainingEvent) -> str:
         case "preflight":
             return f"the preflight run passed: {said.get('steps')} steps, a checkpoint saved and restored"
         case "resize-changed":
-            return f"continues without {', '.join(map(str, said.get('without', ())))}: they did not start"  # type: ignore[call-overload]
+            return f"continues without nodes that were asked for: {said.get('reason')}"
         case _:
             return ""
 

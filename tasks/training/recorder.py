@@ -1,5 +1,6 @@
 """Keeps account of a run while it continues: what processes and launcher say becomes a report."""
 
+import logging
 import math
 import threading
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ebbflow.infra.clock import Clock
+from ebbflow.infra.logs.json_lines import log_ids
 from ebbflow.infra.protocols import GenerationEnd, TrainingEvent, TrainingStatus
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.tasks.training.listening import TrainingListener, event_text
@@ -21,11 +23,14 @@ from ebbflow.tasks.training.report import (
     NodeShare,
     PlannedExchange,
     PointReport,
+    RecoveryReport,
     SpilledCheckpoint,
     TrainingReport,
     goodput_forecast,
 )
 from ebbflow.tasks.training.request import TrainingRequest
+
+log = logging.getLogger(__name__)
 
 MOST_EXCHANGES = 10  # plans that are kept, the latest
 MOST_POINTS = 4000  # of a series; beyond it every other one is dropped
@@ -76,6 +81,8 @@ class RunRecorder:
         self._saved = -1
         self._spilled: SpilledCheckpoint | None = None
         self._unusable: list[str] = []
+        self._recovery: RecoveryReport | None = None
+        self._changes = 0  # of nodes in place
         self._read = 0  # number of the last event taken in
         self.local_batch: int | None = None  # examples of a GPU in a pass, as last reported
         self.accumulation = 0
@@ -107,6 +114,8 @@ class RunRecorder:
                 self._is_saved(int(content.get("saved_step", report.step)))
             elif report.kind == "started":
                 self._begun(report.step, content)
+            elif report.kind == "members":
+                self._recovery = _recovery(self._request, {"recovery": "in-place", **content})
             elif report.kind == "spilled":
                 self._spilled = SpilledCheckpoint(report.step, str(content["uri"]), str(content["host"]))
             elif report.kind == "damaged":
@@ -140,6 +149,7 @@ class RunRecorder:
             self._is_saved(step)
         if self._resumed is None:
             self._resumed = step if content.get("restored") is not None else -1
+        self._recovery = _recovery(self._request, content)
         if "batch" in content:
             self._split(int(content["batch"]), int(content["passes"]), int(content["world"]))
 
@@ -201,6 +211,7 @@ class RunRecorder:
             self._read = event.number
             if event.kind == "resumed":
                 self._reached = max(self._reached, int(event.content.get("reached", -1)))  # type: ignore[call-overload]
+            self._changes += event.kind in ("worker-lost", "worker-joins")
         if text := event_text(event):
             node = str(event.content.get("node", ""))
             self.notify(event.kind, text, node=node, at=event.time - self.started)
@@ -208,6 +219,8 @@ class RunRecorder:
     def notify(self, kind: str, text: str, *, node: str = "", at: float | None = None) -> None:
         """Write an event down and pass it on."""
         found = EventReport(self.now if at is None else at, kind, text, node)
+        with log_ids(run=self._request.run_id):
+            log.info("%s: %s", kind, text)
         with self._lock:
             self._events.append(found)
         self._listener.event(found)
@@ -234,6 +247,7 @@ class RunRecorder:
                     failure=failure,
                     decision=decision,
                     preflight=preflight,
+                    gpu_seconds=end.slot_seconds,
                 )
             )
             self._waiting, self._gap = True, None
@@ -303,7 +317,8 @@ class RunRecorder:
                 skipped_steps=last.skipped if last else 0,
                 checkpoints=self._checkpoints,
                 stall_seconds=self._stall,
-                gpu_seconds=sum(g.gpus * (g.ended - g.started) for g in self._generations),
+                recovery=self._recovery and replace(self._recovery, changes=self._changes),
+                gpu_seconds=sum(g.gpu_seconds for g in self._generations),
                 rented_gpu_seconds=rented,
                 price=request.price,
                 dollars=rented / 3600 * request.price,
@@ -334,6 +349,20 @@ class RunRecorder:
 
 
 _METRICS = frozenset(PointReport.__dataclass_fields__) - {"at", "step", "lost_steps", "dollars"}
+
+
+def _recovery(request: TrainingRequest, said: Mapping[str, Any]) -> RecoveryReport:
+    """Return what becomes of processes when nodes change, by what they have said and what is known of the request."""
+    if request.own_checkpoints:
+        return RecoveryReport("restart", "the script has checkpoints of its own")
+    if request.pool and request.recovery == "auto":
+        return RecoveryReport("restart", "its nodes are of the fleet")
+    if fixed := said.get("fixed"):
+        return RecoveryReport("restart", str(fixed))
+    reason = str(said.get("why") or "each process has the whole model")
+    if first := said.get("first"):
+        reason += f"; without its first process it restarts, for {first}"
+    return RecoveryReport("in-place" if said.get("recovery") == "in-place" else "restart", reason)
 
 
 def _finite(value: Any) -> float | None:

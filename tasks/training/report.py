@@ -6,8 +6,8 @@ What a run believes of its own goodput, and so what more or fewer GPUs would giv
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,6 +66,21 @@ RunState = Literal["finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What becomes of processes when others are lost, leave or join."""
+
+    way: Literal["in-place", "restart"]
+    reason: str  # why that was chosen
+    changes: int = 0  # nodes that were lost, left or joined while the others trained on
+
+    @classmethod
+    def merged(cls, reports: Sequence["RecoveryReport | None"]) -> "RecoveryReport | None":
+        """Return that of several stretches of a training: the last word, and all changes."""
+        found = [report for report in reports if report is not None]
+        return replace(found[-1], changes=sum(one.changes for one in found)) if found else None
+
+
+@dataclass(frozen=True, slots=True)
 class PointReport:
     """What the run measured of itself at one moment."""
 
@@ -79,6 +94,7 @@ class PointReport:
     loss: float | None = None
     throughput: float = 0.0  # examples/s
     goodput: float = 0.0  # examples/s at the initial batch that would have made the same progress
+    tokens: float = 0.0  # of an example, the mean since the point before; 0: the script does not say
     noise_scale: float = 0.0  # examples
     progress: float = 0.0  # iterations at the initial batch
     step_seconds: float = 0.0
@@ -141,6 +157,7 @@ class GenerationReport:
     failure: FailureReport | None = None
     decision: str = ""  # what followed
     preflight: bool = field(default=False, metadata={"former": "trial"})
+    gpu_seconds: float = 0.0  # of its nodes, each while it was of it
 
     @property
     def gpus(self) -> int:
@@ -231,6 +248,7 @@ class TrainingReport:
     unusable: tuple[str, ...] = ()  # checkpoints that were found damaged or of another version, and why
     checkpoints: int = 0
     stall_seconds: float = 0.0  # that checkpoints held training up
+    recovery: RecoveryReport | None = None  # None: it never trained
     gpu_seconds: float = 0.0  # held by generations
     rented_gpu_seconds: float = 0.0  # of all nodes that were there
     price: float = 0.0  # dollars per GPU-hour
@@ -265,6 +283,11 @@ class TrainingReport:
         """Return why the last generation failed, if it did."""
         return self.generations[-1].failure if self.generations else None
 
+    def mean_tokens(self, name: str) -> float | None:
+        """Return the mean over time of ``throughput`` or ``goodput`` in tokens/s; ``None`` where there are none."""
+        series = [replace(one, **{name: getattr(one, name) * one.tokens}) for one in self.series]
+        return replace(self, series=tuple(series)).mean(name) if any(one.tokens for one in series) else None
+
     def mean(self, name: str) -> float | None:
         """Return the mean over time of one figure of ``series``; ``None`` without two points."""
         pairs = list(zip(self.series, self.series[1:], strict=False))
@@ -278,6 +301,8 @@ class TrainingReport:
             FORMAT,
             mean_throughput=encode(self.mean("throughput")),
             mean_goodput=encode(self.mean("goodput")),
+            mean_token_throughput=encode(self.mean_tokens("throughput")),
+            mean_token_goodput=encode(self.mean_tokens("goodput")),
             final_metrics=encode(self.final_metrics),
         )
 

@@ -3,7 +3,6 @@
 Commands are made of what it declares, so that every start of the command line imports it: what is heavy waits.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -21,6 +20,7 @@ from ebbflow.planners.model.trainings import CommunicationChoice, PreflightChoic
 from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.training import checks
 from ebbflow.tasks.training.faults import FAULTS
+from ebbflow.tasks.training.node_names import NODES, slots_of
 
 if TYPE_CHECKING:
     from ebbflow.planners.training.plan import TrainingPlan
@@ -28,27 +28,11 @@ if TYPE_CHECKING:
 _FORMAT = 2
 _FILE = "request.json"
 _LAUNCHED = "run.json"  # what the launcher keeps
-_NODES = re.compile(
-    r"(?:local|aws:(?P<pool>[a-z](?:-?[a-z0-9])+(?:/[a-z0-9](?:-?[a-z0-9])*)?))"  # a gang is pool/gang
-    r":(?P<nodes>[1-9][0-9]{0,3})(?:x(?P<slots>[1-9][0-9]{0,2}))?"
-)
 
 
 def default_runs_dir() -> str:
     """Return where runs live unless asked otherwise."""
     return str(home() / "runs")
-
-
-def slots_of(nodes: str, fleet: bool = False) -> dict[str, int]:
-    """Return the slots of each node that ``local:3x2``, or with ``fleet`` ``aws:POOL:3x2`` too, names.
-
-    Raises ``OptionError``.
-    """
-    found = _NODES.fullmatch(nodes.strip())
-    if found is None or (found["pool"] and not fleet):
-        also = ", or aws:POOL:NODESxSLOTS" if fleet else ""
-        raise OptionError(f"nodes must be local:NODESxSLOTS, such as local:3x2{also}; got {nodes!r}")
-    return {f"node-{n}": int(found["slots"] or 1) for n in range(1, int(found["nodes"]) + 1)}
 
 
 @dataclass(frozen=True)
@@ -98,6 +82,12 @@ class TrainingRequest:
     )
     min_gpus: int = option(1, "Minimum number of GPUs; with fewer the run waits", min=1)
     max_gpus: int | None = option(None, "Maximum number of GPUs", unless="all GPUs of the nodes")
+    replica_gpus: int = option(
+        1,
+        "Number of GPUs that hold one replica of the model, for tensor parallelism and for replicas over several "
+        "nodes: a run uses a multiple of it, and the GPUs left over stay idle",
+        min=1,
+    )
     name: str = option("", "Display name of the run", unless="none")
     run_id: str = option("", "Run ID", unless="generated")
     runs_dir: str = option(  # all nodes reach it
@@ -125,6 +115,7 @@ class TrainingRequest:
         unless="ddp",
         metavar="CHOICE",
     )
+    script_hyperparameters: bool = False  # of the optimizer, not the checkpoint's
     own_checkpoints: bool = option(
         False,
         "Run any torchrun script unchanged: it saves and restores by itself, gets SIGTERM before it must leave, and "
@@ -140,20 +131,23 @@ class TrainingRequest:
         in_file="With own_checkpoints: regular expression whose first group is the step in the output of rank 0",
         metavar="REGEX",
     )
-    sync: trainings.SyncChoice = option(
+    sync: trainings.SyncRequest = option(
         "allreduce",
-        "Where gradients meet: allreduce is among the processes, all of which are needed; service is at aggregators, "
-        "so that processes are lost and join while the others train on",
+        "Where gradients meet: in an all-reduce, at aggregators (service), or where it is cheaper (auto)",
         unless="allreduce",
         metavar="CHOICE",
     )
+    recovery: trainings.RecoveryChoice = option(
+        "auto",
+        "What processes do when others fail, leave or join: in-place keeps them, restart starts all of them "
+        "again, auto is in-place where the script and its options allow it",
+        unless="auto",
+        metavar="CHOICE",
+    )
     aggregators: int = option(1, "With --sync service: number of aggregator processes", min=1, max=64)
-    mirrors: int = option(
-        0,
-        "With --sync service: number of further aggregators that hold each tensor",
-        min=0,
-        max=63,
-        unless="0",
+    mirrors: int = option(0, "With --sync service: number of mirrors of a tensor", min=0, max=63, unless="0")
+    aggregation_cluster: str = option(
+        "", "With --sync service: cluster of shared aggregators", unless="its own", metavar="NAME"
     )
     preflight: PreflightChoice = option("auto", "Preflight run before the training: auto, always or never")
     preflight_steps: int = option(20, "Steps of the preflight run", min=1, command=False)
@@ -226,6 +220,21 @@ class TrainingRequest:
         "45s:resume:node-1, 50s:add:1, 60s:remove:1. Repeatable",
         metavar="FAULT",
     )
+    track: tuple[str, ...] = option(
+        (),
+        "Experiment tracker that shows the run, over all its restarts, as one: mlflow:DIR#EXPERIMENT, "
+        "mlflow:URI#EXPERIMENT, or wandb:PROJECT (offline without a key). Repeatable",
+        unless="no tracker",
+        in_file="Experiment trackers that show the run, over all its restarts, as one: "
+        "mlflow:DIR#EXPERIMENT, mlflow:URI#EXPERIMENT, or wandb:PROJECT (offline without a key)",
+        metavar="TRACKER",
+    )
+    metrics: str = option(
+        "",
+        "Serve /metrics for Prometheus and /healthz at HOST:PORT while it runs, such as 127.0.0.1:9465",
+        unless="not served",
+        metavar="HOST:PORT",
+    )
     report: tuple[str, ...] = option(
         (),
         "Report file: .html is a page, .json is data. Repeatable",
@@ -238,6 +247,8 @@ class TrainingRequest:
         from ebbflow.tasks.training.failures import failure_table
 
         checks.check_code(self)
+        object.__setattr__(self, "track", checks.checked_trackers(self.track))
+        options.check_metrics(self.metrics)
         if self.failure_rules is not None:
             try:
                 failure_table(self.failure_rules)
@@ -250,30 +261,19 @@ class TrainingRequest:
         options.check(self)
         object.__setattr__(self, "report", options.check_report_paths(self.report))
         self.place  # noqa: B018  a wrong one is refused here
-        if self.max_gpus is not None and self.max_gpus < self.min_gpus:
-            raise OptionError(f"max_gpus must be >= min_gpus ({self.min_gpus}); got {self.max_gpus}")
-        if self.gpus < self.min_gpus:
-            raise OptionError(
-                f"nodes {self.nodes} have {self.gpus} GPUs; min_gpus requires {self.min_gpus} at the start"
-            )
+        checks.check_gpus(self)
         if self.spill_dir:
             StorageLocation(self.spill_dir)
         self.faults  # noqa: B018  parsed here so that a wrong one is refused
         checks.check_own_checkpoints(self)
         checks.check_sync(self)
-        if self.pool and not self.runs_dir.startswith(("s3://", "s3a://")):
-            raise OptionError(
-                f"runs_dir must be on S3, which all nodes of {self.nodes} reach; got {self.runs_dir}"
-            )
-        if self.pool and (self.fault or self.cpus_per_slot is not None):
-            raise OptionError(
-                f"fault and cpus_per_slot are for nodes of this machine; got nodes {self.nodes}"
-            )
+        checks.check_recovery(self)
+        checks.check_pool(self)
 
     @property
     def pool(self) -> str:
         """Return the fleet's pool that it runs on; empty for this machine."""
-        found = _NODES.fullmatch(self.nodes.strip())
+        found = NODES.fullmatch(self.nodes.strip())
         return (found["pool"] or "") if found else ""
 
     @property
@@ -311,12 +311,15 @@ class TrainingRequest:
             partial_checkpoint_interval=self.partial_checkpoint_interval,
             partial_checkpoint_fraction=self.partial_checkpoint_fraction,
             adaptive=self.adaptive,
+            script_hyperparameters=self.script_hyperparameters,
             communication=self.communication,
             own_checkpoints=self.own_checkpoints,
             step_pattern=self.step_pattern,
-            sync=self.sync,
+            sync="service" if self.sync == "service" else "allreduce",
+            recovery="restart" if self.pool else self.recovery,
             aggregators=self.aggregators,
             mirrors=self.mirrors,
+            aggregation_cluster=self.aggregation_cluster,
             collective_timeout=self.collective_timeout,
             final_save_timeout=self.final_save_timeout,
             spill_dir=self.spill_dir,
@@ -335,6 +338,8 @@ class TrainingRequest:
             free=self.price == 0,  # processes of this machine wait for no other job and cost nothing but time
             resumes=resumes,
             seed=seed,
+            sync=self.sync,
+            replica=self.replica_gpus,
         )
 
     @property
@@ -375,7 +380,7 @@ class TrainingRequest:
             known = {f.name for f in fields(cls)}
             values = {name: value for name, value in data.items() if name in known}
             values |= {"arguments": tuple(values["arguments"]), "fault": (), "runs_dir": runs_dir}
-            values |= {"report": tuple(values["report"]), "env": tuple(values.get("env", ()))}
+            values |= {name: tuple(values.get(name, ())) for name in ("report", "env", "track")}
         except StorageError as error:
             raise TrainingError(f"there is no run {run!r} in {runs_dir} to resume: {error}") from error
         except records.OtherVersionError:

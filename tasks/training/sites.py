@@ -57,6 +57,7 @@ class LocalSite:
             node_timeout=max(request.node_timeout, 1e-3),
             variables=variables_of(request),
             on_report=record_report,
+            replica=request.replica_gpus,
         )
 
 

@@ -1,12 +1,14 @@
 """What follows when a generation of a run has ended: the launcher asks, the failure classes answer."""
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure
+from ebbflow.planners.aggregation.choice import SyncCosts, SyncDecision, choose_sync
 from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.failures.failures import (
     Failure,
@@ -23,6 +25,8 @@ from ebbflow.tasks.training.recorder import RunRecorder
 from ebbflow.tasks.training.report import FailureReport
 
 SURVIVOR = 75  # exit status of a process that saved because another was lost
+_GONE = ("node-lost", "node-notice")  # the launcher's events of nodes that it loses
+SYNC_COSTS = "sync-costs"  # the launcher's event with what a preflight run has measured
 NO_ELASTIC_RUN = (
     "the script ended without connecting to its launcher: it must train inside "
     "`with ElasticRun.start() as run:` (from ebbflow import ElasticRun), or saves and restores by itself: "
@@ -106,6 +110,8 @@ class Supervisor:
         """Let the checkpoints' interval follow the losses seen so far."""
         self._node_seconds += len(end.placement) * (end.ended - end.started)
         self._losses += failure is not None and failure.failure_class is FailureClass.SCHEDULER
+        gone = {str(event.content.get("node")) for event in end.events if event.kind in _GONE}
+        self._losses += len(gone - end.placement.keys())  # while the others trained on
         rate = self._plan.hazard(self._losses, self._node_seconds)
         self._settings = replace(self._settings, interruption_rate=rate)
 
@@ -181,7 +187,12 @@ class Supervisor:
         self._preflight, self.tried = None, end.generation
         if not said.admitted:
             return Halt("failed", f"preflight: {said.reason}")
-        return self._continue(replace(end, left={}), f"preflight: {said.outcome}, {said.reason}")
+        reason = f"preflight: {said.outcome}, {said.reason}"
+        if self._plan.sync == "auto":
+            chosen = sync_of(end, self._settings, self.wanted() or self._nodes.there())
+            self._settings = replace(self._settings, sync=chosen.sync, weighs_sync=False)
+            reason = f"{reason}; {chosen.reason}"
+        return self._continue(replace(end, left={}), reason)
 
     def _smaller_preflight(self, end: GenerationEnd, failure: Failure) -> Continue | Halt:
         """Try again in another shape where that may help; the whole run keeps it."""
@@ -194,9 +205,9 @@ class Supervisor:
         return self._again(f"preflight: {answer.reason}")
 
     def _again(self, reason: str) -> Continue | Halt:
-        if not self._nodes.slots:
-            return Halt("waiting", reason)
         placement, settings = self._preflight_order()
+        if not placement:
+            return Halt("waiting", reason)
         return Continue(placement, reason=reason, settings=settings)
 
     # --- why it ended -------------------------------------------------------------------------------------
@@ -274,3 +285,38 @@ def _rank_end(failure: RankFailure) -> RankEnd:
     code = failure.exit_code if failure.exit_code is not None else 1
     rank = -1 if failure.rank is None else failure.rank
     return RankEnd(rank, code or 1, f"{failure.error}\n{failure.log}", failure.node, failure.time)
+
+
+def sync_of(end: GenerationEnd, settings: RunSettings, placement: Mapping[str, int]) -> SyncDecision:
+    """Return where gradients meet after a preflight run.
+
+    Args:
+        end: of the preflight run.
+        settings: of the run.
+        placement: slots of each node that the run will have.
+    """
+    found = [dict(event.content) for event in end.events if event.kind == SYNC_COSTS]
+    if not found:
+        return SyncDecision("allreduce", "all-reduce: the preflight run measured no costs")
+    costs = found[-1]
+    if obstacle := costs.get("obstacle"):
+        return SyncDecision("allreduce", f"all-reduce: {obstacle}")
+    statistics = costs["statistics"]
+    assert isinstance(statistics, dict)
+    step, steps = float(statistics["step_seconds"]), int(statistics["step"])
+    known = SyncCosts(
+        parameter_bytes=int(str(costs["parameter_bytes"])),
+        sum_s=float(str(costs["sum_s"])),
+        update_s=float(str(costs["update_s"])),
+        step_s=step,
+        sync_s=min(float(statistics["sync_seconds"]), step),
+        measured_world=int(statistics["gpus"]),
+        world=max(sum(placement.values()), 1),
+        nodes=max(len(placement), 1),
+        interruption_rate=settings.interruption_rate,
+        restart_s=max(end.ended - end.started - steps * step, 0.0),
+        in_place=settings.in_place,
+        aggregators=settings.aggregators,
+        mirrors=settings.mirrors,
+    )
+    return choose_sync(known)

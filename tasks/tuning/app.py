@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
@@ -27,11 +27,13 @@ from ebbflow.tasks.training.listening import CompositeTrainingListener, NullTrai
 from ebbflow.tasks.training.report import EventReport, TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.run import run_training
+from ebbflow.tasks.tuning.code import FOR_TRIALS
 from ebbflow.tasks.tuning.leased_resources import LeasedTrialResources
+from ebbflow.tasks.tuning.loop import RunTrial
 from ebbflow.tasks.tuning.report import TuningReport
 from ebbflow.tasks.tuning.request import TuningRequest
-from ebbflow.tasks.tuning.run import RunTrial, run_tuning
-from ebbflow.tasks.tuning.trial import TrialStatus, TuningStatus
+from ebbflow.tasks.tuning.run import run_tuning
+from ebbflow.tasks.tuning.trial import TrialStatus, TuningStatus, lineage_of
 
 Say = Callable[[str], None]
 
@@ -49,6 +51,7 @@ def run_tuning_app(
     pace: AgentIntervals | None = None,
     make: MakeTrainer | None = None,
     options: Mapping[str, Any] | None = None,
+    lineage: Mapping[str, Any] | None = None,
     train: RunTrial | None = None,
 ) -> TuningReport:
     """Run a tuning run as the app of ``spec`` to its end and return what it found.
@@ -59,7 +62,7 @@ def run_tuning_app(
     Args:
         request: what to search for; where its trials run, the leases determine.
         spec: what the app asks for; see ``specs.tuning_spec``.
-        ledger, pool, clock, stop, rules, pace, make, options: see ``run_training_app``.
+        ledger, pool, clock, stop, rules, pace, make, options, lineage: see ``run_training_app``.
         notify: called with sentences for the reader.
         train: trains one trial on the leases it is assigned, instead of our own launcher.
 
@@ -79,16 +82,18 @@ def run_tuning_app(
     )
     with agent, LeaseEnforcer(agent, clock) as enforcer:
         resources = LeasedTrialResources(request, agent.lease_table, clock)
-        trials = Trials(request, agent, enforcer, resources, pool, clock, make, options)
+        trials = Trials(request, agent, enforcer, resources, pool, clock, make, options, lineage or {})
         report = run_tuning(
             request,
             notify,
-            resume=request.recorded,  # as the earlier holder of the lock left it
+            resume=request.recorded or bool(request.study),  # as the earlier holder of the lock left it
             train=train or trials.train,
             clock=clock,
             resources=resources,
             stop=stop,
             watch=trials.look,
+            ledger=ledger.address,
+            cluster=ledger.cluster,
         )
         agent.update_metrics(trials=(), seconds_left=None)
         agent.moved(report.state, report.reason)
@@ -96,19 +101,18 @@ def run_tuning_app(
 
 
 def _held_to(request: TuningRequest, spec: AppSpec) -> TuningRequest:
-    if "://" in request.runs_dir:
-        raise OptionError(
-            "runs_dir of a tuning run must be local: its study is a file beside its trials; got "
-            f"{request.runs_dir}"
-        )
     most = max(spec.gpus, spec.max_gpus, request.gpus_per_trial)
     return replace(request, run_id=request.run_id or spec.id, nodes=f"local:{most}x1")
 
 
 def _trials_of(request: TuningRequest) -> list[TrainingRequest]:
     """Return the trials that have been begun."""
-    folders = sorted(Path(request.place.root).glob("trial-*/run.json"))
-    return [request.trial(path.parent.name, ()) for path in folders]
+    with translated(f"read {request.place}"):
+        names = sorted(one.base_name for one in request.place.entries())
+        begun = [
+            one for one in names if one.startswith("trial-") and request.place.is_file(f"{one}/run.json")
+        ]
+    return [request.trial(name, ()) for name in begun]
 
 
 class Trials:
@@ -124,7 +128,9 @@ class Trials:
         clock: Clock,
         make: MakeTrainer | None,
         options: Mapping[str, Any] | None,
+        lineage: Mapping[str, Any],
     ) -> None:
+        self._lineage = lineage
         self._request, self._agent, self._enforcer, self._resources = request, agent, enforcer, resources
         self._pool, self._clock, self._make, self._options = pool, clock, make, options
         self._lock = threading.Lock()
@@ -155,6 +161,8 @@ class Trials:
                 site=site,
                 nodes=nodes,
                 clock=self._clock,
+                lineage={**self._lineage, **lineage_of(request)},
+                code=FOR_TRIALS,
             )
         except (OptionError, TrainingError) as error:
             if not nodes.stopped and nodes.placement() is not None:

@@ -9,14 +9,22 @@ import numpy as np
 from ebbflow.infra.clock import Clock
 from ebbflow.planners.model.scheduling import gpus_of
 from ebbflow.planners.scheduling.locality import Level
-from ebbflow.planners.tuning.early_stopping import TrialState, epochs_left, rungs, work_left
+from ebbflow.planners.tuning.early_stopping import (
+    TrialState,
+    epochs_left,
+    hyperband_epochs_left,
+    rungs,
+    work_left,
+)
 from ebbflow.tasks.training.report import TrainingReport, recorded
+from ebbflow.tasks.tuning.population import parameters_of, run_of
 from ebbflow.tasks.tuning.report import TrialEnd, TrialReport, TuningEnd, TuningReport
 from ebbflow.tasks.tuning.request import TuningRequest
-from ebbflow.tasks.tuning.study import Study
+from ebbflow.tasks.tuning.study import ENDED, Study
 from ebbflow.tasks.tuning.trial import Trial, TrialStatus, TuningStatus
 
 _UNKNOWN_EPOCHS = 10**6
+_SPENT = ("steps", "seconds", "gpu_seconds", "reason")
 _ENDS: Mapping[str, TrialEnd] = {
     "COMPLETE": "complete",
     "PRUNED": "pruned",
@@ -42,6 +50,10 @@ class TuningRecorder:
         if self._request.epochs is None:
             return _UNKNOWN_EPOCHS
         done = min(one.epochs, self._request.epochs)
+        if self._request.pruner == "hyperband":
+            return hyperband_epochs_left(
+                done, self._request.min_epochs, self._request.epochs, self._request.reduction_factor
+            )
         return epochs_left(done, self._request.epochs, self._rungs, self._request.reduction_factor)
 
     def status(self, running: Collection[Trial]) -> TuningStatus:
@@ -53,8 +65,7 @@ class TuningRecorder:
             )
             for one in running
         )
-        begun = self._study.begun()
-        return TuningStatus(trials, begun, begun - len(trials), self._study.best_value())
+        return TuningStatus(trials, self._study.begun(), self._study.ended(), self._study.best_value())
 
     def look_ahead(self, running: Collection[Trial], gpus: int) -> None:
         """Write down the work left on ``gpus`` GPUs, as a scheduler of several tuning runs would ask for it."""
@@ -72,6 +83,13 @@ class TuningRecorder:
             {"at": now - self._begun, "work": sum(job.work for job in app.jobs), "seconds": seconds}
         )
 
+    def details(self, one: Trial, reason: str, report: TrainingReport | None) -> dict[str, Any]:
+        """Return what the study keeps of a trial that has ended, for processes that cannot read its run."""
+        seconds = self._clock.now() - one.begun if one.begun else 0.0
+        spent = one.spent + (report.gpu_seconds if report else 0.0)
+        steps = report.steps if report else 0
+        return {"steps": steps, "seconds": seconds, "gpu_seconds": spent, "reason": reason}
+
     def ended(self, one: Trial, state: TrialEnd, reason: str, report: TrainingReport | None) -> None:
         """Note how a trial has ended; ``report`` is of its last stretch."""
         self._ended[one.trial.number] = TrialReport(
@@ -81,10 +99,7 @@ class TuningRecorder:
             state,
             one.value,
             one.epochs,
-            report.steps if report else 0,
-            self._clock.now() - one.begun if one.begun else 0.0,
-            one.spent + (report.gpu_seconds if report else 0.0),
-            reason,
+            **self.details(one, reason, report),
         )
 
     def report(self, state: TuningEnd, reason: str) -> TuningReport:
@@ -114,13 +129,16 @@ class TuningRecorder:
         )
 
     def _earlier(self, frozen: Any) -> TrialReport:
-        """Return the report of a trial that ended in an earlier process."""
+        """Return the report of a trial that ended in an earlier process, or in another one."""
         last = max(frozen.intermediate_values, default=0)
         value = frozen.intermediate_values.get(last, frozen.value)
-        run = f"trial-{frozen.number:03d}"
-        done = recorded(self._request.trial(run, ()))
-        spent = (done.steps, done.seconds, done.gpu_seconds) if done else (0, 0.0, 0.0)
-        return TrialReport(frozen.number, run, frozen.params, _ENDS[frozen.state.name], value, last, *spent)
+        run = run_of(frozen)
+        spent = {name: one for name, one in frozen.user_attrs.get(ENDED, {}).items() if name in _SPENT}
+        if not spent and (done := recorded(self._request.trial(run, ()))) is not None:
+            spent = {"steps": done.steps, "seconds": done.seconds, "gpu_seconds": done.gpu_seconds}
+        return TrialReport(
+            frozen.number, run, parameters_of(frozen), _ENDS[frozen.state.name], value, last, **spent
+        )
 
 
 def _spent(one: Trial, now: float) -> float:

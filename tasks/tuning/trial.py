@@ -4,11 +4,13 @@ import queue
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ebbflow.planners.model.scheduling import App
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.listening import NullTrainingListener
+from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.tuning.request import Parameter
 
 
 @dataclass(slots=True)
@@ -25,6 +27,14 @@ class Trial:
     names: dict[str, str] = field(default_factory=dict)  # node -> the name that the run knows it by
     turns: int = 0
     pruned: bool = False
+    leaves: Literal["", "copies", "yields"] = (
+        ""  # a member of a population that was requested to save and leave
+    )
+    copied: tuple[str, ...] = ()  # runs whose checkpoints it took, in order
+    heard: bool = False  # whether it has reported since it was taken
+    lost: bool = False  # another process runs it
+    locked_since: float = 0.0  # when its run was first found locked
+    not_before: float = 0.0  # when it may run next
     pausing: bool = False  # it was requested to save and leave until there are GPUs for it again
     epochs: int = 0
     value: float | None = None
@@ -67,3 +77,29 @@ class Reporter(NullTrainingListener):
         if self._metric in values:
             self._reports = max(self._reports + 1, epoch + 1)
             self._inbox.put(("metric", self._run, self._reports, float(values[self._metric])))
+
+
+def suggested(trial: Any, parameter: Parameter) -> Any:
+    """Return the value that Optuna draws of a parameter for one of its trials."""
+    match parameter.kind:
+        case "choice":
+            return trial.suggest_categorical(parameter.name, list(parameter.choices))
+        case "int":
+            return trial.suggest_int(parameter.name, int(parameter.low), int(parameter.high))
+        case _:
+            return trial.suggest_float(
+                parameter.name, parameter.low, parameter.high, log=parameter.kind == "log"
+            )
+
+
+def as_arguments(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return parameters as a script's options."""
+    found: list[str] = []
+    for name, value in values.items():
+        found += [f"--{name}", repr(value) if isinstance(value, float) else str(value)]
+    return tuple(found)
+
+
+def lineage_of(request: TrainingRequest) -> dict[str, str]:
+    """Return what trackers hear of a trial beside its training: the tuning run that it belongs to, and its number."""
+    return {"tuning": request.name.partition("/")[0], "tuning.trial": request.run_id} if request.track else {}

@@ -40,6 +40,9 @@ BASES: dict[str, tuple[str, ...]] = {
     "local down": (),
     "data tpch": ("--scale", "0.01"),
     "data tpcds": ("--scale", "0.01"),
+    "aggregation serve": ("a1", "--ledger", "ledger.db"),
+    "aggregation status": ("--ledger", "ledger.db"),
+    "aggregation drain": ("a1", "--ledger", "ledger.db"),
     "simulate aggregation": ("--workload", "jobs.csv"),
     "simulate memory": ("--policy", "two-choices", "--machines", "4", "--containers", "6", "--seeds", "1"),
     "simulate training": ("--workload", "jobs.csv", "--cluster", "2x2", "--policy", "tiresias"),
@@ -178,7 +181,13 @@ COMBINED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("train", ("--run-id", "one"), "script"),
     ("train", ("script.py", "--nodes", "local:1x1", "--min-gpus", "3"), "min_gpus"),
     ("train", ("script.py", "--min-gpus", "3", "--max-gpus", "2"), "max_gpus"),
+    ("train", ("script.py", "--nodes", "local:2x2", "--replica-gpus", "5"), "replica_gpus"),
+    ("train", ("script.py", "--nodes", "local:1x3", "--replica-gpus", "2", "--min-gpus", "3"), "min_gpus"),
     ("train", ("script.py", "--report", "same"), "same"),
+    ("train", ("script.py", "--track", "comet:fits"), "track"),
+    ("train", ("script.py", "--track", "wandb:a b"), "track"),
+    ("train", ("script.py", "--track", "mlflow:http://ann:pw@host"), "MLFLOW_TRACKING_PASSWORD"),
+    ("train", ("script.py", "--track", "wandb:a", "--track", "wandb:a"), "twice"),
     ("tune", ("script.py",), "--space"),
     ("tune", ("script.py", "--space", "space.yaml", "--resume", "mine"), "--resume"),
     ("tune", ("script.py", "--space", "space.yaml", "--pruner", "curve"), "--epochs"),
@@ -389,4 +398,4 @@ def sample(count: int, seed: int) -> list[Case]:
     chosen = [cases.pop() for cases in all_of.values()]
     rest = [case for cases in all_of.values() for case in cases]
     rng.shuffle(rest)
-    return (chosen + rest)[:count]
+    return (chosen + rest)[: max(count, len(chosen))]

@@ -50,6 +50,7 @@ STARTS = (
     "ebbflow.infra.spark.cluster.cluster.LocalSparkCluster.start",
     "ebbflow.infra.query.calibration.calibrate",
     "ebbflow.infra.machine.page_server.PageServer.__init__",
+    "ebbflow.infra.aggregation.aggregator.Aggregator.__init__",
     "webbrowser.open",
 )
 """Where commands begin what takes time, processes or a network, once their input has been checked."""

@@ -13,7 +13,7 @@ from tests.bad_input.workplace import Workplace
 from tests.real_command import real_command
 
 SEED = int(os.environ.get("EBBFLOW_BAD_INPUT_SEED", "19"))
-IN_PROCESS, IN_PARTS, REAL = 1000, 10, 50
+IN_PROCESS, IN_PARTS, REAL = 500, 5, 25
 _UNSET = (
     "PREFECT_API_URL",
     "EBBFLOW_HOME",
@@ -72,6 +72,7 @@ def test_the_arguments_to_start_from_are_right(workplace: Workplace, monkeypatch
         "demo",
         "doctor",
         "memory stop",
+        "aggregation drain",
     )  # what is there
     with nothing_starts():
         for words, base in BASES.items():

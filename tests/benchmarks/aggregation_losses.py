@@ -41,7 +41,7 @@ def steps_of(folder: Path) -> list[dict[str, float]]:
 def measure(sync: SyncChoice, seed: int, width: int, folder: Path) -> dict[str, float]:
     """Return the median step before a loss, the longest after it, and the generations used."""
     rng = random.Random(seed)
-    settings = RunSettings(sync=sync, adaptive=False, checkpoint_interval=1e6)
+    settings = RunSettings(sync=sync, adaptive=False, checkpoint_interval=1e6, recovery="restart")
     arguments = (str(folder), "100000", "momentum", "0", "float32", str(width))
 
     def wait_for(step: int) -> list[dict[str, float]]:

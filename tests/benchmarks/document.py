@@ -10,12 +10,14 @@ from tests.benchmarks import (
     document_capacity,
     document_chaos,
     document_checkpoints,
+    document_communication,
     document_damage,
     document_elastic,
     document_executors,
     document_ledger,
     document_plans,
     document_recovery,
+    document_spot,
     document_sql,
     document_switching,
     document_system_chaos,
@@ -27,11 +29,12 @@ FOLDER = DOCS / "benchmarks"
 
 HEAD = """# Benchmarks
 
-Where a section says nothing else, times are medians of runs in which the things compared take turns; ratios say more
-than seconds. Each section names its command; the figures are read from the JSON files in `docs/benchmarks` by
-`python -m tests.benchmarks.document`. `make bench` runs all of them but `make chaos`,
-`python -m tests.benchmarks.sql`, `tests.benchmarks.switching`, which needs root, and
-`tests.benchmarks.undisturbed_cost`, which needs an older checkout.
+Where a section says nothing else, times are medians of runs in which the things compared take turns; ratios say
+more than seconds. Each section names its command; the figures are read from the JSON files in `docs/benchmarks` by
+`python -m tests.benchmarks.document`. `make bench` runs all of them but `make chaos` and
+`tests.benchmarks.aws_pipelines`, which take long, `tests.benchmarks.sql`, `tests.benchmarks.switching` and
+`tests.benchmarks.communication.nodes`, which need root, and `tests.benchmarks.undisturbed_cost`, which needs an older
+checkout.
 """
 
 
@@ -56,19 +59,25 @@ def main() -> None:
         ("training_simulator", document_training.simulator),
         ("pollux", document_training.pollux),
         ("policies", document_training.policies),
-        ("spot_recovery", document_training.recovery),
+        ("spot_recovery", document_spot.section),
         ("training_recovery", document_recovery.section),
+        ("training_pauses", document_recovery.pauses),
+        ("training_chaos", document_recovery.chaos),
+        ("communication-nodes", document_communication.section),
         ("training_checkpoints", document_checkpoints.checkpoints),
         ("elastic_training", document_elastic.training),
         ("elastic_executors", document_executors.executors),
         ("fleet_chaos", document_chaos.section),
         ("system_chaos", document_system_chaos.section),
+        ("aws_pipelines", document_system_chaos.aws),
         ("flipped_bytes", document_damage.flips),
         ("fault_matrix", document_damage.matrix),
         ("undisturbed_cost", document_damage.cost),
         ("ledger", document_ledger.section),
         ("capacity_load", document_capacity.section),
         ("capacity_latency", document_capacity.latency),
+        ("metrics_cost", document_capacity.metrics),
+        ("packing", document_training.packing),
         ("training_overhead", document_training.overhead),
         ("training_overhead_cuda", document_training.overhead_cuda),
     ):

@@ -99,3 +99,26 @@ def _bar(one: dict[str, Any]) -> str:
         return "–"
     held = "holds" if one["p95"] < one["bar_s"] else "**does not hold**"
     return f"under {one['bar_s']:g}: {held}"
+
+
+def metrics(found: dict[str, Any]) -> str:
+    """Return the section on what ``--metrics`` costs."""
+    ms = found["milliseconds"]
+    return f"""## Metrics beside a capacity decision
+
+`python -m tests.benchmarks.metrics_cost --out docs/benchmarks`
+
+A cycle of the loop (observe, decide, act, record) over {found["nodes"]} nodes and {found["apps"]} apps that change,
+on SQLite; processor time, means of {found["cycles"]} cycles with the server and about as many without, by a draw.
+{found["machine"]}; load average {found["load"]:g} before it began.
+
+| | ms of a processor |
+|---|---|
+| a cycle without metrics | {ms["off"]:g} |
+| a cycle beside the server | {ms["idle"]:g} |
+| a scrape | {ms["scrape"]:g} |
+
+A scrape that meets a cycle holds it up by its own time at most. Where cycles begin each second and Prometheus scrapes
+every {found["scraped_every_s"]:g} s, it meets {found["cycles_met"]:.2%} of them: the idle server adds
+{found["idle_server_adds"]:+.2%} to a cycle, scrapes add {found["scrapes_add"]:+.2%}.
+"""

@@ -1,6 +1,9 @@
-"""The section of ``docs/benchmarks.md`` on how a run under the launcher comes back from faults."""
+"""The sections of ``docs/benchmarks.md`` on how a run under the launcher comes back from faults."""
 
+import statistics
 from typing import Any
+
+from tests.benchmarks.training_pauses import chosen
 
 
 def section(found: dict[str, Any]) -> str:
@@ -33,4 +36,99 @@ torchrun's, whose agents look for each other once a second.
 | steps lost at most | {lost} |
 
 ![seconds from the fault to the next step](benchmarks/training_recovery.svg)
+"""
+
+
+def pauses(found: dict[str, Any]) -> str:
+    """Return the section on how long a training stands still, beside other launchers."""
+    names = list(dict.fromkeys(row["system"] for row in found["rows"]))
+    tables = []
+    for size in found["sizes"]:
+        lines = [
+            f"| {size} model | step | {' | '.join(found['events'])} |",
+            f"|{'---|' * (len(found['events']) + 2)}",
+        ]
+        for name in names:
+            cells, usual, again = [], [], 0
+            for event in found["events"]:
+                rows = chosen(found, name, size, event)
+                seconds = [row["pause_s"] for row in rows]
+                usual += [row["step_s"] for row in rows]
+                again = max([again, *(row["again"] for row in rows)])
+                cells.append(f"{statistics.median(seconds):.2f} ({max(seconds):.2f})" if seconds else "–")
+            step = f"{statistics.median(usual) * 1e3:.0f} ms" if usual else "–"
+            lines.append(f"| {name} | {step} | {' | '.join(cells)} |")
+            if again:
+                lines[-1] = lines[-1].replace(f"| {name} |", f"| {name}; up to {again} steps again |")
+        tables.append("\n".join(lines))
+    counts = [f"{len(chosen(found, names[0], size, 'SIGKILL'))} ({size})" for size in found["sizes"]]
+    left = found.get("left_out", "")
+    load = f", load {found['load']:.1f} at the end" if found["load"] else ""
+    missing = (
+        "" if found["torchft"].startswith("torchft==") else f" torchft was not measured: {found['torchft']}."
+    )
+    tables_text = "\n\n".join(tables)
+    return f"""## How long a training stands still
+
+`python -m tests.benchmarks.training_pauses --out docs/benchmarks`
+
+Two members of this machine train a perceptron: a process of one is killed and another takes its place, its node gets
+a notice and leaves, one comes, one is taken away. Longest time without a step, from what happens until all that are
+to be there have trained again, seconds: median (worst) of {", ".join(counts)} each, of a node that comes twice as
+many; the systems take turns. *In place* and *restart* are `--recovery`; torchft is {found["torchft"]} at two
+heartbeat timeouts, and has no notice: its process is terminated; its gradients are reduced by its manager, for its
+DistributedDataParallel ends with an error at a loss under this torch. torchrun's script saves every 5 s.
+{found["machine"]}, torch {found["torch"]}{load}.{missing}{left}
+
+{tables_text}
+
+Goals were 0.25 s after SIGKILL and 0.05 s else. The small model misses that of a node that comes: two agreements over
+the launcher's channel, a new process group and a copy of the state come one after another while all wait. With 100 MB
+a step alone takes longer than each goal, and 200 MB of parameters and momentum are copied while all wait; torchft
+lets the others end their step without who comes. In these figures tensors were packed before they were sent; sent
+from and to where they lie, which is what is done, they take a fifth to four tenths of that time (0.5 to 1.1 s instead
+of 2.5 to 3.3 s, between two processes on cores that did much else).
+
+![longest time without a step](benchmarks/training_pauses.svg)
+"""
+
+
+def chaos(found: dict[str, Any]) -> str:
+    """Return the section on trainings to which things happen that a seed decides."""
+    rows = []
+    for mode, row in found["modes"].items():
+        nodes, most, slots = found["clusters"][mode]
+        events = ", ".join(f"{count} {name}" for name, count in row["events"].items())
+        where = f"{nodes if nodes == most else f'{nodes} to {most}'} nodes of {slots}"
+        rows.append(
+            f"| {mode} | {where} | {row['runs']} | {row['whole']} | {events}; {row['two_at_once']} times two at once "
+            f"| {row['steps']:,} | {row['one_generation']} |"
+        )
+    table = "\n".join(rows)
+    again = found["modes"].get("ddp", {}).get("restarts", {})
+    said = "; ".join(f"{count} times because {reason}" for reason, count in again.items())
+    restarts = f" Those of whole models started again nevertheless {said}." if said else ""
+    wrong = [f"{mode} {text}" for mode, row in found["modes"].items() for text in row["wrong"]]
+    verdict = (
+        "Wrong: " + "; ".join(wrong) + "."
+        if wrong
+        else "**Nothing hung, was lost or was wrong in any of them.**"
+    )
+    return f"""## Trainings in chaos
+
+`python -m tests.benchmarks.training_chaos --seeds {found["wanted"]} --out docs/benchmarks`
+
+Real trainings over gloo under the launcher, {found["strikes"]} strikes each, decided by a seed: a process is killed
+or stopped, a node is lost, stopped, given a notice, added or taken away, the storage of checkpoints fails for a
+while, or two of these at once. With `--recovery auto` whole models keep the processes that are not hit, sharded ones
+start again from what is saved. A run is whole if it continues after each strike, each sample is used once a pass,
+parameters (float64) are those of an undisturbed run of one process up to a relative {found["rtol"]:g} and an absolute
+{found["atol"]:g}, which is what another order of sums may change, and nobody who was not hit lost its process while
+the generation was the same. {found["machine"]}, torch {found["torch"]}.
+
+| parallel | where | runs | whole | what happened | steps | runs of one generation |
+|---|---|---|---|---|---|---|
+{table}
+
+{verdict}{restarts}{found.get("note", "")}
 """

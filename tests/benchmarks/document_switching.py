@@ -20,20 +20,20 @@ def section(found: dict[str, Any]) -> str:
     errors = found["q_error"]
     return f"""## Changes of plan in live runs
 
-`python -m tests.benchmarks.switching --tables ~/.cache/ebbflow/tpch/sf1 --out docs/benchmarks` (as root)
+`python -m tests.benchmarks.switching {found["arguments"]}` (as root)
 
-Spark on local nodes of a third of a core with links of {found["network"]}, TPC-H at scale factor 1, one join a stage.
-Workers are killed and started while a query runs. The time of the plan that the same planner picks at the start and
-keeps, over the time with re-planning at every change (medians; above 1: re-planning is faster), and the same of the
-bytes on the links. {found["machine"]}, with other work on it: load {min(loads):.0f} to {max(loads):.0f}. With so few
-pairs and such a load times are leads, not results. All {len(runs)} answers were DuckDB's.
+Spark on local nodes of a third of a core with links of {found["network"]}, TPC-H at scale factor
+{found["tables"].removeprefix("sf")}, one join a stage. Workers are killed and started while a query runs.
+The time of the plan that the same planner picks at the start and keeps, over that with re-planning at every change
+(medians; above 1: re-planning is faster), and the same of the bytes on the links. {found["machine"]},
+load {min(loads):.0f} to {max(loads):.0f}, of which six nodes are most. All {len(runs)} answers were DuckDB's.
 
 | query | nodes | pairs | switches | time, frozen over re-planned | bytes, frozen over re-planned |
 |---|---|---|---|---|---|
 {rows}
 
-Expected against measured times of {errors["stages"]} stages, as a q-error: median {errors["median"]:.2f}, 95th
-percentile {errors["95th percentile"]:.2f}.
+Expected against measured times of {errors["stages"]} stages beside which nothing changed or ran, as a q-error:
+median {errors["median"]:.2f}, 95th percentile {errors["95th percentile"]:.2f}.
 
 The switches, each with the reason in its report:
 

@@ -43,3 +43,36 @@ Median {found["run_s"]:.0f} s a run, {found["longest_s"]:.0f} s at most. {found[
 
 ![faults by kind](benchmarks/system_chaos.svg)
 """
+
+
+def aws(found: dict[str, Any]) -> str:
+    """Return the section on pipelines on emulated AWS."""
+    rows = "\n".join(f"| {name} | {count} |" for name, count in found["faults"].items())
+    wrong = found["violations"]
+    verdict = (
+        "**Nothing was lost, doubled or left over in any of them.**"
+        if not wrong
+        else f"**{found['whole']} of {found['runs']} runs hold; wrong: seeds {', '.join(wrong)}.**"
+    )
+    return f"""## Pipelines on emulated AWS
+
+`python -m tests.benchmarks.aws_pipelines --seeds {found["wanted"]} --out docs/benchmarks`
+
+A query, a training, a search of three trials and an elastic job on instances that are launched for them, on an
+emulated AWS (EC2, Auto Scaling, EventBridge, SQS, S3) whose instances are loopback addresses of this machine with
+real processes; in {found["spark"]} of the runs the query is on a Spark pool whose instances run workers of a real
+Spark cluster, with its store on the local disk. A seed draws what goes wrong and when.
+
+| fault | times |
+|---|---|
+{rows}
+
+{found["runs"]} runs, of {found["wanted"]} that are wanted, in {found["seconds"] / 60:.0f} minutes,
+{found["restarts"]} resumes, {found["leases"]} grants of leases. {verdict}
+Checked are: the query's rows; the training's steps and its weight, and the weight of each trial, against undisturbed
+runs (1e-6); that each trial is complete once; the elastic job's centres, bit for bit; that no two leases had one GPU
+at once; and that no lease, instance or process is left.
+
+Median {found["run_s"]:.0f} s a run, {found["longest_s"]:.0f} s at most. {found["machine"]}.
+{found.get("note", "")}
+"""

@@ -1,4 +1,4 @@
-"""The sections of ``docs/benchmarks.md`` on training: simulator, policies, recovery."""
+"""The sections of ``docs/benchmarks.md`` on training: simulator, policies, overhead."""
 
 import statistics
 from collections.abc import Sequence
@@ -64,47 +64,6 @@ the search stays from a bound on its objective, mean over all decisions; process
 | mean | {found["published_s"]:.0f} | {found["mean_s"]:.0f} | {ratio:.3f} | | |
 
 ![average completion time by workload](benchmarks/pollux.svg)
-"""
-
-
-def recovery(found: Sequence[dict[str, Any]]) -> str:
-    """Return the section on recovery from spot losses."""
-    ways = list(dict.fromkeys(row["recovery"] for row in found))
-    cells = {(row["model"], row["trace"], row["recovery"]): row for row in found}
-    rows = [
-        f"| {model} | {trace} | "
-        + " | ".join(f"{cells[model, trace, way]['share']:.3f}" for way in ways)
-        + " |"
-        for model, trace in dict.fromkeys((row["model"], row["trace"]) for row in found)
-    ]
-    table = "\n".join(rows)
-    cases = [
-        {way: cells[model, trace, way]["share"] for way in ways}
-        for model, trace in dict.fromkeys((row["model"], row["trace"]) for row in found)
-    ]
-    above = sum(case["hazard-aware"] > case["checkpoint-restart"] for case in cases)
-    strictly = sum(case["hazard-aware, strict"] > case["checkpoint-restart"] for case in cases)
-    near = sum(case["hazard-aware"] >= case["in-place"] - 0.05 for case in cases)
-    return f"""## Recovering from lost spot nodes
-
-`python -m tests.benchmarks.spot_recovery --out docs/benchmarks`
-
-Share of effective training in the total of training, checkpoints, restarts, lost work and idling, simulated on
-public traces of up to 30 nodes. `checkpoint-restart` and `in-place` are the public simulator's models of Varuna
-and Oobleck, reproduced to the digit; `hazard-aware` is ours, with the costs of the first and no notice: it saves
-at Daly's interval for the hazard it has seen, makes one restart of removals at the same instant, and takes in
-nodes that have become ready. The public engine lets steps continue while a restart is prepared; `strict` does not,
-and is the honest figure of ours, though not comparable with the two others. A lost step counts once in ours, but
-again at each further removal before the next checkpoint in theirs.
-
-| model | trace | {" | ".join(ways)} |
-|---|---|{"---|" * len(ways)}
-{table}
-
-`hazard-aware` is above `checkpoint-restart` in {above} of {len(cases)} rows (`strict` in {strictly}), and
-within 5 points of `in-place`, which loses no work and re-forms in seconds, in {near}.
-
-![share of effective training](benchmarks/spot_recovery.svg)
 """
 
 
@@ -224,3 +183,24 @@ def overhead(found: dict[str, Any], name: str = "training_overhead") -> str:
 def overhead_cuda(found: dict[str, Any]) -> str:
     """Return the same section, measured on a GPU."""
     return overhead(found, "training_overhead_cuda")
+
+
+def packing(found: dict[str, Any]) -> str:
+    """Return the section on documents packed into rows."""
+    rows = "\n".join(
+        f"| {one['row']:,} | {one['alone']:.1%} | {one['longest']:.1%} | {one['packed']:.2%} | {one['rows']:,} | "
+        f"{one['seconds']:.2f} |"
+        for one in found["figures"]
+    )
+    return f"""## Padding of documents, packed and not
+
+`python -m tests.benchmarks.packing --out docs/benchmarks`
+
+{found["documents"]:,} functions of Python {found["python"]}'s standard library, a byte a token: {found["tokens"]:,}
+tokens, {found["median"]:,} in the median, {found["longest"]:,} in the longest, which is cut into pieces.
+Share of a batch's tokens that is padding.
+
+| tokens of a row | a document a row | padded to the longest of 16 | packed | rows packed | seconds |
+|---|---|---|---|---|---|
+{rows}
+"""

@@ -179,7 +179,8 @@ def disturbed(task: str, seed: int, steps: int) -> dict[str, Any]:
     """Return the final metric under 10 resizes and 5 kills, and what those cost."""
     arguments = (task, str(seed), str(EPOCHS[task]), NEVER[task], "fixed")
     kills, resizes = [], 0
-    with Live(arguments, RunSettings(adaptive=False, checkpoint_interval=1.0), paced=True) as live:
+    settings = RunSettings(adaptive=False, checkpoint_interval=1.0, recovery="restart")
+    with Live(arguments, settings, paced=True) as live:
         live.launch(PLACEMENTS[0])
         for event in range(EVENTS):
             live.go((event + 1) * steps // (2 * EVENTS))
@@ -201,7 +202,7 @@ def disturbed(task: str, seed: int, steps: int) -> dict[str, Any]:
 def to_target(task: str, seed: int, batch: str, cpus: float | None) -> dict[str, Any]:
     """Return how long a run takes to its target metric on workers that come and go."""
     arguments = (task, str(seed), "1000", str(TARGETS[task]), batch)
-    settings = RunSettings(adaptive=batch == "adaptive", retune_every=3.0)
+    settings = RunSettings(adaptive=batch == "adaptive", retune_every=3.0, recovery="restart")
     with Live(arguments, settings, cpus) as live:
         live.launch({"node-1": 1})
         for at, workers in SCHEDULE[1:]:

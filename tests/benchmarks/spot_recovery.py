@@ -1,8 +1,8 @@
-"""Training on spot traces: our checkpointing policy beside two published ways to recover, in the public engine.
+"""Training on spot traces: our recovery beside two published ways to recover, in the public engine.
 
 Run from the repository root: ``python -m tests.benchmarks.spot_recovery --out DIR``. Writes ``spot_recovery.json``
-and ``spot_recovery.svg``: the share of effective training of every model on every trace. Simulated, deterministic,
-a second of processor time.
+and ``spot_recovery.svg``: the share of effective training of every model on every trace, and how it changes with the
+costs of recovery. Simulated, deterministic, half a minute of processor time.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from ebbflow.infra.simulation.traces.rows import read_spot_rows
 from ebbflow.planners.training.saving.checkpointing import HazardAware
 from ebbflow.tasks.drawing.charts import bars_svg
 from tests.benchmarks.spot.models import MODELS
+from tests.benchmarks.spot.sensitivity import replica_rows, sensitivity
 from tests.benchmarks.spot.table import recovery_table
 
 DATA = Path(__file__).parent.parent / "fixtures" / "training" / "oobleck"
@@ -29,9 +30,11 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     traces = {name: read_spot_rows(DATA / f"{name}.csv") for name in TRACES}
-    rows = recovery_table(list(MODELS.values()), traces, [HazardAware()])
+    models = list(MODELS.values())
+    rows = [*recovery_table(models, traces, [HazardAware()]), *replica_rows(models, traces)]
     rows = [row for row in rows if (row["model"], row["trace"]) != STRANGE]
-    (given.out / "spot_recovery.json").write_text(json.dumps(rows, indent=1) + "\n")
+    found = {"rows": rows, "sensitivity": sensitivity(models, traces, STRANGE)}
+    (given.out / "spot_recovery.json").write_text(json.dumps(found, indent=1) + "\n")
     cases = list(dict.fromkeys((row["model"], row["trace"]) for row in rows))
     ways = list(dict.fromkeys(str(row["recovery"]) for row in rows))
     shares = {(row["model"], row["trace"], row["recovery"]): float(row["share"]) for row in rows}
@@ -44,6 +47,8 @@ def main() -> None:
     (given.out / "spot_recovery.svg").write_text(drawn)
     for model, trace in cases:
         print(f"{model:14} {trace:11}", *(f"{way} {shares[model, trace, way]:.4f}" for way in ways))
+    for row in found["sensitivity"]:
+        print(row)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import os
 import platform
 import shutil
 import statistics
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -191,6 +192,8 @@ def _stages(report: QueryReport) -> list[dict[str, Any]]:
             "seconds": round(s.seconds, 2),
             "expected": None if s.estimated_seconds is None else round(s.estimated_seconds, 2),
             "tasks": s.tasks,
+            "started": round(s.started, 2),
+            "note": s.note,
         }
         for s in report.stages
     ]
@@ -225,12 +228,13 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def q_errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return by how much stages' expected times were off: the larger of the quotients."""
+    """Return by how much stages' expected times were off: the larger of the quotients. Stages in whose time the
+    capacity changed, or others ran, are left out: nobody expected that of them."""
     errors = sorted(
         max(s["seconds"] / s["expected"], s["expected"] / s["seconds"])
         for r in rows
         for s in r["stages"]
-        if s["status"] == "completed" and s["expected"] and s["seconds"]
+        if s["status"] == "completed" and s["expected"] and s["seconds"] and _undisturbed(s, r)
     )
     if not errors:
         return {}
@@ -239,6 +243,15 @@ def q_errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "median": round(statistics.median(errors), 2),
         "95th percentile": round(errors[min(int(0.95 * len(errors)), len(errors) - 1)], 2),
     }
+
+
+def _undisturbed(stage: dict[str, Any], row: dict[str, Any]) -> bool:
+    begun, ended = stage["started"], stage["started"] + stage["seconds"]
+    changed = any(begun < at < ended for at, _ in row["capacity"])
+    others = [s for s in row["stages"] if s is not stage and s["status"] != "reused"]
+    return not changed and not any(
+        s["started"] < ended and begun < s["started"] + s["seconds"] for s in others
+    )
 
 
 def main() -> None:
@@ -281,6 +294,7 @@ def main() -> None:
     result = {
         "benchmark": "switching",
         "tables": Path(given.tables).name,
+        "arguments": " ".join(sys.argv[1:]).replace(str(Path.home()), "~"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "network": given.network,
         "summary": summary(rows),

@@ -71,11 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = range(given.first, given.first + given.seeds)
     began = time.monotonic()
     for seed in wanted:
-        if (known := _held(runs, seed)) is not None and not given.again:
-            _tell(known, "was done before")
+        if (known := held(runs, seed)) is not None and not given.again:
+            tell(known, "was done before")
         elif time.monotonic() - began < given.time_limit:
-            _tell(_run(seed, runs), f"{time.monotonic() - began:.0f} s in all")
-    found = [json.loads(_kept(runs, seed).read_text()) for seed in wanted if _kept(runs, seed).exists()]
+            tell(run_seed(seed, runs), f"{time.monotonic() - began:.0f} s in all")
+    found = [json.loads(kept(runs, seed).read_text()) for seed in wanted if kept(runs, seed).exists()]
     summary = summarised(found, len(wanted))
     write_text(given.out / "system_chaos.json", json.dumps(summary, indent=1) + "\n")
     write_text(given.out / "system_chaos.svg", _drawn(summary))
@@ -83,19 +83,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if summary["whole"] == len(wanted) else 1
 
 
-def _kept(runs: Path, seed: int) -> Path:
+def kept(runs: Path, seed: int) -> Path:
     return runs / f"{seed}.json"
 
 
-def _held(runs: Path, seed: int) -> dict[str, Any] | None:
+def held(runs: Path, seed: int) -> dict[str, Any] | None:
     """Return the outcome of a run that is done and in which all held."""
-    if not _kept(runs, seed).exists():
+    if not kept(runs, seed).exists():
         return None
-    outcome: dict[str, Any] = json.loads(_kept(runs, seed).read_text())
+    outcome: dict[str, Any] = json.loads(kept(runs, seed).read_text())
     return None if outcome["violations"] else outcome
 
 
-def _run(seed: int, runs: Path) -> dict[str, Any]:
+def run_seed(
+    seed: int, runs: Path, program: str = "tests.chaos.run", *options: str, limit: float = LIMIT
+) -> dict[str, Any]:
     """Do a run in a process of its own; what it leaves behind stays only if something did not hold."""
     folder = runs / str(seed)
     if (folder / "disk").is_mount():  # of a run that was cut short
@@ -103,29 +105,29 @@ def _run(seed: int, runs: Path) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     log = folder / "run.log"
-    command = [sys.executable, "-m", "tests.chaos.run", str(seed), str(folder), "--data", str(runs / "data")]
+    command = [sys.executable, "-m", program, str(seed), str(folder), "--data", str(runs / "data"), *options]
     with (
         log.open("wb") as out,
         subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT) as process,
     ):
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(LIMIT)
+                process.wait(limit)
         finally:
-            _end(process)
+            end(process)
     try:
         outcome: dict[str, Any] = json.loads((folder / OUTCOME).read_text())
     except (OSError, ValueError):
         said = log.read_text(errors="replace")[-1000:]
-        outcome = {"seed": seed, "seconds": LIMIT, "ledger": "", "seen": {}, "faults": [], "restarts": {}}
+        outcome = {"seed": seed, "seconds": limit, "ledger": "", "seen": {}, "faults": [], "restarts": {}}
         outcome["violations"] = [f"the run itself did not come to its end: {said}"]
-    write_text(_kept(runs, seed), json.dumps(outcome))
+    write_text(kept(runs, seed), json.dumps(outcome))
     if not outcome["violations"]:
         shutil.rmtree(folder, ignore_errors=True)
     return outcome
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def end(process: "subprocess.Popen[bytes]") -> None:
     """End a run that is cut short, with all that it has started."""
     if process.poll() is not None:
         return
@@ -138,7 +140,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             left.kill()
 
 
-def _tell(outcome: dict[str, Any], more: str) -> None:
+def tell(outcome: dict[str, Any], more: str) -> None:
     wrong = outcome["violations"]
     seen = outcome["seen"]
     restarts = sum(outcome["restarts"].values())

@@ -18,9 +18,13 @@ from ebbflow.tasks.drawing.charts import bars_svg, lines_svg
 from tests.benchmarks.ranks import device_name, together
 from tests.benchmarks.training_goodput import goodput
 from tests.benchmarks.training_noise import noise
-from tests.benchmarks.training_steps import CASES, overhead
+from tests.benchmarks.training_steps import CASES, CUDA_CASES, overhead
 
-LOCAL = {"transformer": 8, "perceptron": 32}  # examples a process; those of the transformer are of 64 tokens
+LOCAL = {
+    "transformer": 8,
+    "perceptron": 32,
+    "large transformer": 16,
+}  # examples a process; those of the transformer are of 64 tokens
 PARTS = ("steps", "noise", "goodput")
 
 
@@ -52,10 +56,11 @@ def main() -> None:
         if part == "steps":
             local = {"cpu": 1, "cuda": 8}[given.device]
             rows = {row["case"]: row for row in found.get(part, [])}
-            for case in (case for case in CASES if case.startswith(given.cases)):
+            cases = CASES if given.device == "cpu" else CUDA_CASES
+            for case in (case for case in cases if case.startswith(given.cases)):
                 each = local * LOCAL[case.split(",")[0]]
                 rows[case] = overhead(given.device, case, given.rounds, worlds[0], each)
-            found[part] = [rows[case] for case in CASES if case in rows]
+            found[part] = [rows[case] for case in cases if case in rows]
         elif part == "noise":
             found[part] = [row for world in worlds for row in together(noise, world, given.device)]
         elif part == "goodput":

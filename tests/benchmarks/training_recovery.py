@@ -55,7 +55,7 @@ class Bench:
             self.nodes, hang=HangRule(stopped=STOPPED), replace=False, stragglers=False
         )
         self.names = {"node-1", "node-2"}
-        settings = RunSettings(checkpoint_interval=30.0, adaptive=False)
+        settings = RunSettings(checkpoint_interval=30.0, adaptive=False, recovery="restart")
         job = TrainingJob("recovery", str(SCRIPT), (str(self.notes),), str(folder / "run"), settings)
         self.trainer.launch(job, {"node-1": 1, "node-2": 1})
         self.await_training(1)

@@ -1,14 +1,17 @@
-"""What the wrapper adds to a step: plain DDP and ``ElasticRun`` on models of 10 million parameters, in turns."""
+"""What the wrapper adds to a step: plain DDP or FSDP2 and ``ElasticRun`` on 10 million parameters, in turns."""
 
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ebbflow.infra.training import ElasticRun
@@ -19,21 +22,30 @@ BLOCK = 2 * EVERY  # steps that are compared: noise is measured in two of them
 TURN = 4  # steps of one side before the other has its turn: machines change their speed within seconds
 WARM_UP = 1 + DENSE // BLOCK  # blocks before: all of the first 128 steps are measured
 AGED = 1024  # steps that Adam believes to have made then: in the first thousand its factors are renewed often
-LAUNCHES = {"transformer": 4, "perceptron": 8}
+LAUNCHES = {"transformer": 4, "perceptron": 8, "large transformer": 2}
 TOKENS = 64
 
 SIDES = ("plain", "elastic")
-CASES = ("transformer, AdamW", "transformer, SGD", "perceptron, AdamW", "perceptron, SGD")
+CASES = (
+    "transformer, AdamW",
+    "transformer, SGD",
+    "perceptron, AdamW",
+    "perceptron, SGD",
+    "transformer, AdamW, sharded",
+    "transformer, SGD, sharded",
+)
+CUDA_CASES = (*CASES, "large transformer, AdamW", "large transformer, AdamW, sharded")
+LARGE = 1024, 24, 16  # width, layers and heads: 302 million parameters, that compute in bf16
 
 
 class Transformer(nn.Module):
-    """A causal language model over bytes, 10.8 million parameters."""
+    """A causal language model over bytes; 10.8 million parameters unless it is told otherwise."""
 
-    def __init__(self, width: int = 384, layers: int = 6) -> None:
+    def __init__(self, width: int = 384, layers: int = 6, heads: int = 6) -> None:
         super().__init__()
         self.embed = nn.Embedding(256, width)
         self.place = nn.Parameter(torch.zeros(TOKENS, width))
-        layer = nn.TransformerEncoderLayer(width, 6, 4 * width, 0.0, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, batch_first=True, norm_first=True)
         self.body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.out = nn.Linear(width, 256)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(TOKENS), persistent=False)
@@ -99,7 +111,7 @@ def overhead(device: str, case: str, rounds: int, world: int, local: int) -> dic
 
 def in_turns(world: int, device: str, case: str, rounds: int, local: int, first: str) -> Turns:
     """Train both sides in this process and its peers; ``first`` of the two is made first."""
-    kind, rule = case.split(", ")
+    kind, rule, *sharded = case.split(", ")
 
     def make(parameters: Any) -> torch.optim.Optimizer:
         if rule == "SGD":
@@ -107,18 +119,35 @@ def in_turns(world: int, device: str, case: str, rounds: int, local: int, first:
         return torch.optim.AdamW(parameters, 1e-4)
 
     run = ElasticRun.start()
-    model_of: Callable[[], nn.Module] = Transformer if kind == "transformer" else perceptron
+    large = kind.startswith("large")
+    model_of: Callable[[], nn.Module] = perceptron if kind == "perceptron" else Transformer
+    if large:
+        model_of = partial(Transformer, *LARGE)
     batch, steps = local * world, (WARM_UP + 1 + rounds) * BLOCK
     data, loss = _task(kind, batch * (steps + 2), device)
 
+    def shard(inner: nn.Module) -> nn.Module:
+        mesh = DeviceMesh(device, range(world), mesh_dim_names=("shards",))  # equal to the run's own
+        for block in (*inner.get_submodule("body.layers").children(), inner):
+            fully_shard(block, mesh=mesh)
+        return inner
+
     def make_plain() -> tuple[nn.Module, torch.optim.Optimizer]:
         inner = model_of().to(device)
+        if sharded:
+            shard(inner)
+            return inner, make(inner.parameters())
         called = DistributedDataParallel(inner, gradient_as_bucket_view=True) if world > 1 else inner
         return called, make(called.parameters())
 
     def make_elastic() -> tuple[nn.Module, torch.optim.Optimizer]:
         # the batch may grow by less than a process' share: everything adaptive is at work, and yet nothing changes
-        return run.prepare(model_of(), make, batch_size=batch, max_batch_size=batch + 1)
+        alone = bool(sharded) and world == 1  # a run shards over others only
+        parallel: Any = "fsdp" if sharded and not alone else None
+        return run.prepare(
+            shard(model_of().to(device)) if alone else model_of(), make, batch_size=batch,
+            max_batch_size=batch + 1, parallel=parallel, precision="bf16" if large else "fp32",
+        )  # fmt: skip
 
     if first == "plain":
         (called, plain_optimizer), (model, optimizer) = make_plain(), make_elastic()
@@ -131,7 +160,9 @@ def in_turns(world: int, device: str, case: str, rounds: int, local: int, first:
 
     def plain_step() -> None:
         rows = next(order)
-        loss(called, [column[rows].to(device, non_blocking=True) for column in data]).backward()
+        with torch.autocast(device, torch.bfloat16, enabled=large):
+            found = loss(called, [column[rows].to(device, non_blocking=True) for column in data])
+        found.backward()
         plain_optimizer.step()
         plain_optimizer.zero_grad()
 
@@ -181,7 +212,7 @@ def in_turns(world: int, device: str, case: str, rounds: int, local: int, first:
 def _task(kind: str, examples: int, device: str) -> tuple[tuple[Tensor, ...], Callable[..., Tensor]]:
     """Return data that are drawn at random and a loss; what is learnt does not matter to the time it takes."""
     torch.manual_seed(0)
-    if kind == "transformer":
+    if kind != "perceptron":
         text = torch.randint(256, (examples, TOKENS))
 
         def next_byte(model: nn.Module, batch: Any) -> Tensor:

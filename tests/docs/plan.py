@@ -13,6 +13,7 @@ INSTALL = "installs packages; make demo and make test install from the lock"
 MEMORY = "needs daemons on nodes: tests/tasks/query/test_memory_store.py runs such queries"
 PREFECT = "starts a Prefect server; tests/flows run the same flows"
 DATABASE = "needs a cluster and a database that others use"
+SESSION = "needs a SparkSession with tables: tests/tasks/query/test_given_session.py has one"
 OURS = "shows a part of something; the text around it says of what"
 AIRFLOW = "needs Airflow, which has an environment of its own: make airflow"
 DIFF = "leads to the whole file after it: tests/docs/test_migration.py"
@@ -71,15 +72,21 @@ PLANS: dict[str, tuple[Plan, ...]] = {
             "check",
             "trains the reader's script; tests/infra/training/service runs real ones",
         ),
+        Plan(
+            "ebbflow aggregation serve",
+            "check",
+            "serves until it is ended; tests/infra/training/service/test_shared_aggregators.py shares some",
+        ),
         Plan("from ebbflow import", "check", OURS),
         Plan("ebbflow simulate aggregation", "slow"),
     ),
     "docs/simulation.md": (Plan("ebbflow simulate training", "slow"),),
     "docs/own-query.md": (
+        Plan("from ebbflow import run_query", "check", SESSION),
         Plan("note: sales", "check", OURS),
         Plan("note: orders: Delta Lake", "check", OURS),
-        Plan("# what is in there", "run", given=("shop",)),
-        Plan("# how many orders?", "run", given=("shop",)),
+        Plan("# what is in there", "slow", given=("shop",)),
+        Plan("# how many orders?", "slow", given=("shop",)),
         Plan(
             "ebbflow query prices.sql",
             "check",
@@ -120,10 +127,25 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("failed after", "check", OURS),
         Plan("trainings:", "check", OURS),
     ),
+    "docs/sharded-models.md": (
+        Plan("model, optimizer", "check", OURS),
+        Plan("from torch.distributed.device_mesh", "check", OURS),
+        Plan("ebbflow train script.py", "check", "tests/infra/training/sharded trains such groups"),
+        Plan("ebbflow train examples/train_sharded.py", "slow", given=("examples",)),
+        Plan("finished after", "check", OURS),
+        Plan("checkpoints/", "check", OURS),
+        Plan("from ebbflow import load_checkpoint", "check", OURS),
+    ),
+    "docs/tracking.md": (
+        Plan("pip install", "check", "tests/tasks/training/tracking runs such trainings"),
+        Plan("", "check", OURS),
+    ),
     "docs/training.md": (
         Plan("import torch", "check", OURS),
         Plan("pip install 'prefect-ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),
         Plan("# take nodes away", "check", OURS),
+        Plan("ebbflow train words.py", "check", OURS),
+        Plan("step 384", "check", OURS),
         Plan("ebbflow fleet grow trainers", "check", AWS),
         Plan(
             "ebbflow train fit.py --own",
@@ -131,10 +153,14 @@ PLANS: dict[str, tuple[Plan, ...]] = {
             "tests/tasks/training/test_own_checkpoints.py trains such scripts",
         ),
         Plan("from ebbflow import hugging_face_callback", "check", OURS),
+        Plan("from ebbflow import accelerate_saves", "check", OURS),
         Plan("finished after", "check", OURS),
         Plan("[[rule]]", "run", given=("failure table",)),
         Plan("from ebbflow import train", "check", PREFECT),
+    ),
+    "docs/tuning.md": (
         Plan("pip install 'prefect-ebbflow[tune]'", "check", OURS),
+        Plan("", "check", "tests/tasks/tuning runs tuning runs together, and trials in trackers"),
     ),
     "docs/pipelines.md": (
         Plan("name: churn", "run", given=("pipeline",)),

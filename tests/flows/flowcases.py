@@ -1,12 +1,18 @@
 """What the tests of flows and command line share."""
 
+import atexit
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
+
+from tests.real_command import Done, RealCommand, real_command
 
 JOINED = """
     SELECT name, count(*) AS orders, sum(price) AS total
@@ -19,9 +25,19 @@ COMMAND = (sys.executable, "-m", "ebbflow.flows.cli")
 Found = TypeVar("Found")
 
 
-def run_cli(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own, to its end."""
-    return subprocess.run(
+@cache
+def _forking() -> RealCommand:
+    end = ExitStack()
+    atexit.register(end.close)
+    folder = end.enter_context(tempfile.TemporaryDirectory())
+    return end.enter_context(real_command(Path(folder)))
+
+
+def run_cli(*arguments: str | Path, **variables: str) -> Done:
+    """Run the command line in a process of its own, to its end: with ``variables`` it imports everything anew."""
+    if not variables:
+        return _forking().run([*map(str, arguments)])
+    done = subprocess.run(
         [*COMMAND, *map(str, arguments)],
         env={**os.environ, **variables},
         capture_output=True,
@@ -29,6 +45,7 @@ def run_cli(*arguments: str | Path, **variables: str) -> subprocess.CompletedPro
         timeout=TIMEOUT,
         check=False,
     )
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def open_to_others(*roots: Path) -> list[str]:

@@ -42,10 +42,19 @@ def test_our_lock_holds_exact_pins_only_and_everything_that_the_project_asks_for
 
 
 def test_the_lock_of_airflows_environment_holds_exact_pins_and_what_it_is_made_from(lock: ModuleType) -> None:
-    assert said(lock.airflow()) == []
+    assert said(lock.environment("airflow")) == []
     pinned, _ = lock.read(ROOT, "requirements-airflow.lock")
     assert "apache-airflow" in pinned
     assert "prefect" not in pinned  # they exclude each other
+
+
+def test_the_lock_for_other_frameworks_has_what_ebbflow_has_in_the_same_versions(lock: ModuleType) -> None:
+    assert said(lock.environment("frameworks")) == []
+    pinned, _ = lock.read(ROOT, "requirements-frameworks.lock")
+    own, _ = lock.read(ROOT, "requirements.lock")
+    assert {"accelerate", "lightning", "transformers"} <= set(pinned) - set(own)
+    shared = set(pinned) & set(own)
+    assert [name for name in shared if pinned[name] != own[name]] == []
 
 
 def test_licences_of_what_is_installed_are_allowed(lock: ModuleType) -> None:

@@ -10,8 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "scripts" / "tools.sh"
 PLAIN = ("bash", "sed", "awk", "xargs", "mktemp", "rm", "tail", "head", "cat", "mkdir", "touch", "chmod")
-RIGHTS = re.compile(r"root|may not mount|right to mount|cannot mount|control group|machine has no network")
-"""What a test may be skipped for: a right that whoever runs it has not, or an address that the machine has not."""
+RIGHTS = re.compile(
+    r"root|may not mount|right to mount|cannot mount|control group|machine has no network|there is no GPU"
+)
+"""What a test may be skipped for: a right, an address or a GPU that whoever runs it, or the machine, has not."""
 
 
 @pytest.fixture

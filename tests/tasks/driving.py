@@ -26,8 +26,9 @@ from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import StageReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.stagework import StageWork
+from ebbflow.tasks.query.verify import verify
 
-WAIT = 60.0  # seconds; what does not happen within them does not happen
+WAIT = 150.0  # seconds; what does not happen within them does not happen
 
 FOUR_TABLES = """
     SELECT n_name, o_orderpriority, sum(l_quantity) AS quantity, count(*) AS items
@@ -38,6 +39,10 @@ FOUR_TABLES = """
     WHERE o_orderdate < DATE '1996-01-01' AND l_shipmode IN ('AIR', 'MAIL', 'RAIL')
     GROUP BY n_name, o_orderpriority
 """
+
+ORDERS = "orders ⋈ lineitem"  # stages of FOUR_TABLES: of the bushy plan only
+SHARED = "customer ⋈ nation"  # of both
+JOINED = "customer ⋈ orders ⋈ lineitem ⋈ nation"  # of both, joined in different ways
 
 
 def capacity(revision: int, nodes: int = 2, cores: int = 1) -> Capacity:
@@ -215,3 +220,17 @@ def bushy_and_deep(plans: Sequence[QueryExecutionPlan]) -> tuple[QueryExecutionP
 
 def names(plan: QueryExecutionPlan) -> set[str]:
     return {s.name for s in plan.stages}
+
+
+def fingerprint(plan: QueryExecutionPlan, name: str) -> str:
+    """Return that of the stage that is named so."""
+    return next(s.output_fp for s in plan.stages if s.name == name)
+
+
+def right(ride: Ride, driver: Driver) -> bool:
+    assert driver.result is not None
+    return verify(ride.gathered, driver.result)[0] is True
+
+
+def statuses(driver: Driver, name: str) -> list[str]:
+    return [s.status for s in driver.recorder.stages if s.name == name]

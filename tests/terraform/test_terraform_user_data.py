@@ -158,6 +158,12 @@ def test_workers_know_their_master_their_group_and_what_a_broken_node_does(rende
     assert worker["EBBFLOW_REBALANCE"] == "note"
     assert trainer["EBBFLOW_DRAIN_SECONDS"] == "300"
     assert trainer["EBBFLOW_JAVA_PACKAGE"] == "none"
+    metrics = {role: _environment(rendered, role)["EBBFLOW_AGENT_METRICS"] for role in rendered}
+    assert {role for role, address in metrics.items() if address == "0.0.0.0:9466"} == {
+        "spark-worker",
+        "gpu-trainer",
+    }
+    assert set(metrics.values()) == {"0.0.0.0:9466", ""}, "elsewhere there is no agent"
     broken = {role: _environment(rendered, role)["EBBFLOW_TERMINATE_WHEN_BROKEN"] for role in rendered}
     assert {role for role, ends in broken.items() if ends == "yes"} == {"spark-worker", "gpu-trainer"}
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ebbflow.infra.elastic.application import Application, Driver, Executor, Key, TaskContext, Value
+from ebbflow.infra.elastic.apps.arrays import opened
 from ebbflow.infra.elastic.apps.iterative import IterativeDriver
 
 Floats = NDArray[np.float64]
@@ -17,7 +18,7 @@ class KMeans(Application):
     """Finds ``clusters`` centres; each is the mean of all points that any mini-batch has assigned to it.
 
     That mean is what a learning rate of 1 over a centre's count gives. Parameters are the sums and counts, integers
-    in fixed point, so that at staleness 0 any number of workers gives the same bits. ``data`` is the path of an
+    in fixed point, so that at staleness 0 any number of workers gives the same bits. ``data`` is the URI of an
     ``.npz`` file that all workers can read, with ``x`` (n × d floats) and ``start`` (the first centres).
     """
 
@@ -51,7 +52,7 @@ class KMeans(Application):
         return KMeansExecutor(self, index)
 
     def parameters(self) -> Mapping[Key, Value]:
-        with np.load(self.data) as arrays:
+        with opened(self.data) as arrays:
             start = np.rint(arrays["start"] * _FIXED).astype(np.int64)
         # a row: the sums of the coordinates, then the count
         return {c: np.append(start[c], 1) for c in range(self.clusters)}
@@ -64,7 +65,7 @@ class KMeans(Application):
 
     def objective(self, parameters: Mapping[Key, Value]) -> float:
         """Return the mean squared distance of all points to their centres."""
-        with np.load(self.data) as arrays:
+        with opened(self.data) as arrays:
             return float(_distances(arrays["x"], self.centres(parameters)).min(axis=1).mean())
 
 
@@ -78,7 +79,7 @@ class KMeansExecutor(Executor):
         self._drawn = 0
 
     def load_input(self) -> None:
-        with np.load(self._app.data) as arrays:
+        with opened(self._app.data) as arrays:
             self._x = arrays["x"][self._index :: self._app.executors]
 
     def input_state(self) -> Any:

@@ -21,6 +21,7 @@ from ebbflow.infra.elastic.application import (
     TaskContext,
     Value,
 )
+from ebbflow.infra.elastic.apps.arrays import opened
 from ebbflow.infra.elastic.registry import register
 from ebbflow.planners.elastic.schedules import BlockRotation
 from ebbflow.planners.errors import OptionError
@@ -35,7 +36,7 @@ register(BlockRotation)
 class Lda(Application):
     """Samples topics of all tokens for ``epochs`` epochs; ``blocks`` (default: as many as executors) of words.
 
-    ``data`` is the path of an ``.npz`` file that all workers can read: ``document`` and ``word`` of each token, both
+    ``data`` is the URI of an ``.npz`` file that all workers can read: ``document`` and ``word`` of each token, both
     from 0. Parameters are the word-topic counts, one array a block, and the totals of the topics.
 
     Raises ``OptionError``.
@@ -66,7 +67,7 @@ class Lda(Application):
         self.seed = seed
         self.barrier = barrier
         self.shards = shards
-        with np.load(data) as arrays:
+        with opened(data) as arrays:
             self.words = int(arrays["word"].max()) + 1
 
     def driver(self) -> Driver:
@@ -152,7 +153,7 @@ class LdaExecutor(Executor):
         self._by_document: Ints
 
     def load_input(self) -> None:
-        with np.load(self._app.data) as arrays:
+        with opened(self._app.data) as arrays:
             document, word = arrays["document"], arrays["word"]
         mine = document % self._app.executors == self._index
         self.set_input((document[mine] // self._app.executors, word[mine]))

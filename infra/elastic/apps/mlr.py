@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ebbflow.infra.elastic.application import Application, Driver, Executor, Key, TaskContext, Value
+from ebbflow.infra.elastic.apps.arrays import opened
 from ebbflow.infra.elastic.apps.iterative import IterativeDriver
 
 Floats = NDArray[np.float64]
@@ -16,7 +17,7 @@ _FIXED = 2.0**32  # units of a weight in fixed point
 class Mlr(Application):
     """Minimises the mean cross-entropy plus ``decay``/2 times the squared weights.
 
-    ``data`` is the path of an ``.npz`` file that all workers can read, with ``x`` (n × d floats) and ``y`` (n
+    ``data`` is the URI of an ``.npz`` file that all workers can read, with ``x`` (n × d floats) and ``y`` (n
     integers from 0). An iteration takes one ``batch``-th of every partition in turn (1: all of it). With
     ``exact`` weights are fixed-point integers and reads are isolated: at staleness 0 any number of workers gives the
     same bits. Parameters are the rows of the weights, one a class, the last column being the bias.
@@ -47,7 +48,7 @@ class Mlr(Application):
         self.batch = batch
         self.isolated = self.exact = exact
         self.shards = shards
-        with np.load(data) as arrays:
+        with opened(data) as arrays:
             self.features = int(arrays["x"].shape[1])
 
     def driver(self) -> Driver:
@@ -67,7 +68,7 @@ class Mlr(Application):
 
     def objective(self, parameters: Mapping[Key, Value]) -> float:
         """Return the objective on all data."""
-        with np.load(self.data) as arrays:
+        with opened(self.data) as arrays:
             x, y = _with_bias(arrays["x"]), arrays["y"]
         weights = self.weights(parameters)
         loss, _ = loss_and_gradient(weights, x, y)
@@ -85,7 +86,7 @@ class MlrExecutor(Executor):
         self._samples = 0
 
     def load_input(self) -> None:
-        with np.load(self._app.data) as arrays:
+        with opened(self._app.data) as arrays:
             x, y = arrays["x"], arrays["y"]
         mine = slice(self._index, None, self._app.executors)
         self._samples, self._x, self._y = len(y), _with_bias(x[mine]), y[mine].astype(np.int64)

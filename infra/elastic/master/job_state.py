@@ -88,10 +88,17 @@ class JobState(Actor):
     """
 
     def __init__(
-        self, application: Application, folder: str, settings: Settings, send: Send, now: Now
+        self,
+        application: Application,
+        folder: str,
+        settings: Settings,
+        send: Send,
+        now: Now,
+        shared: bool = True,
     ) -> None:
         super().__init__(MASTER, send, now)
         self.application = application
+        self.shared = shared  # whether workers can read and write in ``folder``
         self.folder = folder
         self.settings = settings
         self.phase: Phase = "waiting"

@@ -48,9 +48,10 @@ class Master(JobState):
         forget: Callable[[Address], None],
         resume: bool = False,
         restart: bool = False,
+        shared: bool = True,
     ) -> None:
         register(type(application))
-        super().__init__(application, folder, settings, send, now)
+        super().__init__(application, folder, settings, send, now, shared)
         self._wanted = workers
         self._forget = forget
         self._running_due = inf
@@ -100,6 +101,10 @@ class Master(JobState):
             )
             return True
         return False
+
+    def save_soon(self) -> None:
+        """Take the next snapshot as soon as there can be one."""
+        self._captures.due = min(self._captures.due, self.now())
 
     def _run_on(self) -> None:
         """Let tasks start again."""

@@ -9,7 +9,7 @@ from ebbflow.infra.elastic.master.moves import Membership, Rebalancer
 from ebbflow.infra.elastic.master.placement import Node
 from ebbflow.infra.elastic.master.snapshots import SnapshotCoordinator
 from ebbflow.infra.elastic.wire.messages import Address, Install, Relocated
-from ebbflow.infra.elastic.wire.snapshot import whole
+from ebbflow.infra.elastic.wire.snapshot import find, whole
 from ebbflow.infra.elastic.worker.running import path_of
 from ebbflow.infra.elastic.worker.server import shard_of
 from ebbflow.infra.errors import ElasticError
@@ -144,6 +144,12 @@ class Recovery:
             parts = [q for q in job_state.held.items("shard", node.name) if q in shards]
             job_state.awaited |= set(node.actors)
             # beside a reset, workers learn of new places only when the servers there are ready
-            job_state.send(node.worker, Install(mine, list(executor_files), reset, places if reset else {}))
+            self._send(node.worker, Install(mine, list(executor_files), reset, places if reset else {}))
             values = {shard: initial[shard] for shard in parts}
-            job_state.send(node.server, Install(parts, list(shard_files), reset, places, values))
+            self._send(node.server, Install(parts, list(shard_files), reset, places, values))
+
+    def _send(self, to: Address, install: Install) -> None:
+        """Send what an actor is to hold, with the contents of files that it cannot read."""
+        if not self._job_state.shared:
+            install.contents, install.files = find(install.files, install.items), []
+        self._job_state.send(to, install)

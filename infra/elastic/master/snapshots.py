@@ -6,7 +6,7 @@ from math import inf
 
 from ebbflow.infra.elastic.master.job_state import JobState
 from ebbflow.infra.elastic.wire.messages import Address, Capture, CaptureResult, Drain, Exit, Resume
-from ebbflow.infra.elastic.wire.snapshot import Snapshot, SnapshotFolder
+from ebbflow.infra.elastic.wire.snapshot import Snapshot, SnapshotFolder, attempt
 from ebbflow.infra.errors import ElasticError
 
 
@@ -72,6 +72,10 @@ class SnapshotCoordinator:
     def captured(self, sender: Address, message: CaptureResult) -> None:
         """Take in one actor's part; with the last one, end."""
         job_state = self._job_state
+        if job_state.phase == "capturing" and message.contents is not None:
+            # written here for an actor that cannot
+            message.error = attempt(_file(self._taking[1], sender), message.contents)
+            message.contents = None
         self._captured[sender] = message
         job_state.awaited.discard(sender)
         if job_state.awaited:
@@ -86,7 +90,8 @@ class SnapshotCoordinator:
         self._captured = {}
         job_state.awaited = {*job_state.nodes.workers(), *job_state.nodes.servers()}
         for address in sorted(job_state.awaited):
-            job_state.send(address, Capture(_file(folder, address) if folder else None))
+            path = _file(folder, address) if folder and job_state.shared else None
+            job_state.send(address, Capture(path, records=folder is not None))
 
     def _end_snapshot(self) -> None:
         job_state = self._job_state

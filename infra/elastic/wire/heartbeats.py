@@ -15,24 +15,19 @@ from ebbflow.infra.elastic.wire.zeromq import endpoint
 HEART = "heart"  # the socket's name
 BEAT = 0.25  # seconds between two heartbeats
 SILENCE = 10.0  # seconds without one after which the other side counts as dead
-_GO = b"go"  # the answer to a node that was given up
+GO = b"go"  # the answer to a node that was given up
 
 
-class Monitor:
-    """The master's side: when each node was last heard of. A thread of its own, so that no driver delays it."""
+class LivenessTracker:
+    """When each node was last heard of. Safe for several threads."""
 
-    def __init__(self, folder: str, context: Context, clock: Clock, silence: float = SILENCE) -> None:
+    def __init__(self, clock: Clock, silence: float = SILENCE) -> None:
         self._clock = clock
         self._silence = silence
         self._seen: dict[str, float] = {}
+        self._broken: set[str] = set()
         self._given_up: set[str] = set()
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._socket: Any = context.socket(ROUTER)
-        self._socket.set(LINGER, 0)
-        self._socket.bind(endpoint(folder, HEART))
-        self._thread = threading.Thread(target=self._listen, name="ebbflow-elastic-heart", daemon=True)
-        self._thread.start()
 
     def expect(self, node: str) -> None:
         """Start to watch a node."""
@@ -43,13 +38,50 @@ class Monitor:
         """Watch a node no longer; should it still live, it is told to go."""
         with self._lock:
             self._seen.pop(node, None)
+            self._broken.discard(node)
             self._given_up.add(node)
 
-    def silent(self) -> list[str]:
-        """Return the nodes that were not heard of for too long."""
+    def watched(self) -> frozenset[str]:
+        """Return the nodes that are watched: those that have joined and were not given up."""
+        with self._lock:
+            return frozenset(self._seen)
+
+    def record(self, node: str) -> bool:
+        """Take note of a heartbeat; return whether the node was given up."""
+        with self._lock:
+            if node in self._seen:
+                self._seen[node] = self._clock.now()
+            return node in self._given_up
+
+    def record_broken(self, node: str) -> None:
+        """Take note that a connection to a node is broken, and what was on its way perhaps lost."""
+        with self._lock:
+            if node in self._seen:
+                self._broken.add(node)
+
+    def lost(self) -> dict[str, str]:
+        """Return the nodes that count as dead, with the reason."""
         now = self._clock.now()
         with self._lock:
-            return [node for node, seen in self._seen.items() if now - seen > self._silence]
+            found = dict.fromkeys(self._broken, "lost a connection to another worker")
+            silent = [node for node, seen in self._seen.items() if now - seen > self._silence]
+            return found | dict.fromkeys(silent, f"missed heartbeats for {self._silence:g} s")
+
+    def close(self) -> None:
+        """Watch no longer."""
+
+
+class Monitor(LivenessTracker):
+    """The master's side of workers on its machine. A thread of its own, so that no driver delays it."""
+
+    def __init__(self, folder: str, context: Context, clock: Clock, silence: float = SILENCE) -> None:
+        super().__init__(clock, silence)
+        self._stop = threading.Event()
+        self._socket: Any = context.socket(ROUTER)
+        self._socket.set(LINGER, 0)
+        self._socket.bind(endpoint(folder, HEART))
+        self._thread = threading.Thread(target=self._listen, name="ebbflow-elastic-heart", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """End the thread."""
@@ -61,12 +93,7 @@ class Monitor:
             if not self._socket.poll(100):
                 continue
             name, _ = self._socket.recv_multipart()
-            node = name.decode()
-            with self._lock:
-                given_up = node in self._given_up
-                if node in self._seen:
-                    self._seen[node] = self._clock.now()
-            self._socket.send_multipart([name, _GO if given_up else b""])
+            self._socket.send_multipart([name, GO if self.record(name.decode()) else b""])
         self._socket.close()
 
 
@@ -109,7 +136,7 @@ class HeartbeatSender:
             self._clock.wait(self._stop, BEAT)
             try:
                 while True:
-                    if socket.recv(NOBLOCK) == _GO:
+                    if socket.recv(NOBLOCK) == GO:
                         self._end(3)
                     heard = self._clock.now()
             except Again:

@@ -262,9 +262,10 @@ class Drain:
 @register
 @dataclass(slots=True)
 class Capture:
-    """Write what you hold to ``path``, or send it along if there is none."""
+    """Write what you hold to ``path``, or send it along if there is none: as the result, or as ``records``."""
 
     path: str | None
+    records: bool = False
 
 
 @register
@@ -288,7 +289,8 @@ class Resume:
 class Install:
     """Take these; ``reset`` throws away all else first.
 
-    ``files`` are snapshot files to look in; an item that none of them has starts in its initial state.
+    ``files`` are snapshot files to look in, unless ``contents`` has what is in them; an item that none of them has
+    starts in its initial state.
     """
 
     items: list[int]
@@ -296,6 +298,7 @@ class Install:
     reset: bool
     directory: Directory
     initial: dict[int, dict[Key, Value]] | None = None  # of shards
+    contents: dict[int, Any] | None = None  # of a snapshot that the actor cannot read itself
 
 
 @register

@@ -208,18 +208,22 @@ class Server(RoutingActor):
     # --- snapshots and recovery
 
     def _capture(self, _: Address, message: Capture) -> None:
-        if message.path is None:
+        if message.path is None and not message.records:
             values = {number: shard.final() for number, shard in self.shards.items()}
             self.send(MASTER, CaptureResult(sorted(values), values))
             return
-        error = attempt(message.path, {number: shard.record for number, shard in self.shards.items()})
+        records = {number: shard.record for number, shard in self.shards.items()}
+        if message.path is None:
+            self.send(MASTER, CaptureResult(sorted(records), records))
+            return
+        error = attempt(message.path, records)
         self.send(MASTER, CaptureResult(sorted(self.shards), None, error))
 
     def _install(self, _: Address, message: Install) -> None:
         if message.reset:
             self.shards, self._held, self._leaving, self._running = {}, {}, {}, {}
             self._awaited, self._farewells, self.directory = None, set(), {}
-        found = find(message.files, message.items)
+        found = find(message.files, message.items) if message.contents is None else message.contents
         for number in message.items:
             record = found.get(number) or ShardRecord(dict((message.initial or {})[number]), {}, {})
             record.applied.clear()  # flushes of the past; a new process may have the name of an old one

@@ -327,7 +327,7 @@ class Worker(RoutingActor):
         self._draining = "no"
 
     def _capture(self, _: Address, message: Capture) -> None:
-        if message.path is None:
+        if message.path is None and not message.records:
             states = {n: slot.executor.state_dict() for n, slot in self.slots.items() if slot.executor}
             self.send(MASTER, CaptureResult(sorted(states), states))
             return
@@ -336,6 +336,9 @@ class Worker(RoutingActor):
             for number, slot in self.slots.items()
             if slot.executor
         }
+        if message.path is None:
+            self.send(MASTER, CaptureResult(sorted(records), records))
+            return
         self.send(MASTER, CaptureResult(sorted(records), None, attempt(message.path, records)))
 
     def _install(self, _: Address, message: Install) -> None:
@@ -343,7 +346,7 @@ class Worker(RoutingActor):
         if message.reset:
             self._forget_all()
             self.directory = {}
-        found = find(message.files, message.items)
+        found = find(message.files, message.items) if message.contents is None else message.contents
         for number in message.items:
             record = found.get(number) or ExecutorRecord(None, [])
             record.input = inputs.get(number)

@@ -58,6 +58,15 @@ SILENCE: Mapping[
     "migrate": 3600.0,
 }
 CONNECT = 5.0  # s for a new connection
+CONNECTION: Mapping[str, Any] = {
+    "connect_timeout": int(CONNECT),
+    "application_name": "ebbflow",
+    "keepalives": 1,
+    "keepalives_idle": 5,  # s
+    "keepalives_interval": 2,  # s
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,  # ms
+}  # of PostgreSQL: a connection notices a network that is gone within about 15 s
 ATTEMPTS = 5  # of one transaction that met a deadlock or a lost connection
 _PAUSE = 0.02  # s before the second attempt, doubled for each further one
 _OPTION = "ebbflow_mode"
@@ -301,15 +310,7 @@ def _postgresql(address: Address) -> Engine:
         pool_timeout=LOCK_TIMEOUT,
         pool_use_lifo=True,
         hide_parameters=True,
-        connect_args={
-            "connect_timeout": int(CONNECT),
-            "application_name": "ebbflow",
-            "keepalives": 1,
-            "keepalives_idle": 5,
-            "keepalives_interval": 2,
-            "keepalives_count": 3,
-            "tcp_user_timeout": 15_000,
-        },
+        connect_args=dict(CONNECTION),
     )
 
     @event.listens_for(engine, "connect")

@@ -1,4 +1,4 @@
-"""The ledger's tables. ``events`` is the truth; all others but ``reports`` and ``leads`` follow from it.
+"""The ledger's tables. ``events`` is the truth; all others but ``reports``, ``leads`` and ``records`` follow from it.
 
 Their names start with ``ledger_``, because other programs' tables may be in the same database. ``migrations`` makes
 them; a test compares the two. Times are seconds since the Unix epoch, money is
@@ -199,4 +199,15 @@ checkpoints = Table(
     Column("at", Double, nullable=False),
     PrimaryKeyConstraint("cluster", "number"),
     Index("ledger_checkpoints_by_app", "cluster", "app", "number"),
+)
+
+records = Table(  # what a service's processes share: who serves, for whom, and what is to be where
+    "ledger_records",
+    metadata,
+    Column("cluster", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("body", Text, nullable=False),  # JSON
+    PrimaryKeyConstraint("cluster", "kind", "name"),
 )

@@ -3,7 +3,8 @@
 import contextlib
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,26 +55,42 @@ def look(
             return current.short(now)
 
         state = file.change(state.uid, change)
+    over = [node for node in state.nodes if node.fate and node.phase == "up"]
+    finish(file, state, over, providers, clock)
     for node in state.nodes:
-        if node.fate and node.phase == "up":
-            finish(file, state, node, providers, clock)
-        elif node.visible and node.deadline is not None:
+        if node.visible and node.deadline is not None:
             with contextlib.suppress(ClusterError):
                 _provider(state, node, providers).notify(state, node, node.deadline)
     return file.read() or state
 
 
 def finish(
-    file: LocalFleetStateFile, state: LocalFleetState, node: LocalNode, providers: Providers, clock: Clock
+    file: LocalFleetStateFile,
+    state: LocalFleetState,
+    nodes: Sequence[LocalNode],
+    providers: Providers,
+    clock: Clock,
 ) -> None:
-    """End a node whose fate is known, and take it out of the state. Raises ``ClusterError``."""
-    _provider(state, node, providers).end(state, node)
-    network.disconnect(state, node)
-    shutil.rmtree(work(file.folder, node.id), ignore_errors=True)
+    """End nodes whose fate is known, all at once, and take them out of the state. Raises ``ClusterError``."""
+    if not nodes:
+        return
+    # all of them before any link goes: connections among them close only while both ends are there
+    with ThreadPoolExecutor(len(nodes), thread_name_prefix="ebbflow-end") as threads:
+        list(threads.map(lambda node: _provider(state, node, providers).end(state, node), nodes))
+    for node in nodes:
+        network.disconnect(state, node)
+        shutil.rmtree(work(file.folder, node.id), ignore_errors=True)
     now = clock.now()
-    lost = node.fate in (LOST, OVERDUE) or node.fate.startswith("killed")
-    file.change(state.uid, lambda current: current.without(node.id, node.fate, now, lost=lost).short(now))
-    log.info("%s terminated: %s", node.id, node.fate)
+
+    def change(current: LocalFleetState) -> LocalFleetState:
+        for node in nodes:
+            lost = node.fate in (LOST, OVERDUE) or node.fate.startswith("killed")
+            current = current.without(node.id, node.fate, now, lost=lost)
+        return current.short(now)
+
+    file.change(state.uid, change)
+    for node in nodes:
+        log.info("%s terminated: %s", node.id, node.fate)
 
 
 def sweep(state: LocalFleetState, clock: Clock) -> None:

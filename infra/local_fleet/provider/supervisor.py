@@ -160,7 +160,7 @@ class NodeSupervisor:
                 provider.end(state, node)
                 network.disconnect(state, node)
             elif found.fate:
-                finish(self._file, state, found, self._providers, self._clock)
+                finish(self._file, state, [found], self._providers, self._clock)
         except EbbflowError as error:
             log.warning("%s could not be started: %s", node.id, error)
             self._failed(node, str(error))

@@ -43,7 +43,7 @@ def program(
     Raises:
         NotNativeError: something in it is not proven to be equal.
     """
-    writer = Writer(frozenset(sizes), escapes)
+    writer = Writer(sizes, escapes)
     whole = writer.complete(_result(writer.query(plan), columns))
     scans = {number: table for number, (table, _) in writer.scans.items()}
     whole_plan, plan = plan, plan.children[-1] if plan.kind == "WithCTE" else plan

@@ -42,28 +42,32 @@ class Writer:
     """Writes one plan.
 
     Args:
-        tables: names of the relations that scans may read, in lower case.
+        tables: bytes of the relations that scans may read, by name in lower case.
         escapes: the statement may name an escape character.
     """
 
-    tables: frozenset[str]
+    tables: Mapping[str, int]
     escapes: bool = False
     scans: dict[int, tuple[str, Node]] = field(default_factory=dict)  # number -> table and its View
     stored: dict[int, Query] = field(default_factory=dict)  # by id(node): what stands for an operator
     _owners: dict[int, int] = field(default_factory=dict)  # column's id -> number of its scan
     _numbers: dict[int, int] = field(default_factory=dict)  # by id(node) of a View
     _shared: dict[int, Query] = field(default_factory=dict)  # by Spark's id of a common table expression
+    _named: dict[str, str] = field(
+        default_factory=dict
+    )  # common table expressions, those that others read first
+    _depth: int = 0  # of the subqueries around what is written
 
     def complete(self, sql: str) -> str:
         """Return ``sql`` with the common table expressions that it reads."""
-        needed: dict[int, str] = {}
+        needed: set[str] = set()
         texts = [sql]
         while texts:
-            for number in map(int, re.findall(r"\bw(\d+)\b", texts.pop())):
-                if number in self._shared and number not in needed:
-                    needed[number] = self._shared[number].sql
-                    texts.append(needed[number])
-        named = ", ".join(f"w{number} AS ({needed[number]})" for number in self._shared if number in needed)
+            for name in re.findall(r"\b[wm]\d+\b", texts.pop()):
+                if name in self._named and name not in needed:
+                    needed.add(name)
+                    texts.append(self._named[name])
+        named = ", ".join(f"{name} AS {text}" for name, text in self._named.items() if name in needed)
         return f"WITH {named} {sql}" if named else sql
 
     def query(self, node: Node) -> Query:
@@ -87,7 +91,7 @@ class Writer:
     # --- operators ----------------------------------------------------------------------------------------
 
     def _scan(self, node: Node) -> Query:
-        name = str(node.fields["desc"]["identifier"]["table"])
+        name = _table(node)
         if name.lower() not in self.tables:
             raise NotNativeError(f"the table {name} is in Spark's catalogue only")
         number = self._numbers.setdefault(id(node), len(self._numbers))
@@ -133,7 +137,7 @@ class Writer:
         return Query(sql[1:-1], below.columns)
 
     def _join(self, node: Node) -> Query:
-        left, right = (self.query(child) for child in node.children)
+        left, right = (self._joined(child) for child in node.children)
         kind = node.object("joinType")
         if kind not in _JOINS:
             raise NotNativeError(f"a join of kind {kind or 'unknown'} is not proven to be equal")
@@ -144,6 +148,22 @@ class Writer:
         if not on and kind in ("Inner", "Cross"):
             return Query(f"SELECT * FROM {left.source} CROSS JOIN {right.source}", columns)
         return Query(f"SELECT * FROM {left.source} {word} {right.source} ON {test}", columns)
+
+    def _joined(self, node: Node) -> Query:
+        """Return the query of an input of a join. What is left of it by subqueries is computed before the join, for
+        DuckDB would join all rows first; but of the largest relation, of which it is too much to be kept."""
+        below = node
+        while below.kind in ("Project", *_PASSED) and not below.scans:
+            below = below.children[0]
+        if below.kind == "Filter" and not self._depth and id(below) not in self.stored:
+            read = [_table(one).lower() for one in below.children[0].walk() if one.scans]
+            small = all(self.tables.get(name, 0) < max(self.tables.values()) for name in read)
+            if small and _has_subquery(below.expression("condition")):
+                found = self.query(below)
+                name = f"m{len(self._named)}"
+                self._named[name] = f"MATERIALIZED {found.source}"
+                self.stored[id(below)] = found._replace(sql=f"SELECT * FROM {name}")
+        return self.query(node)
 
     def _aggregate(self, node: Node) -> Query:
         above, groups = self.grouped(node)
@@ -232,7 +252,9 @@ class Writer:
     def _withcte(self, node: Node) -> Query:
         *definitions, plan = node.children
         for definition in definitions:
-            self._shared[int(definition.fields["id"])] = self.query(definition.children[0])
+            number = int(definition.fields["id"])
+            self._shared[number] = self.query(definition.children[0])
+            self._named[f"w{number}"] = self._shared[number].source
         return self.query(plan)
 
     def _cterelationref(self, node: Node) -> Query:
@@ -252,7 +274,11 @@ class Writer:
     def _subquery(self, node: Node) -> tuple[str, tuple[str, ...]]:
         if node.fields.get("joinCond"):
             raise NotNativeError("a subquery that was taken apart already is not proven to be equal")
-        found = self.query(node.expression("plan"))
+        self._depth += 1
+        try:
+            found = self.query(node.expression("plan"))
+        finally:
+            self._depth -= 1
         return found.sql, tuple(c.type for c in found.columns)
 
 
@@ -289,6 +315,10 @@ class Above:
     def over(self, groups: str) -> Query:
         """Return it over ``groups``."""
         return self.owner._selected(self.items, groups, self.writer)
+
+
+def _table(view: Node) -> str:
+    return str(view.fields["desc"]["identifier"]["table"])
 
 
 def _has_subquery(node: Node) -> bool:

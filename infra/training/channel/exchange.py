@@ -57,7 +57,7 @@ class _Generation:
     claims: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     met: set[str] = field(default_factory=set)
     posted: dict[tuple[str, str], int] = field(default_factory=dict)  # last post of each session
-    meeting: Meeting | None = None  # of workers of the aggregation service
+    meeting: Meeting | None = None  # of workers that come and go
 
 
 class Exchange:
@@ -78,6 +78,11 @@ class Exchange:
     @property
     def refusals(self) -> "Refusals":
         return self._router.refusals
+
+    @property
+    def listened(self) -> float:
+        """Return for how many seconds nodes could be heard: what is silent so long is so itself."""
+        return self._router.listened
 
     def wire(self, node: str) -> "Wire":
         """Return the conversation with a node that is about to start."""
@@ -167,7 +172,7 @@ class Exchange:
                 return [(connection, self._answer(node, ask))]
             if ask.rank >= 0 and ask.rank not in found.ranks[node]:
                 raise MessageError(f"rank {ask.rank} of generation {ask.generation} is not one of its own")
-            found.meeting.hear(ask.rank)
+            found.meeting.hear(ask.rank, self._router.listened)
             if ask.do in ("enter", "agree", "view"):
                 return found.meeting.take(node, connection, ask)
             return [(connection, self._answer(node, ask))]
@@ -182,10 +187,12 @@ class Exchange:
         if node not in found.ranks:
             raise MessageError(f"it has no rank in generation {ask.generation}")
         if ask.do in ("enter", "agree", "view"):
-            raise MessageError(f"generation {ask.generation} has no aggregation service")
+            raise MessageError(f"generation {ask.generation} has no workers that come and go")
         if ask.do == "stop":
-            newest = found.meeting.membership.view.number if found.meeting is not None else 0
-            return Answer(ask.number, stop=found.stop, newest=newest)
+            if found.meeting is None:
+                return Answer(ask.number, stop=found.stop)
+            membership = found.meeting.membership
+            return Answer(ask.number, stop=found.stop, newest=membership.view.number, due=membership.due)
         if ask.do == "meet":
             found.met.add(node)
             return Answer(ask.number, len(found.met))

@@ -1,6 +1,5 @@
 """``Meeting``: where the workers of one generation agree, over the launcher's channel."""
 
-import time
 from dataclasses import dataclass, field
 
 from ebbflow.infra.training.channel.messages import Answer, Question
@@ -13,7 +12,7 @@ class Meeting:
 
     Args:
         membership: of its workers.
-        heard: when each was heard last, by the monotonic clock.
+        heard: when each was heard last, in seconds for which the launcher has listened.
         waiting: questions that cannot be answered yet, with their connections, by node and session.
     """
 
@@ -21,10 +20,10 @@ class Meeting:
     heard: dict[int, float] = field(default_factory=dict)
     waiting: dict[tuple[str, str], tuple[bytes, Question]] = field(default_factory=dict)
 
-    def hear(self, rank: int) -> None:
+    def hear(self, rank: int, now: float) -> None:
         """Take note of a sign of life."""
         if rank >= 0:
-            self.heard[rank] = time.monotonic()
+            self.heard[rank] = now
 
     def take(self, node: str, connection: bytes, ask: Question) -> list[tuple[bytes, Answer]]:
         """Take a question and return what can be answered, to it and to others."""

@@ -28,6 +28,7 @@ ReportKind = Literal[
     "spilled",  # the run's directory could not take a checkpoint: it is elsewhere
     "damaged",  # checkpoints that cannot serve
     "communication",  # what became of planned communication
+    "members",  # whether processes may come and go from now on
 ]
 
 
@@ -80,6 +81,7 @@ class Answer:
     stop: StopRequest | None = None
     view: View | None = None  # enter, agree, view: the one that holds
     newest: int = 0  # stop: number of the view that holds
+    due: bool = False  # stop: whether workers wait for the end of a step to enter or leave
     values: tuple[str, ...] | None = None  # agree: of all members; None: the view has changed
     refused: str = ""  # why nothing was done
 

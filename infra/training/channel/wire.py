@@ -37,6 +37,8 @@ class Entry:
     prepare: bool = False  # whether it gets an order to prepare the user's code before it imports anything
     cache: str = ""  # directory of code and environments on this machine; empty: Ebbflow's own
     read: int = 0  # number of the last order that was read before it became this process
+    program: str = ""  # module of ours that the node runs in place of a training's processes; empty: none
+    arguments: tuple[str, ...] = ()  # of that program
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.manifest import UnusableError
 from ebbflow.infra.storage.places import StorageLocation
-from ebbflow.infra.training.checkpoints.manifest import MANIFEST, NAME, Manifest, Payload, decode
+from ebbflow.infra.training.checkpoints.manifest import Manifest, Payload, decode
+from ebbflow.infra.training.checkpoints.names import MANIFEST, NAME
+from ebbflow.infra.training.checkpoints.sharded_files import holds_values
 
 ABANDONED_AFTER = 600.0  # seconds after which files without a manifest have no writer any more
 SET_ASIDE_KEPT = 2
@@ -96,12 +98,22 @@ class CheckpointFiles:
         return decode(data)
 
     def verify(self, name: str, manifest: Manifest) -> None:
-        """Compare every file with the manifest; on S3 keep what was fetched for it. Raises ``UnusableError``."""
-        self._check_sizes(name, manifest)
+        """Compare every file with the manifest; on S3 keep what was fetched for it.
+
+        Raises ``UnusableError``, and ``UnfinishedError`` for one that is being deleted.
+
+        Of a sharded checkpoint the values are left to the processes that read them, each its part, where they lie.
+        """
+        try:
+            self._check_sizes(name, manifest)
+        except UnusableError:
+            self.manifest(name)  # without it, its run deletes it at this moment
+            raise
         with translated(f"read the checkpoint {self.place.uri_of(name)}"):
-            if self.place.local:
+            if self.place.local or manifest.layout == "sharded":
                 for file in manifest.files:
-                    self._compare(name, file, None)
+                    if manifest.layout != "sharded" or not holds_values(file.name):
+                        self._compare(name, file, None)
                 self._verified.add(name)
                 return
             self._forget_fetched()

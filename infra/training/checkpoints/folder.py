@@ -19,17 +19,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage.manifest import OtherVersionError, UnusableError
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.training.checkpoints import sharded_files
 from ebbflow.infra.training.checkpoints.files import CheckpointFiles, UnfinishedError, discarded_on_error
 from ebbflow.infra.training.checkpoints.manifest import Layout, Manifest, Payload
+from ebbflow.infra.training.checkpoints.parts import PartWriter, missing_parts
+from ebbflow.infra.training.checkpoints.shards import Cut, parts_of_state
 from ebbflow.infra.training.checkpoints.states import Signature, Staging, check_model, read_state, signature
 from ebbflow.infra.training.checkpoints.writer import BackgroundWriter
 from ebbflow.infra.training.process.agreeing import exchangeable
+from ebbflow.infra.training.process.world import World
 from ebbflow.planners.errors import OptionError
 
 TIMEOUT = 120.0  # seconds for one save
@@ -100,6 +102,7 @@ class CheckpointFolder:
         self._writer: BackgroundWriter[SavedCheckpoint] = BackgroundWriter(f"the checkpoint in {self.uri}")
         self._writing = ""  # name of the one that is being written
         self._left: list[str] = []  # unusable ones that ``latest`` left where they are
+        self._unusable: dict[str, str] = {}  # names of what was found damaged later, and why
         self.failures = 0  # saves that did not become checkpoints
         self.last: SavedCheckpoint | None = None  # that became durable
 
@@ -201,58 +204,78 @@ class CheckpointFolder:
 
     # --- saving state that no process holds whole ---------------------------------------------------------
 
-    def save_sharded(
-        self, state: dict[str, Any], step: int, note: Any = None, *, group: Any = None
-    ) -> SavedCheckpoint:
-        """Save state with sharded tensors (``DTensor``), each process its part. Every process of ``group`` calls it.
+    def part_writer(self) -> PartWriter:
+        """Return what writes this process' part of sharded checkpoints here."""
+        return PartWriter(self._files, self._clock)
 
-        It goes through ``torch.distributed.checkpoint``; the processes hear of one another's errors, and waiting for
-        them is bounded by the group's own timeout. Any number of processes can load it again, one alone too.
+    def name_of(self, step: int) -> str:
+        """Return a name for a checkpoint of ``step`` that no other has; those that save together agree on one."""
+        return self._name(step)
+
+    def committed(self, writer: PartWriter, name: str, step: int, note: Any, begun: float) -> SavedCheckpoint:
+        """Make a checkpoint of the parts that all processes have written under ``name``; the first one does it.
+
+        ``begun`` is when it was requested, on the monotonic clock. Raises ``StorageError``, and leaves nothing then.
         """
-        from ebbflow.infra.training.checkpoints import sharded_files
-
-        begun = time.monotonic()
-        _check(state, note)
-        self._writer.wait(self._timeout)
-        name = str(sharded_files.agree(self._name(step), group))
-        place = self._files.place
-        try:
-            files = sharded_files.write(place, name, state, group)
-            signed = signature(state.get("model", state))
-
-            def commit() -> int:
-                manifest = Manifest(step, self._clock.now(), "sharded", files, signed, note)
-                discarded_on_error(self._files, name, lambda: manifest)
-                self._files.retain(self.keep)
-                return manifest.size
-
-            size = sharded_files.on_first(commit, group)
-        except BaseException:
-            self.failures += 1
-            if torch.distributed.get_rank(group) == 0:
-                self._files.discard(name)
-            raise
+        uri = self.place.uri_of(name)
+        size = writer.commit(name, step, note)
+        if size is None:
+            self._files.discard(name)
+            raise missing_parts(uri)
+        self._files.retain(self.keep)
         took = time.monotonic() - begun
-        self.last = SavedCheckpoint(step, place.uri_of(name), int(size), took, took)
+        self.last = SavedCheckpoint(step, uri, size, took, took)
         return self.last
 
-    def load_sharded(self, found: VerifiedCheckpoint, state: dict[str, Any], *, group: Any = None) -> None:
-        """Fill ``state``, of the layout that this world needs, from a sharded checkpoint. Collective.
+    def save_sharded(
+        self, state: Mapping[str, Any], step: int, note: Any = None, *, world: World
+    ) -> SavedCheckpoint:
+        """Save state with sharded tensors (``DTensor``), each process its part. Every process of ``world`` calls it.
 
-        Raises ``OptionError``.
+        The processes hear of one another's errors. A world of any size can load it, a process alone too.
+
+        Raises ``StorageError`` on all processes where one cannot write, and ``OptionError``.
         """
-        from ebbflow.infra.training.checkpoints import sharded_files
-
-        if found.layout != "sharded":
-            raise OptionError(f"{found.uri} is not sharded; use load")
-        with self._files.local(found.name) as folder:
-            sharded_files.read_into(folder, state, group)
+        begun = time.monotonic()
+        _check(state, note)
+        name = str(world.from_first(self._name(step)))
+        writer = self.part_writer()
+        error: Exception | None = None
+        try:
+            writer.begin(name, state)
+        except StorageError as exc:
+            error = exc
+        end = begun + self._timeout
+        while world.sum([float(writer.busy and time.monotonic() < end)])[0]:  # no collective takes long
+            writer.join(min(1.0, self._timeout))
+        try:
+            writer.wait(0.0)
+        except StorageError as exc:
+            error = error or exc
+        error = next((one for one in world.from_all(error) if one is not None), None)
+        saved: SavedCheckpoint | None = None
+        if world.rank == 0:
+            try:
+                if error is None:
+                    saved = self.committed(writer, name, step, note, begun)
+                else:
+                    self._files.discard(name)
+            except StorageError as exc:
+                error = exc
+        found: Any = world.from_first((error, saved and saved.bytes))
+        if found[0] is not None:
+            self.failures += 1
+            raise found[0]
+        took = time.monotonic() - begun
+        self.last = SavedCheckpoint(step, self.place.uri_of(name), int(found[1]), took, took)
+        return self.last
 
     # --- finding and loading ------------------------------------------------------------------------------
 
     def latest(self) -> VerifiedCheckpoint | None:
         """Return the newest checkpoint that is whole; each file is read and compared with its checksum.
 
+        Of the values of sharded ones only the sizes are compared; ``load`` compares those that it reads.
         Corrupt ones are renamed to ``corrupt-...``; those, and newer ones without a manifest, are named in
         ``passed_over`` and ``problems``. Raises ``StorageError`` when the directory cannot be read.
         """
@@ -263,6 +286,8 @@ class CheckpointFolder:
                 continue
             uri = self._files.place.uri_of(name)
             try:
+                if name in self._unusable:
+                    raise UnusableError(self._unusable[name])
                 manifest = self._files.manifest(name)
                 self._files.verify(name, manifest)
             except UnfinishedError as exc:
@@ -307,31 +332,43 @@ class CheckpointFolder:
         self.last = SavedCheckpoint(found.step, target.place.uri_of(found.name), manifest.size, took, took)
         return self.last
 
+    def set_aside(self, found: VerifiedCheckpoint, reason: str) -> None:
+        """Let a checkpoint whose values are damaged never count again; ``latest`` says so, and renames it."""
+        self._unusable[found.name] = reason.removeprefix(found.uri).strip()
+
     def discard(self, found: VerifiedCheckpoint) -> None:
         """Delete a checkpoint that is of no use any more; one that cannot be deleted stays."""
         self._files.discard(found.name)
 
     def load(
-        self, found: VerifiedCheckpoint, *, map_location: Any = "cpu", only: Collection[str] | None = None
+        self,
+        found: VerifiedCheckpoint,
+        *,
+        map_location: Any = "cpu",
+        only: Collection[str] | None = None,
+        cut: Cut | None = None,
     ) -> dict[str, Any]:
-        """Return the state, whole. No code from the files is run. Raises ``StorageError``.
+        """Return the state. No code from the files is run.
+
+        Raises ``DamagedPartError`` where values of a sharded checkpoint are not those written, and ``StorageError``.
 
         Args:
             found: from ``latest``.
             map_location: device for the tensors, as in ``torch.load``.
             only: keys to read, all unless given.
+            cut: which part of each tensor this process wants, whole ones unless given. Of a sharded checkpoint only
+                that is read.
         """
+        if found.layout == "sharded":
+            return sharded_files.read(self.place, found.name, found.files, map_location, cut, only)
         with self._files.local(found.name) as folder:
-            if found.layout == "sharded":
-                from ebbflow.infra.training.checkpoints import sharded_files
-
-                state = sharded_files.read_whole(folder, map_location)
-                return {key: value for key, value in state.items() if only is None or key in only}
             keys = [file.name.removesuffix(".pt") for file in found.files]
+            wanted = [key for key in keys if only is None or key in only]
+            if cut is None:
+                return {key: read_state(f"{folder}/{key}.pt", map_location) for key in wanted}
             return {
-                key: read_state(f"{folder}/{key}.pt", map_location)
-                for key in keys
-                if only is None or key in only
+                key: parts_of_state(read_state(f"{folder}/{key}.pt", mapped=True), (key,), cut, map_location)
+                for key in wanted
             }
 
     def problems(self) -> list[str]:

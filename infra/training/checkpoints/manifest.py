@@ -12,8 +12,6 @@ from ebbflow.infra.training.checkpoints.states import Signature
 from ebbflow.infra.training.process.agreeing import exchangeable
 
 VERSION = 1
-MANIFEST = "manifest.json"
-NAME = re.compile(r"step-(\d{12})-(\d{13})-[0-9a-f]{8}")  # optimizer steps, milliseconds since 1970, random
 _FILE = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

@@ -1,199 +1,259 @@
-"""The files of a checkpoint of sharded state, written and read through ``torch.distributed.checkpoint``.
+"""The files of a checkpoint of sharded state: each process writes its own part, and reads what it needs of all.
 
-That library keeps its index and plain values as pickles, and would run what they say. Here both are read with the
-few types that they need. While files are written and read it exchanges plans between processes, as pickles again,
-over their collectives: that is torch's own, and cannot be turned off.
+Layout, in the checkpoint's directory beside its manifest::
+
+    part-0001-of-0004.bin     values of the pieces that the second of four processes holds, one after another
+    part-0001-of-0004.json    its index: of which tensor each piece is, where it lies, and its CRC-32
+    rest.pt                   what all processes have alike, as ``torch.save`` has it
+
+The manifest has the checksum of every file, as of other checkpoints. Who looks for a whole checkpoint compares sizes
+and what is small; a process that reads pieces compares each with its own checksum, so that nobody reads everything.
 """
 
-import builtins
-import collections
 import io
-import pickle
-import tempfile
-import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+import json
+import re
+from collections.abc import Collection, Sequence
 from hashlib import sha256
-from pathlib import Path
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, _EmptyStateDictLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import StorageMeta
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.manifest import Payload
-from ebbflow.infra.training.process import agreeing
+from ebbflow.infra.training.checkpoints.shards import (
+    Cut,
+    Division,
+    Path,
+    Piece,
+    Region,
+    elements,
+    overlap,
+    put,
+    within,
+)
+from ebbflow.infra.training.checkpoints.states import read_state
 
-Value = TypeVar("Value")
-
-_INDEX = ".metadata"
-_SAFE = {
-    builtins: {"getattr", "set", "frozenset", "list", "dict", "tuple", "int", "str", "slice"},
-    collections: {"OrderedDict", "defaultdict"},
-    torch: {
-        "Size",
-        "float32",
-        "float64",
-        "float16",
-        "bfloat16",
-        "int64",
-        "int32",
-        "int16",
-        "int8",
-        "uint8",
-        "bool",
-    },
-}
-_SAFE_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+VERSION = 1
+REST = "rest.pt"
+_PART = re.compile(r"part-(\d{4,})-of-(\d{4,})\.json")
+_VALUES = re.compile(r"part-(\d{4,})-of-(\d{4,})\.bin")
 
 
-def agree(value: Value, group: Any) -> Value:
-    """Return the first process' value, on all of them."""
-    found: Value = agreeing.from_first(value, group)
+def write_part(
+    place: StorageLocation,
+    name: str,
+    division: Division,
+    pieces: Sequence[tuple[Piece, torch.Tensor]],
+    rest: dict[str, Any],
+) -> None:
+    """Write one part of the checkpoint ``name``, durably; its index is last. ``rest`` goes with the first part.
+
+    Args:
+        place: directory of the checkpoints.
+        name: of the checkpoint.
+        division: which part it is.
+        pieces: values in the host's memory.
+        rest: what all processes have alike.
+
+    Raises the system's errors.
+    """
+    stem = f"part-{division.part:04d}-of-{division.parts:04d}"
+    index = []
+    with place.writing(f"{name}/{stem}.bin") as sink:
+        for piece, values in pieces:
+            data = _bytes(values)
+            at = sink.size
+            sink.write(data)
+            index.append(
+                {
+                    "path": list(piece.path),
+                    "dtype": piece.dtype,
+                    "shape": list(piece.shape),
+                    "start": list(piece.start),
+                    "size": list(piece.size),
+                    "at": at,
+                    "bytes": data.nbytes,
+                    "crc32": crc32(data),
+                }
+            )
+    files = [Payload(f"{stem}.bin", sink.size, sink.digest)]
+    if division.part == 0:
+        with place.writing(f"{name}/{REST}") as sink:
+            torch.save(rest, sink)
+        files.append(Payload(REST, sink.size, sink.digest))
+    content = {
+        "version": VERSION,
+        "files": [[file.name, file.size, file.sha256] for file in files],
+        "pieces": index,
+    }
+    place.write(f"{name}/{stem}.json", json.dumps(content).encode())
+
+
+def parts_of(place: StorageLocation, name: str) -> tuple[Payload, ...] | None:
+    """Return all files of a checkpoint whose parts are all written; ``None`` where one is missing.
+
+    Raises ``StorageError``.
+    """
+    with translated(f"read the checkpoint {place.uri_of(name)}"):
+        indices = sorted(i.base_name for i in place.entries(name) if _PART.fullmatch(i.base_name))
+        if not indices:
+            return None
+        found = [_PART.fullmatch(one) for one in indices]
+        wanted = {int(match.group(2)) for match in found if match}
+        if len(wanted) != 1 or len(indices) != wanted.pop():
+            return None
+        files = []
+        for one in indices:
+            data = place.read(f"{name}/{one}")
+            files.append(Payload(one, len(data), sha256(data).hexdigest()))
+            files += [Payload(*file) for file in json.loads(data)["files"]]
+    return tuple(files)
+
+
+class DamagedPartError(StorageError):
+    """A part of a checkpoint is not what was written."""
+
+
+def holds_values(file: str) -> bool:
+    """Return whether a file of a checkpoint has values of one part; they are compared when they are read."""
+    return _VALUES.fullmatch(file) is not None
+
+
+class _Stored(NamedTuple):
+    piece: Piece
+    file: str
+    at: int
+    bytes: int
+    crc32: int
+
+    @property
+    def region(self) -> Region:
+        return tuple(slice(s, s + n) for s, n in zip(self.piece.start, self.piece.size, strict=True))
+
+
+def read(
+    place: StorageLocation,
+    name: str,
+    files: Sequence[Payload],
+    map_location: Any = "cpu",
+    cut: Cut | None = None,
+    only: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """Return the state, or the parts of its tensors that ``cut`` wants, compared with checksums.
+
+    Args:
+        place: directory of the checkpoints.
+        name: of the checkpoint.
+        files: of its manifest.
+        map_location: device for the tensors.
+        cut: which part of each sharded tensor; whole ones unless given.
+        only: keys of the state, all unless given.
+
+    Raises ``DamagedPartError`` for bytes that are not those written, ``StorageError`` for what is missing.
+    """
+    uri = place.uri_of(name)
+    with translated(f"read the checkpoint {uri}"):
+        tensors = _index(place, name, files)
+        rest = next((file for file in files if file.name == REST), None)
+        if rest is None or not tensors:
+            raise StorageError(f"{uri} has no index of shards; it is of another version of Ebbflow")
+        state = read_state(io.BytesIO(_whole(place, name, rest)), map_location)
+        for path, stored in tensors.items():
+            if only is None or path[0] in only:
+                put(state, path, _assembled(place, name, path, stored, cut).to(map_location))
+    return {key: value for key, value in state.items() if only is None or key in only}
+
+
+def _index(place: StorageLocation, name: str, files: Sequence[Payload]) -> dict[Path, list[_Stored]]:
+    found: dict[Path, list[_Stored]] = {}
+    for file in files:
+        if not _PART.fullmatch(file.name):
+            continue
+        try:
+            content = json.loads(_whole(place, name, file))
+            if content["version"] != VERSION:
+                raise StorageError(
+                    f"{place.uri_of(name)} has an index of version {content['version']!r}, not {VERSION}"
+                )
+            values = file.name.removesuffix(".json") + ".bin"
+            for raw in content["pieces"]:
+                piece = Piece(
+                    tuple(raw["path"]),
+                    raw["dtype"],
+                    tuple(raw["shape"]),
+                    tuple(raw["start"]),
+                    tuple(raw["size"]),
+                )
+                one = _Stored(piece, values, int(raw["at"]), int(raw["bytes"]), int(raw["crc32"]))
+                found.setdefault(piece.path, []).append(one)
+        except (ValueError, KeyError, TypeError) as exc:
+            raise StorageError(f"{place.uri_of(name)} has a torn index {file.name} ({exc})") from exc
     return found
 
 
-def on_first(function: Callable[[], Value], group: Any) -> Value:
-    """Return on all processes what ``function`` returns on the first, or raise its error there and here."""
-    outcome: tuple[Any, Exception | None] = (None, None)
-    if dist.get_rank(group) == 0:
-        try:
-            outcome = (function(), None)
-        except Exception as exc:
-            outcome = (None, exc)
-    value, error = agree(outcome, group)
-    if error is not None:
-        raise error
-    return value  # type: ignore[no-any-return]
-
-
-def write(place: StorageLocation, name: str, state: dict[str, Any], group: Any) -> tuple[Payload, ...]:
-    """Write all processes' parts below ``name`` and return all files, on every process. Raises ``StorageError``."""
-    scratch = nullcontext(place.path(name)) if place.local else tempfile.TemporaryDirectory()
-    with scratch as folder:
-        ours: list[Payload] = []
-        error: Exception | None = None
-        try:
-            with translated(f"save the checkpoint {place.uri_of(name)}"):
-                _dcp_save(state, folder, group)
-                ours = _deliver(place, name, Path(folder), dist.get_rank(group))
-        except StorageError as exc:
-            error = exc
-        gathered = agreeing.from_all((ours, error), group)
-    for _, failed in gathered:
-        if failed is not None:
-            raise failed
-    return tuple(file for part, _ in gathered for file in part)
-
-
-def read_into(folder: str, state: dict[str, Any], group: Any) -> None:
-    """Fill ``state`` from the files; collective. Raises ``StorageError``."""
-    try:
-        dcp.load(state, storage_reader=_SafeReader(folder), planner=_SafePlanner(), process_group=group)
-    except dcp.CheckpointException as exc:
-        raise StorageError(f"cannot read the checkpoint in {folder}: {_first(exc)}") from exc
-
-
-def read_whole(folder: str, map_location: Any) -> dict[str, Any]:
-    """Return the whole state in this process alone, tensors unsharded. Raises ``StorageError``."""
-    state: dict[str, Any] = {}
-    try:
-        _load_state_dict(state, storage_reader=_SafeReader(folder), planner=_SafeEmptyPlanner(), no_dist=True)
-    except dcp.CheckpointException as exc:
-        raise StorageError(f"cannot read the checkpoint in {folder}: {_first(exc)}") from exc
-    return _moved(state, map_location)  # type: ignore[no-any-return]
-
-
-def _dcp_save(state: dict[str, Any], folder: str, group: Any) -> None:
-    private.make_folder(folder)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dcp.save(state, storage_writer=FileSystemWriter(folder, sync_files=True), process_group=group)
-    except dcp.CheckpointException as exc:
-        cause = _first(exc)
-        raise cause if isinstance(cause, OSError) else OSError(str(cause)) from exc
-
-
-def _deliver(place: StorageLocation, name: str, folder: Path, rank: int) -> list[Payload]:
-    """Return this process' files, taken to storage where they are not there yet."""
-    ours = sorted(folder.glob(f"__{rank}_*")) + ([folder / _INDEX] if rank == 0 else [])
-    found = []
-    for path in ours:
-        data = path.read_bytes()
-        if not place.local:
-            with place.writing(f"{name}/{path.name}") as sink:
-                sink.write(data)
-        found.append(Payload(path.name, len(data), sha256(data).hexdigest()))
+def _assembled(
+    place: StorageLocation, name: str, path: Path, stored: list[_Stored], cut: Cut | None
+) -> torch.Tensor:
+    """Return the wanted part of one tensor, from the pieces that it overlaps."""
+    shape = stored[0].piece.shape
+    dtype = getattr(torch, stored[0].piece.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise StorageError(f"{place.uri_of(name)} has a tensor of {stored[0].piece.dtype}, which is no dtype")
+    wanted = cut(path, shape) if cut is not None else None
+    if wanted is None:
+        wanted = tuple(slice(0, length) for length in shape)
+    found = torch.empty([part.stop - part.start for part in wanted], dtype=dtype)
+    filled = 0
+    for one in _distinct(stored):
+        common = overlap(one.region, wanted)
+        if common is None:
+            continue
+        values = _values(place, name, one, dtype)
+        found[within(common, wanted)] = values[within(common, one.region)]
+        filled += elements(common)
+    if filled != found.numel():
+        raise StorageError(
+            f"{place.uri_of(name)} has {filled} of {found.numel()} elements that are wanted of "
+            f"{'.'.join(map(str, path))}"
+        )
     return found
 
 
-def _first(exc: dcp.CheckpointException) -> BaseException:
-    failures: list[tuple[BaseException, Any]] = list(exc.failures.values())
-    return failures[0][0] if failures else exc
+def _distinct(stored: list[_Stored]) -> list[_Stored]:
+    """Return the pieces without those that another part has as well (of tensors that are not cut)."""
+    ordered = sorted(stored, key=lambda one: (one.piece.start, one.file))
+    again = {two for one, two in pairwise(ordered) if one.region == two.region}
+    return [one for one in ordered if one not in again]
 
 
-def _moved(value: Any, map_location: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(map_location)
-    if isinstance(value, dict):
-        return {key: _moved(item, map_location) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_moved(item, map_location) for item in value)
-    return value
+def _values(place: StorageLocation, name: str, one: _Stored, dtype: torch.dtype) -> torch.Tensor:
+    data = place.read_range(f"{name}/{one.file}", one.at, one.bytes)
+    count = elements(one.region)
+    if len(data) != one.bytes or crc32(data) != one.crc32 or one.bytes != count * dtype.itemsize:
+        raise DamagedPartError(
+            f"{place.uri_of(name)} has {one.file} with bytes that are not those written, in "
+            f"{'.'.join(map(str, one.piece.path))}"
+        )
+    if not count:
+        return torch.empty(one.piece.size, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(one.piece.size)
 
 
-class _IndexUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        known = any(module == safe.__name__ and name in names for safe, names in _SAFE.items())
-        if known or module in _SAFE_MODULES or (module == "pathlib" and name in ("PosixPath", "Path")):
-            if name == "getattr":
-                return _enum_member
-            return super().find_class(module, name)
-        if (module, name) == ("torch.serialization", "_get_layout"):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"the index of a checkpoint may not hold {module}.{name}")
+def _whole(place: StorageLocation, name: str, file: Payload) -> bytes:
+    data = place.read(f"{name}/{file.name}")
+    if sha256(data).hexdigest() != file.sha256:
+        raise DamagedPartError(
+            f"{place.uri_of(name)} has {file.name} with bytes that are not those written (its checksum differs)"
+        )
+    return data
 
 
-def _enum_member(owner: Any, name: str) -> Any:
-    import enum
-
-    if not (isinstance(owner, type) and issubclass(owner, enum.Enum)):
-        raise pickle.UnpicklingError("the index of a checkpoint may only name members of enumerations")
-    return owner[name]
-
-
-class _SafeReader(FileSystemReader):  # type: ignore[misc]
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        path = Path(self.path) / _INDEX
-        try:
-            found = _IndexUnpickler(io.BytesIO(path.read_bytes())).load()
-        except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError) as exc:
-            raise StorageError(f"cannot read {path}: {exc}") from exc
-        if getattr(found, "storage_meta", None) is None:
-            found.storage_meta = StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return found
-
-
-class _SafeBytes:
-    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-        data = value.read()
-        torch.load(io.BytesIO(data), weights_only=True)  # refuses whatever would run code
-        super().load_bytes(read_item, io.BytesIO(data))  # type: ignore[misc]
-
-
-class _SafePlanner(_SafeBytes, DefaultLoadPlanner):  # type: ignore[misc]
-    pass
-
-
-class _SafeEmptyPlanner(_SafeBytes, _EmptyStateDictLoadPlanner):  # type: ignore[misc]
-    pass
+def _bytes(values: torch.Tensor) -> memoryview:
+    """Return a tensor's values as they lie in memory, row by row."""
+    flat = values.detach().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")

@@ -166,11 +166,14 @@ def check_model(saved: Signature, model: Any, where: str) -> None:
         )
 
 
-def read_state(path: str | Path | BinaryIO, map_location: Any = "cpu") -> Any:
-    """Return what ``torch.save`` wrote, running no code from it. Raises ``StorageError`` for anything else."""
+def read_state(path: str | Path | BinaryIO, map_location: Any = "cpu", *, mapped: bool = False) -> Any:
+    """Return what ``torch.save`` wrote, running no code from it. Raises ``StorageError`` for anything else.
+
+    ``mapped``: tensors are views of the file, of which only what is used is read.
+    """
     try:
         with torch.serialization.safe_globals(_harmless()):
-            return torch.load(path, map_location=map_location, weights_only=True)
+            return torch.load(path, map_location=map_location, weights_only=True, mmap=mapped or None)
     except OSError as exc:
         raise StorageError(f"cannot read {path}: {exc}") from exc
     except (UnpicklingError, RuntimeError, EOFError, ValueError) as exc:

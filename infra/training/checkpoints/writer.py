@@ -22,10 +22,14 @@ class BackgroundWriter(Generic[Result]):
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, job: Callable[[], Result]) -> None:
-        """Begin ``job``. Raises ``StorageError`` while one runs, and what the last one raised, once."""
+    def check_idle(self) -> None:
+        """Raise ``StorageError`` while a job runs; before anything is changed that it may use."""
         if self.busy:
             raise StorageError(f"{self._name} is still writing")
+
+    def start(self, job: Callable[[], Result]) -> None:
+        """Begin ``job``. Raises ``StorageError`` while one runs, and what the last one raised, once."""
+        self.check_idle()
         self._raise()
         self._result = None
 
@@ -38,6 +42,11 @@ class BackgroundWriter(Generic[Result]):
         # a daemon: a disk that hangs must not keep the process from ending
         self._thread = threading.Thread(target=run, name=self._name, daemon=True)
         self._thread.start()
+
+    def join(self, timeout: float) -> None:
+        """Return when no job runs, or after ``timeout`` seconds; what came of it is left for ``wait``."""
+        if self._thread is not None:
+            self._thread.join(timeout)
 
     def wait(self, timeout: float) -> Result | None:
         """Return the result of the last job, ``None`` if there was none or it was given out already.

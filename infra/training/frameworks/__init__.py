@@ -1,9 +1,12 @@
 """Trainers of other frameworks on nodes that come and go: they stop at one step of all processes, saved."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ebbflow.infra.packages import require
 from ebbflow.planners.errors import OptionError
+
+if TYPE_CHECKING:
+    from ebbflow.infra.training.frameworks.accelerate import AccelerateSaves
 
 
 def hugging_face_callback() -> Any:
@@ -33,3 +36,17 @@ def lightning_callback(folder: str, every: int, keep: int = 2) -> Any:
     from ebbflow.infra.training.frameworks.lightning import StopCallback
 
     return StopCallback(folder, every, keep)
+
+
+def accelerate_saves(accelerator: Any, output: str, every: int) -> "AccelerateSaves":
+    """Return what saves a loop of Accelerate in a script with own checkpoints, restored from its newest one.
+
+    Called by all processes after ``accelerator.prepare``. Its ``batches(loader, steps)`` are what the loop goes over:
+    each is a step, after every ``every``th all is saved into ``output``, which all nodes share, and when the
+    launcher, or SIGTERM, asks the script to leave, it is saved after the same step of all processes and ended. Raises
+    ``EngineUnavailableError`` without accelerate, ``OptionError`` for an ``every`` below 1.
+    """
+    require("accelerate", "Hugging Face's Accelerate")
+    from ebbflow.infra.training.frameworks.accelerate import AccelerateSaves
+
+    return AccelerateSaves(accelerator, output, every)

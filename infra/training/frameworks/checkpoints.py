@@ -6,16 +6,18 @@ from pathlib import Path
 
 from ebbflow.infra.storage.files import write_atomic
 
+PREFIX = "checkpoint-"
 COMPLETE = "ebbflow-complete.json"  # in a checkpoint's directory, written when all processes have saved
-_STEP = re.compile(r"(?:checkpoint-|step=?)(\d+)(?:\.ckpt)?")
+_STEP = re.compile(rf"(?:{PREFIX}|step=?)(\d+)(?:\.ckpt)?")
 
 
 def newest_checkpoint(folder: str) -> str | None:
     """Return the path of the newest whole checkpoint in ``folder`` that an Ebbflow callback has saved.
 
     ``None`` where there is none: training then begins. For ``Trainer.train(resume_from_checkpoint=...)`` of Hugging
-    Face, whose checkpoints are directories ``checkpoint-STEP`` and count once all processes have saved, and for
-    ``Trainer.fit(ckpt_path=...)`` of Lightning, whose checkpoints are files ``step=STEP.ckpt``, written at once.
+    Face, whose checkpoints are directories ``checkpoint-STEP`` and count once all processes have saved (those of
+    ``accelerate_saves`` are the same), and for ``Trainer.fit(ckpt_path=...)`` of Lightning, whose checkpoints are
+    files ``step=STEP.ckpt``, written at once.
     """
     found: list[tuple[int, str]] = []
     root = Path(folder)

@@ -21,6 +21,7 @@ class StopCallback(Callback):  # type: ignore[misc, unused-ignore]
         self._folder, self._every, self._keep = Path(folder), every, keep
         self._agreement: StopAgreement | None = None
         self._step = -1
+        self._leaves = False  # saved, and to end before anything else is trained
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to listen."""
@@ -29,7 +30,7 @@ class StopCallback(Callback):  # type: ignore[misc, unused-ignore]
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save when it is time, or when a process has heard that it must leave; the script ends then."""
+        """Save when it is time, or when a process has heard that it must leave; see ``_leave``."""
         assert self._agreement is not None
         if trainer.global_step == self._step:
             return  # a pass whose gradients are accumulated
@@ -38,8 +39,14 @@ class StopCallback(Callback):  # type: ignore[misc, unused-ignore]
         if stops or self._step % self._every == 0:
             trainer.save_checkpoint(self._folder / f"step={self._step}.ckpt")
             self._remove_old()
-        if stops:
+        self._leaves = stops
+
+    def _leave(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """End the script where it must leave: once the model's own hooks at the end of the step have run."""
+        if self._leaves and self._agreement is not None:
             self._agreement.leave()
+
+    on_train_batch_start = on_validation_start = on_train_epoch_end = _leave
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Stop listening."""

@@ -8,6 +8,7 @@ and the parts meet in the all-reduce that a step needs anyway.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ class RankSamples:
     """Each rank's gradient, over all its passes, as one sample; seen by a communication hook of ``module``.
 
     ``module`` is a ``DistributedDataParallel`` without a hook. Accumulation passes cost nothing.
-    ``submit`` sums buckets over all ranks in place of the module's process group.
+    ``submit`` sums buckets over all ranks in place of the module's process group. ``lost`` takes errors of that
+    group, once a step: gradients are of no use then, and the backward pass ends as if they were.
     """
 
     pair = None
@@ -39,8 +41,10 @@ class RankSamples:
         sums: SquareSums,
         preconditioner: AdamPreconditioner | None,
         submit: Submit | None = None,
+        lost: Callable[[BaseException], None] | None = None,
     ) -> None:
-        self._sums, self._submit = sums, submit
+        self._sums, self._submit, self._lost = sums, submit, lost
+        self._failed = False
         self._preconditioner = preconditioner
         self._buffers: list[tuple[Tensor, Tensor | None]] = []
         self._squares: list[Tensor] = []
@@ -85,6 +89,9 @@ class RankSamples:
         for buffer, factors in self._buffers:
             size = buffer.numel()
             part = slice(size * rank // world, size * (rank + 1) // world)
+            if not self._measured:
+                parts.append(self._sums.rough([buffer[part]]))
+                continue
             parts.append(self._sums.of([buffer[part]], None if factors is None else [factors[part]]))
         return torch.stack(parts).sum()
 
@@ -93,6 +100,7 @@ class RankSamples:
         if bucket.index() == 0:
             self._squares.clear()  # of a pass whose step was dropped
             self._buffers.clear()
+            self._failed = False
         factors = None
         if self._measured and self._preconditioner is not None and self._preconditioner.on:
             factors = self._preconditioner.of_bucket(bucket)
@@ -103,13 +111,40 @@ class RankSamples:
         if self._submit is not None:
             return self._submit(bucket_name(bucket.index()), Summed(buffer)).then(self._summed)
         operation = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
-        work = dist.all_reduce(buffer, op=operation, group=self._group, async_op=True)
-        return work.get_future().then(self._reduced)
+        if self._lost is None:
+            work = dist.all_reduce(buffer, op=operation, group=self._group, async_op=True)
+            return work.get_future().then(self._reduced)
+        return self._reduced_or_lost(buffer, operation, self._lost)
 
     def _summed(self, future: Any) -> Tensor:
         found: Tensor = future.value().tensor
         self._clock.reduced()
         return found
+
+    def _reduced_or_lost(
+        self, buffer: Tensor, operation: Any, lost: Callable[[BaseException], None]
+    ) -> torch.futures.Future[Tensor]:
+        def fail(error: BaseException) -> Tensor:
+            self._failed = True
+            lost(error)
+            return buffer
+
+        def taken(future: Any) -> Tensor:
+            try:
+                return self._reduced(future)
+            except RuntimeError as exc:
+                return fail(exc)
+
+        if not self._failed:
+            try:
+                work = dist.all_reduce(buffer, op=operation, group=self._group, async_op=True)
+                found: torch.futures.Future[Tensor] = work.get_future().then(taken)
+                return found
+            except RuntimeError as exc:
+                fail(exc)
+        ended: torch.futures.Future[Tensor] = torch.futures.Future()
+        ended.set_result(buffer)
+        return ended
 
     def _reduced(self, future: Any) -> Tensor:
         found: Tensor = future.value()[0]

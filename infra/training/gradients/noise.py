@@ -46,6 +46,7 @@ class GradientMeter:
     where ``optimizer`` is Adam or AdamW. ``submit`` carries the gradients' buckets out, or DDP's own
     process group. ``samples`` makes what collects gradients where neither DDP nor a single process does, and
     ``refresh`` brings the optimizer's moments up to date before they are used, where they are kept elsewhere.
+    ``lost`` takes the error of a reduction whose step will be repeated; it is raised without.
 
     After the first 128 steps of a process one in ``every`` is measured, and weighs as much as ``every``; whether a
     gradient is finite is known of each.
@@ -68,6 +69,7 @@ class GradientMeter:
         submit: Submit | None = None,
         samples: MakeSamples | None = None,
         refresh: Callable[[], None] | None = None,
+        lost: Callable[[BaseException], None] | None = None,
     ) -> None:
         if initial < 1 or every < 1 or not 0 <= smoothing < 1:
             raise OptionError(
@@ -79,15 +81,12 @@ class GradientMeter:
             name = type(optimizer).__name__
             raise TrainingError(f"gradients can be pre-conditioned for Adam and AdamW only; got {name}")
         self._preconditioner = AdamPreconditioner(optimizer, refresh) if preconditioned else None
-        sums = SquareSums()
+        self._sums, self._submit, self._lost = SquareSums(), submit, lost
         self._samples: Samples
         if samples is not None:
-            self._samples = samples(sums, self._preconditioner)
-        elif isinstance(model, DistributedDataParallel) and model.process_group.size() > 1:
-            self._samples = RankSamples(model, sums, self._preconditioner, submit)
+            self._samples = samples(self._sums, self._preconditioner)
         else:
-            trained = [p for p in model.parameters() if p.requires_grad]
-            self._samples = PassSamples(trained, sums, self._preconditioner)
+            self._samples = self._collected(model)
         self._smoothing = smoothing
         self._every = every
         self.steps = 0  # finished by this process, or by the one that it has joined
@@ -96,6 +95,17 @@ class GradientMeter:
         self._scale: float | None = None  # of the step under way
         self.finite = True  # whether the last step's gradient was, on all ranks
         self.sync_seconds = 0.0  # of the last step, mean over ranks
+
+    def follow(self, model: torch.nn.Module) -> None:
+        """Take gradients from ``model``, made anew around the same parameters, after this step."""
+        self.discard()
+        self._samples = self._collected(model)
+
+    def _collected(self, model: torch.nn.Module) -> Samples:
+        if isinstance(model, DistributedDataParallel) and model.process_group.size() > 1:
+            return RankSamples(model, self._sums, self._preconditioner, self._submit, self._lost)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return PassSamples(trained, self._sums, self._preconditioner)
 
     @property
     def statistics(self) -> GradientStatistics:

@@ -67,7 +67,7 @@ class PassSamples:
         parameters = [p for p in self._parameters if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]
         if not self._measured:
-            found = LocalNorms(0.0, 0.0, float(self._sums.of(gradients)) / scale**2)
+            found = LocalNorms(0.0, 0.0, float(self._sums.rough(gradients)) / scale**2)
         elif self._passes == 1:
             found = self._of_pair(_Step(parameters, gradients, examples, scale))
         else:

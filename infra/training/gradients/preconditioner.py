@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ebbflow.infra.training.checkpoints.shards import local
 from ebbflow.infra.training.gradients.squares import in_pieces, pieces
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 
@@ -111,6 +112,7 @@ class AdamPreconditioner:
 
 def _factors(out: list[Tensor], moments: list[Tensor], roots: list[float], eps: float) -> None:
     """Write 1 / (sqrt(moment) / root + eps), 0 where a moment is 0."""
+    out, moments = [local(factor) for factor in out], [local(moment) for moment in moments]
     if in_pieces(moments[0]):
         for factor, moment, root in zip(out, moments, roots, strict=True):
             alike = factor.is_contiguous() and moment.is_contiguous()

@@ -13,6 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ebbflow.infra.training.checkpoints.shards import local
+
 PIECE = (
     1 << 17
 )  # elements: half a megabyte, so that a piece and its scratch space stay in the second-level cache
@@ -25,9 +27,14 @@ class SquareSums:
         self._scratch: dict[torch.dtype, Tensor] = {}
 
     def of(self, tensors: Sequence[Tensor], factors: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the sum of ``(factor * x)**2`` over all elements: a double on the tensors' device."""
+        """Return the sum of ``(factor * x)**2`` over all elements: a double on the tensors' device.
+
+        Of sharded tensors over the elements that lie in this process.
+        """
         if not tensors:
             return torch.zeros((), dtype=torch.float64)
+        tensors = [local(tensor) for tensor in tensors]
+        factors = None if factors is None else [local(factor) for factor in factors]
         if not in_pieces(tensors[0]):
             scaled = tensors if factors is None else torch._foreach_mul(tensors, list(factors))
             return _squared_norm(scaled)
@@ -43,6 +50,16 @@ class SquareSums:
                     total += torch.dot(scaled, scaled).item()
         return torch.tensor(total, dtype=torch.float64)
 
+    def rough(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the sum of squares in one pass, for where no more is wanted than whether all elements are finite.
+
+        On a processor it saves what calling so many pieces takes.
+        """
+        if not tensors or not in_pieces(tensors[0]) or any(map(_short, tensors)):
+            return self.of(tensors)
+        flat = [_flat(local(tensor))[0] for tensor in tensors]
+        return torch.stack([torch.dot(x, x) for x in flat]).double().sum()
+
     def of_sum(
         self,
         first: Sequence[Tensor],
@@ -53,6 +70,8 @@ class SquareSums:
         """Return the sum of ``(factor * (weights[0] * x + weights[1] * y))**2`` over pairs of elements."""
         if not first:
             return torch.zeros((), dtype=torch.float64)
+        first, second = [local(tensor) for tensor in first], [local(tensor) for tensor in second]
+        factors = None if factors is None else [local(factor) for factor in factors]
         if not in_pieces(first[0]):
             mixed = torch._foreach_mul(list(first), weights[0])
             torch._foreach_add_(mixed, list(second), alpha=weights[1])

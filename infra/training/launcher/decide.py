@@ -5,10 +5,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure
+from ebbflow.infra.protocols import Continue, GenerationEnd, GenerationKind, Halt, RankFailure
 from ebbflow.infra.training.channel.wire import AgentEnd
 from ebbflow.infra.training.launcher.job import fresh_name
-from ebbflow.infra.training.process.channel import Report
+from ebbflow.infra.training.process.channel import Report, StopRequest
 from ebbflow.infra.training.process.leaving import PEER_LOST
 
 _STUBBORN = 3  # generations without progress before a failure that may pass counts as one that does not
@@ -48,7 +48,8 @@ class Persist:
         """Return nodes to take the place of those to blame."""
         found: dict[str, int] = {}
         for suspect in end.suspects if self._replace else ():
-            found[fresh_name({*self._names(), *found})] = end.placement[suspect]
+            if suspect in end.placement:  # else the others trained on without it
+                found[fresh_name({*self._names(), *found})] = end.placement[suspect]
         return found
 
 
@@ -61,6 +62,35 @@ def _own_fault(end: GenerationEnd) -> bool:
 def script_failed(end: AgentEnd) -> bool:
     """Return whether a process left with an error of the script's own."""
     return any(not one.signal and one.exit_code != PEER_LOST for one in end.failures)
+
+
+def failures_of(ends: Mapping[str, AgentEnd], log_of: Callable[[str], str]) -> tuple[RankFailure, ...]:
+    """Return the failures of a generation's nodes, causes first. ``log_of`` returns a node's log."""
+    found = []
+    for name, end in ends.items():
+        for f in end.failures:
+            found.append(RankFailure(f.rank, name, f.exit_code, f.signal, f.error, f.log, f.time))
+        if end.state in ("broken", "unformed") or (end.state == "failed" and not end.failures):
+            found.append(RankFailure(None, name, None, "", end.error, log_of(name), end.time))
+    # those that left because a peer was lost come last: their word is on the loss, not on its cause
+    return tuple(sorted(found, key=lambda f: (f.exit_code == PEER_LOST, f.time)))
+
+
+def any_ended(ends: Mapping[str, AgentEnd]) -> bool:
+    """Tell whether a node's processes were told to end."""
+    return any(end.state == "ended" for end in ends.values())
+
+
+def silent(stop: StopRequest | None, ends: Mapping[str, AgentEnd], form: float) -> tuple[GenerationKind, str]:
+    """Return how a generation ended whose script has said nothing, in which it had ``form`` seconds to form."""
+    if stop is not None:
+        return "stopped", f"{stop.reason}: killed at the deadline, nothing was saved"
+    if any_ended(ends):
+        return "unformed", f"the processes did not start within {form:g} s"
+    return "silent", (
+        "the script ended without connecting to its launcher: it must train inside "
+        "`with ElasticRun.start() as run:`"
+    )
 
 
 def describe_end(end: AgentEnd) -> str:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import GenerationEnd, GenerationKind, RankFailure
 from ebbflow.infra.training.channel.wire import AgentEnd, Heartbeat, Order
+from ebbflow.infra.training.launcher import decide
 from ebbflow.infra.training.launcher import job as jobs
-from ebbflow.infra.training.launcher.decide import describe, describe_end, saves, script_failed
 from ebbflow.infra.training.launcher.hang import HangRule, HangWatch
-from ebbflow.infra.training.launcher.members import Loss, Members, Note
+from ebbflow.infra.training.launcher.members import Loss, Members, Note, SlotTime
 from ebbflow.infra.training.process.channel import Report, StopRequest
-from ebbflow.infra.training.process.leaving import PEER_LOST
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -45,6 +44,7 @@ class Generation:
     begun: float = field(init=False)
     stop: StopRequest | None = None
     _watch: HangWatch = field(init=False)
+    _held: SlotTime = field(init=False)
     _channel: "GenerationChannel | None" = None  # once it is launched
     _store: "TCPStore | None" = None  # of its processes
     _ends: dict[str, AgentEnd] = field(default_factory=dict)
@@ -64,6 +64,7 @@ class Generation:
 
     def __post_init__(self) -> None:
         self.begun = self.clock.now()
+        self._held = SlotTime(self.begun)
         self._watch = HangWatch(self.hang.quiet() if self.own_checkpoints else self.hang, self.begun)
 
     def launch(self, order: Order, logs: Mapping[str, str]) -> None:
@@ -107,16 +108,24 @@ class Generation:
             self._ends.pop(name, None)
             self._lost.pop(name, None)
             self.placement[name] = launch.slots
+            self._held.enter(name, self.clock.now())
             self.members.send(name, launch)
             self.note("worker-joins", node=name, ranks=[launch.first_rank + i for i in range(launch.slots)])
 
-    def recovers(self, name: str, *, script_failed: bool = False) -> bool:
-        """Return whether the others train on when a node's workers are lost."""
+    def recovers(self, name: str, *, script_failed: bool = False, note: bool = True) -> bool:
+        """Return whether the others train on when a node's workers are lost; ``note`` why, where they do not."""
         if self.workforce is None:
             return False
         left = sum(self.placement[node] for node in self._left if node != name)
-        ending = self.stop is not None or self._killed is not None or bool(self._said & set(_SAID_END))
-        return self.workforce.recovers(left, self.minimum, stopping=ending, script_failed=script_failed)
+        ends = self._ending
+        found = self.workforce.recovery(name, left, self.minimum, stopping=ends, script_failed=script_failed)
+        if note and not found.in_place and not ends:
+            self.note("restarts", node=name, reason=found.reason)
+        return found.in_place
+
+    @property
+    def _ending(self) -> bool:
+        return self.stop is not None or self._killed is not None or bool(self._said & set(_SAID_END))
 
     def close(self) -> None:
         """Release what only its processes needed, once they are gone."""
@@ -141,21 +150,24 @@ class Generation:
         """Take in what happened, with the nodes ``lost`` since the last look, and return whether all is over."""
         now = self.clock.now()
         for name, loss in lost.items():
+            if name in self.placement:
+                self._held.leave(name, self.placement[name], now)
             if name in self.placement and name not in self._ends:
                 if self.recovers(name):
                     self._release(name, loss.how)
                     continue
                 self._lost[name] = loss
+                self._without(name)
                 self._suspects += [name] if loss.hung else []
                 self._end_after_loss(f"node {name} was lost: {loss.how}", now)
         for name in self._left:
             if name not in self.members:
                 self._lost[name] = Loss("ended by the launcher")
+                self._without(name)
         self._listen(now)
         self._collect(now)
         self._look_at_workforce(now)
-        left = self._left
-        if not left:
+        if not (left := self._left):
             self._listen(now)  # what was said last
             return True
         self._look_for_hang(now, left)
@@ -172,26 +184,17 @@ class Generation:
 
     def end(self) -> GenerationEnd:
         """Return how it ended. ``idle`` is left to the launcher, which knows the generations before."""
-        failures = self._failures()
+        failures = decide.failures_of(self._ends, self.members.log)
         kind, reason = self._outcome(failures)
-        members = self.members
         gone = self.workforce.gone if self.workforce is not None else ()
-        there = self.placement | {name: members[name].slots for name in gone if name in members}
-        usable = {n: s for n, s in there.items() if n in members and members[n].notice is None}
+        ended = self.clock.now()
         return GenerationEnd(
-            generation=self.number,
-            kind=kind,
-            reason=reason,
-            placement=dict(self.placement),
-            left=usable,
-            failures=failures,
-            suspects=tuple(dict.fromkeys(self._suspects)),
-            started=self.begun,
-            ended=self.clock.now(),
-            first_step=self._first,
-            last_step=self.step,
-            saved_step=self._saved,
-        )
+            generation=self.number, kind=kind, reason=reason, placement=dict(self.placement),
+            left=self.members.usable(self.placement, gone), failures=failures,
+            suspects=tuple(dict.fromkeys(self._suspects)), started=self.begun, ended=ended,
+            first_step=self._first, last_step=self.step, saved_step=self._saved,
+            slot_seconds=self._held.total(self.placement, ended),
+        )  # fmt: skip
 
     # --- how ----------------------------------------------------------------------------------------------
 
@@ -199,6 +202,10 @@ class Generation:
     def _left(self) -> list[str]:
         """Return the nodes whose agents still run."""
         return [n for n in self.placement if n not in self._ends and n not in self._lost]
+
+    def _without(self, name: str) -> None:
+        if self.workforce is not None:
+            self.workforce.end_node(name)
 
     def _request(self, stop: StopRequest) -> None:
         if self._channel is not None:
@@ -216,7 +223,9 @@ class Generation:
         if self.stop is None:
             self.stop = StopRequest(reason, now + self.rescue)
             self._request(self.stop)
-        self._cut(now + self.rescue)
+        # workers that have not met wait for each other, and have nothing to save
+        waits = self.workforce is not None and not self.workforce.formed and "started" not in self._said
+        self._cut(now if waits else now + self.rescue)
 
     def _listen(self, now: float) -> None:
         for report in self._channel.reports() if self._channel is not None else ():
@@ -227,15 +236,15 @@ class Generation:
             begins = report.kind == "started"
             if begins and self.own_checkpoints and self._first >= 0:
                 continue  # its output has said so
-            if (begins and not self.own_checkpoints) or report.kind in _SAID_END:
-                self.note(
-                    report.kind,
-                    **{**report.content, "step": report.step, "rank": report.rank, "at": report.time},
-                )
+            if (begins and not self.own_checkpoints) or report.kind in (*_SAID_END, "members"):
+                said = {**report.content, "step": report.step, "rank": report.rank, "at": report.time}
+                self.note(report.kind, **said)
+            if self.workforce is not None and self.workforce.hear(report):
+                self.ask_to_stop(self.workforce.obstacle, now + self.rescue)
             if begins and self._first < 0:
                 self._first, self._watch.rule = report.step, self.hang
             self._last = max(self._last, report.step)
-            if saves(report):
+            if decide.saves(report):
                 self._saved = max(self._saved, report.step)
             self.on_report(report)
 
@@ -248,14 +257,14 @@ class Generation:
                 self._look_for_start(now)
                 self._take_printed(member.beat, now)
             if (end := member.wire.agent_end(self.number)) is not None:
-                if end.state != "succeeded" and self.recovers(name, script_failed=script_failed(end)):
-                    self._release(name, describe_end(end), idle=True)
+                if end.state != "succeeded" and self.recovers(name, script_failed=decide.script_failed(end)):
+                    self._release(name, decide.describe_end(end), idle=not decide.script_failed(end))
                     continue
                 if self.workforce is not None and name in self.workforce.retired and self.recovers(name):
-                    self._release(name, "it was asked to leave")
-                    self.members.end([name])
+                    self.dismiss(name, "it was asked to leave")
                     continue
                 self._ends[name] = end
+                self._without(name)
                 self._take_printed(end, now)
                 self.note("agent-ended", node=name, state=end.state, at=end.time)
                 if end.state != "succeeded" and self._killed is None:
@@ -281,14 +290,20 @@ class Generation:
         size = {"gpus": sum(self.placement.values()), "nodes": len(self.placement)}
         self.on_report(Report("step", 0, now, self._last, size))
 
+    def dismiss(self, name: str, how: str) -> None:
+        """Let the others train on without a node, which is not needed any more."""
+        self._release(name, how)
+        self.members.end([name])
+
     def _release(self, name: str, how: str, *, idle: bool = False) -> None:
         """Let the others train on without a node; one that is ``idle`` may join them again."""
         workforce = self.workforce
         assert workforce is not None
+        now = self.clock.now()
         for rank in workforce.ranks.get(name, ()):
-            self._watch.forget(rank)
+            self._watch.forget(rank, now)
         workforce.leave(name, how)
-        del self.placement[name]
+        self._held.leave(name, self.placement.pop(name), now)
         self.note("worker-lost", node=name, how=how, idle=idle)
         if idle and name in self.members and self.members[name].notice is None:
             workforce.idle.append(name)
@@ -298,13 +313,16 @@ class Generation:
         workforce = self.workforce
         if workforce is None or self._killed is not None:
             return
+        for name in workforce.stranded(self._left) if self._ending else ():
+            self.members.send(name, Order("end", generation=self.number))
+        if not workforce.changes:
+            return
         for name in self._left:
-            workforce.leave_dead(name, self.members[name].beat)
+            workforce.follow(name, self.members[name].beat)
         for name, how in workforce.silent().items():
-            if self.recovers(name):
-                self._release(name, how)
+            if self.recovers(name, note=False):  # else it is looked at again
                 self._suspects.append(name)
-                self.members.end([name])
+                self.dismiss(name, how)
         for name in workforce.lost_aggregators():
             self.note("aggregator-lost", aggregator=name)
             if not workforce.has_copies:
@@ -322,7 +340,7 @@ class Generation:
             for rank in verdict.ranks:
                 self.note("hang", reason=verdict.reason, ranks=[rank], nodes=[self.node_of(rank)])
                 self._kill(rank)
-                self._watch.forget(rank)
+                self._watch.forget(rank, now)
                 if self.workforce is not None:
                     self.workforce.leave_rank(rank)
             return
@@ -352,17 +370,6 @@ class Generation:
                 self._suspects.append(name)
             self.members.end(left)
 
-    def _failures(self) -> tuple[RankFailure, ...]:
-        found = []
-        for name, end in self._ends.items():
-            for f in end.failures:
-                found.append(RankFailure(f.rank, name, f.exit_code, f.signal, f.error, f.log, f.time))
-            if end.state in ("broken", "unformed") or (end.state == "failed" and not end.failures):
-                log = self.members.log(name)
-                found.append(RankFailure(None, name, None, "", end.error, log, end.time))
-        # those that left because a peer was lost come last: their word is on the loss, not on its cause
-        return tuple(sorted(found, key=lambda f: (f.exit_code == PEER_LOST, f.time)))
-
     def _outcome(self, failures: tuple[RankFailure, ...]) -> tuple[GenerationKind, str]:
         if self._unsaved is not None:
             return "failed", f"the script ended, and step {self._unsaved} is not saved"
@@ -382,19 +389,12 @@ class Generation:
         if self.workforce is not None and not self.workforce.has_copies and self.stop is not None:
             return "lost", self.stop.reason
         if failures and any(f.rank is not None for f in failures):
-            return "failed", describe(next(f for f in failures if f.rank is not None))
+            return "failed", decide.describe(next(f for f in failures if f.rank is not None))
         if "stopped" in self._said:
             return "stopped", self.stop.reason if self.stop else "the run was requested to stop"
         if failures:
             unformed = all(end.state == "unformed" for end in self._ends.values())
-            return ("unformed" if unformed or not self._said else "failed"), describe(failures[0])
-        if self.stop is not None:
-            return "stopped", f"{self.stop.reason}: killed at the deadline, nothing was saved"
-        if any(end.state == "ended" for end in self._ends.values()):
-            return "unformed", f"the processes did not start within {self.form:g} s"
-        if self.own_checkpoints:
+            return ("unformed" if unformed or not self._said else "failed"), decide.describe(failures[0])
+        if self.stop is None and self.own_checkpoints and not decide.any_ended(self._ends):
             return "finished", "the script ended with status 0"
-        return "silent", (
-            "the script ended without connecting to its launcher: it must train inside "
-            "`with ElasticRun.start() as run:`"
-        )
+        return decide.silent(self.stop, self._ends, self.form)

@@ -29,6 +29,7 @@ class HangRule:
     start: float = 120.0  # the same before the first report: data are being loaded
     limit: float = 3600.0  # nothing is reported, whatever the processes do
     worker_silence: float = 10.0  # a worker of the aggregation service shows no sign of life
+    exchange: float = 0.0  # those that are left may wait in a collective for one that was lost
     busy: float = 0.02  # share of a processor below which a process is taken to wait
 
     def quiet(self) -> "HangRule":
@@ -60,6 +61,7 @@ class HangWatch:
     _ranks: dict[int, _RankProgress] = field(default_factory=dict)
     _reported: float | None = None
     _gaps: deque[float] = field(default_factory=lambda: deque(maxlen=50))
+    _excused: float = 0.0  # until when silence is put down to a loss
 
     def report(self, now: float) -> None:
         """Take note of a sign of progress."""
@@ -80,9 +82,10 @@ class HangWatch:
             elif seen.stopped is None:
                 seen.stopped = now
 
-    def forget(self, rank: int) -> None:
+    def forget(self, rank: int, now: float) -> None:
         """Do without a process that has left."""
         self._ranks.pop(rank, None)
+        self._excused = now + self.rule.exchange
 
     @property
     def bound(self) -> float:
@@ -101,6 +104,8 @@ class HangWatch:
         if stopped:
             names = ", ".join(map(str, stopped))
             return HangDiagnosis(f"rank {names} has been stopped for {self.rule.stopped:g} s", stopped)
+        if now < self._excused:
+            return None
         quiet = now - (self.begun if self._reported is None else self._reported)
         if quiet >= self.rule.limit:
             return HangDiagnosis(f"no progress reported for {quiet:.0f} s")

@@ -44,6 +44,7 @@ class Options:
     preload: tuple[str, ...] = PRELOAD
     start: Literal["fork", "spawn"] = "fork"
     variables: Mapping[str, str] = field(default_factory=dict)
+    replica: int = 1
 
     def __post_init__(self) -> None:
         if self.start not in ("fork", "spawn"):
@@ -136,6 +137,14 @@ def preparation(job: TrainingJob, options: Options) -> Order | None:
     return Order(
         "prepare",
         environment=variables,
-        code=f"{job.folder.rstrip('/')}/{job.code}",
+        code=_below(job.folder, job.code),
         secrets=tuple(options.variables),
     )
+
+
+def _below(folder: str, name: str) -> str:
+    """Return the path or address of ``name``, which may begin with ``../``, relative to ``folder``."""
+    folder = folder.rstrip("/")
+    while name.startswith("../"):
+        folder, name = folder.rpartition("/")[0], name.removeprefix("../")
+    return f"{folder}/{name}"

@@ -16,6 +16,7 @@ from ebbflow.infra.training.channel.wire import Order
 from ebbflow.infra.training.launcher import job as jobs
 from ebbflow.infra.training.launcher.decide import unformed, unprepared
 from ebbflow.infra.training.launcher.generation import Generation
+from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.job import Options, checked_placement
 from ebbflow.infra.training.launcher.journal import Record
 from ebbflow.infra.training.launcher.members import Members
@@ -27,12 +28,12 @@ from ebbflow.planners.model.trainings import RunSettings
 
 if TYPE_CHECKING:
     from ebbflow.infra.training.channel.exchange import Exchange
-    from ebbflow.infra.training.launcher.service import AggregatorGroup, Workforce
+    from ebbflow.infra.training.launcher.service import Workforce
+    from ebbflow.infra.training.service.aggregator_sets import AggregatorSet
 
 _HOPELESS = 20  # generations in a row without a step won, whatever is decided
 _OWN_PROGRESS = 60.0  # seconds after which a script that prints no steps is taken to have got further
 _POLL = 0.05  # seconds between polls
-_REJOINS = 3  # times that a node's processes are started within a generation
 _NOTED = ("checkpoint", "metrics", "skipped", "spilled", "damaged", "communication")
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Loop:
         self._on_report, self._clock = on_report, clock
         self._settings = job.settings or RunSettings()
         self._environment: dict[str, str] = {}
-        self._aggregators: AggregatorGroup | None = None
+        self._aggregators: AggregatorSet | None = None
         self._moves = Resizer(control, members, record, options, clock)
         # number of the last event that the decider knows of; those of earlier launchers are no news
         self._told = max((event.number for event in record.events()), default=0)
@@ -82,16 +83,20 @@ class Loop:
             self._finish(halt, release)
 
     def _finish(self, halt: Halt, release: Callable[[], None]) -> None:
+        acts: list[Callable[[], object]] = [
+            lambda: self._members.end(self._members.names),
+            lambda: self._aggregators.close() if self._aggregators is not None else None,
+            lambda: self._look_for_refusals(everything=True),
+            lambda: self._record.note("ended", state=halt.state, reason=halt.reason),
+            lambda: self._write(halt.state),
+            release,
+        ]
         try:
-            self._members.end(self._members.names)
-            if self._aggregators is not None:
-                self._aggregators.close()
-            self._look_for_refusals(everything=True)
-            self._record.note("ended", state=halt.state, reason=halt.reason)
-            self._write(halt.state)
-            release()
-        except InfraError as exc:
-            halt = replace(halt, reason=f"{halt.reason}; {exc}")
+            for act in acts:  # each of them, whether or not the one before it can be done
+                try:
+                    act()
+                except InfraError as exc:
+                    halt = replace(halt, reason=f"{halt.reason}; {exc}")
         finally:
             self._record.stand(state=halt.state, reason=halt.reason)
             self.over.set()
@@ -128,19 +133,10 @@ class Loop:
         self._record.stand(state="starting", generation=number, placement=placement)
         self._write("running")
         generation = Generation(
-            number,
-            dict(placement),
-            self._members,
-            self._exchange,
-            self._clock,
-            self._record.note,
-            self._options.hang,
-            self._options.rescue,
-            self._options.form,
-            self._hear,
-            self._settings.own_checkpoints,
+            number, dict(placement), self._members, self._exchange, self._clock, self._record.note, self._hang,
+            self._options.rescue, self._options.form, self._hear, self._settings.own_checkpoints,
             minimum=self._options.minimum,
-        )
+        )  # fmt: skip
         self._members.end(self._noticed & placement.keys())  # asked for under the name of a node that leaves
         before = {name for name in placement if name in self._members and self._members[name].ready}
         self._members.start(placement)
@@ -167,17 +163,24 @@ class Loop:
         generation.close()
         return generation.end()
 
-    def _workforce(self, number: int) -> "Workforce | None":
-        """Return the workers of a generation whose gradients meet at aggregators, which are there then."""
-        if self._settings.sync != "service":
-            return None
-        from ebbflow.infra.training.launcher.service import AggregatorGroup, Workforce
+    @property
+    def _hang(self) -> HangRule:
+        exchange = self._settings.collective_timeout if self._settings.in_place else 0.0
+        return replace(self._options.hang, exchange=exchange)
 
-        if self._aggregators is None:
-            host = self._exchange.address.rpartition(":")[0]
-            self._aggregators = AggregatorGroup(host, self._settings.aggregators)
-        self._aggregators.start()
+    def _workforce(self, number: int) -> "Workforce | None":
+        """Return the workers of a generation that come and go; aggregators are there then, where they need some."""
+        if self._settings.sync != "service" and not self._settings.in_place:
+            return None
+        from ebbflow.infra.training.launcher.service import Workforce
+        from ebbflow.infra.training.service.aggregator_sets import aggregators_of
+
         silence = self._options.hang.worker_silence
+        if self._settings.in_place:
+            return Workforce(None, self._exchange, number, silence)
+        host = self._exchange.address.rpartition(":")[0]
+        self._aggregators = self._aggregators or aggregators_of(self._settings, self._job.id, host)
+        self._aggregators.start()
         return Workforce(self._aggregators, self._exchange, number, silence, self._settings.mirrors)
 
     def _join(self, generation: Generation, placement: dict[str, int]) -> None:
@@ -190,10 +193,13 @@ class Loop:
         workforce = generation.workforce
         if workforce is None:
             return
-        idle, workforce.idle = workforce.idle, []
-        for name in idle:
-            if generation.stop is None and workforce.started[name] < _REJOINS and name in self._members:
+        for name in list(workforce.idle):
+            there = name in self._members and name not in generation.placement
+            if generation.stop is None and workforce.may_start(name) and there:
                 self._join(generation, {name: self._members[name].slots})
+                if name not in generation.placement and workforce.may_start(name):
+                    continue  # aggregators have not admitted it yet
+            workforce.idle.remove(name)
         if self._record.status.placement != generation.placement:
             self._record.stand(placement=dict(generation.placement))
 
@@ -215,7 +221,7 @@ class Loop:
             if problems := self._members.problems():
                 return problems
             now, form = self._clock.now(), self._options.form
-            late = [name for name in missing if self._members[name].late(now, form)]
+            late = [name for name in missing if self._members.late(name, form)]
             if late and now - begun > form:
                 self._members.end(late)
                 return dict.fromkeys(late, f"it did not report within {form:g} s")
@@ -262,8 +268,11 @@ class Loop:
     def _hear(self, report: Report) -> None:
         if report.kind in ("started", "step") and self._record.status.state == "starting":
             self._record.stand(state="running")
-        if report.kind == "step" and self.generation is not None and self.generation.workforce is None:
+        if report.kind == "step" and self.generation is not None and self._settings.sync == "allreduce":
             self._moves.look_for_straggler(report, self.generation)
+        if report.kind == "preflight" and "service" in report.content:
+            content = report.content
+            self._record.note("sync-costs", **content["service"], statistics=content["statistics"])
         if report.kind == "damaged" and report.content.get("restarted"):
             self._record.restart()
         if report.kind in _NOTED or (report.kind == "saving" and report.content):
@@ -360,7 +369,8 @@ class Loop:
             for name, slots in target.items()
             if name in members and members[name].ready and members[name].slots == slots
         }
-        if ready != target and sum(ready.values()) >= self._options.minimum:
+        count, options = sum(ready.values()), self._options
+        if ready != target and count >= options.minimum and not count % options.replica:
             return Continue(ready, reason, then=target)
         return Continue(target, reason)
 

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ebbflow.infra.clock import Clock
@@ -25,6 +25,36 @@ class Loss:
 
 
 @dataclass(slots=True)
+class SlotTime:
+    """The time that nodes spend in a generation, which they may join and leave while it runs.
+
+    Args:
+        begun: when those came that are not said to have come later. Times are in seconds, of one clock.
+    """
+
+    begun: float
+    _since: dict[str, float] = field(default_factory=dict)  # of those that came later
+    _spent: float = 0.0  # slot-seconds of those that have left
+    _left: set[str] = field(default_factory=set)
+
+    def enter(self, name: str, now: float) -> None:
+        """Take note that a node has come."""
+        self._since[name] = now
+        self._left.discard(name)
+
+    def leave(self, name: str, slots: int, now: float) -> None:
+        """Take note that a node has left; may be called twice."""
+        if name not in self._left:
+            self._left.add(name)
+            self._spent += slots * (now - self._since.pop(name, self.begun))
+
+    def total(self, there: Mapping[str, int], now: float) -> float:
+        """Return the slot-seconds so far, with nodes and their slots, of which some may have left."""
+        stay = [(self._since.get(name, self.begun), n) for name, n in there.items() if name not in self._left]
+        return self._spent + sum(n * (now - since) for since, n in stay)
+
+
+@dataclass(slots=True)
 class Member:
     """One node that has been started."""
 
@@ -33,9 +63,9 @@ class Member:
     key: str
     wire: "Wire"
     started: float
+    heard: float  # at its latest sign of life, or its start, in seconds for which the launcher has listened
     beat: Heartbeat | None = None
-    beaten: float = 0.0  # when the launcher saw the latest sign of life
-    paused: float | None = None  # since when it is known to be paused
+    paused: float | None = None  # since when it is known to be paused, in the same seconds
 
     @property
     def ready(self) -> bool:
@@ -45,10 +75,6 @@ class Member:
     def problem(self) -> str:
         """Return why it cannot prepare the user's code; empty where that is not known."""
         return self.beat.problem if self.beat is not None else ""
-
-    def late(self, now: float, bound: float) -> bool:
-        """Return whether it is over ``bound`` seconds behind: since it was started, or last said that it prepares."""
-        return bool(self.problem) or (not self.ready and now - max(self.started, self.beaten) > bound)
 
     @property
     def notice(self) -> float | None:
@@ -122,7 +148,8 @@ class Members:
                     continue
                 if self._prepare is not None:
                     wire.send(self._prepare)
-                self._members[name] = Member(name, slots, key, wire, self._clock.now())
+                now, heard = self._clock.now(), self._exchange.listened
+                self._members[name] = Member(name, slots, key, wire, now, heard)
                 self._note("node-started", node=name, slots=slots)
 
     def end(self, names: Iterable[str]) -> None:
@@ -140,30 +167,30 @@ class Members:
     def look(self) -> dict[str, Loss]:
         """Take note of all signs of life and return the nodes lost since the last look, and how they went."""
         gone: dict[str, Loss] = {}
-        now = self._clock.now()
         for name, member in list(self._members.items()):
             try:
                 how = self._pool.lost(name)
             except ClusterError as exc:
                 how = str(exc)
-            loss = Loss(how) if how else self._heartbeat_loss(member, now)
+            if not how:
+                self._hear(member)
+            loss = Loss(how) if how else self._heartbeat_loss(member)
             if loss is not None:
                 gone[name] = loss
                 self._note("node-lost", node=name, how=loss.how)  # its processes take their time to end
                 self.end([name])
-                continue
-            beat = member.wire.beat()
-            if beat is not None and (member.beat is None or beat.number != member.beat.number):
-                if beat.problem and not member.problem:
-                    self._note("node-unprepared", node=name, problem=beat.problem)
-                elif beat.preparing and member.beat is None:
-                    self._note("node-prepares", node=name)
-                elif not (beat.preparing or member.ready):
-                    self._note("node-ready", node=name, seconds=round(now - member.started, 3))
-                if beat.notice is not None and beat.notice != member.notice:
-                    self._note("node-notice", node=name, deadline=beat.notice)
-                member.beat, member.beaten = beat, now
         return gone
+
+    def late(self, name: str, bound: float) -> bool:
+        """Return whether a node is over ``bound`` s behind: since it was started, or last said that it prepares."""
+        member = self._members[name]
+        behind = not member.ready and self._exchange.listened - member.heard > bound
+        return bool(member.problem) or behind
+
+    def usable(self, placement: Mapping[str, int], more: Iterable[str] = ()) -> dict[str, int]:
+        """Return the slots of nodes of ``placement``, and of ``more``, that are there and have no notice."""
+        there = {**placement, **{name: self[name].slots for name in more if name in self}}
+        return {name: slots for name, slots in there.items() if name in self and self[name].notice is None}
 
     def problems(self) -> dict[str, str]:
         """Return why nodes cannot prepare the user's code, by node."""
@@ -175,14 +202,30 @@ class Members:
     def log(self, name: str) -> str:
         return self._pool.log(name)
 
-    def _heartbeat_loss(self, member: Member, now: float) -> Loss | None:
+    def _hear(self, member: Member) -> None:
+        """Take note of a node's sign of life, where there is a new one."""
+        beat, name = member.wire.beat(), member.name
+        if beat is None or (member.beat is not None and beat.number == member.beat.number):
+            return
+        if beat.problem and not member.problem:
+            self._note("node-unprepared", node=name, problem=beat.problem)
+        elif beat.preparing and member.beat is None:
+            self._note("node-prepares", node=name)
+        elif not (beat.preparing or member.ready):
+            self._note("node-ready", node=name, seconds=round(self._clock.now() - member.started, 3))
+        if beat.notice is not None and beat.notice != member.notice:
+            self._note("node-notice", node=name, deadline=beat.notice)
+        member.beat, member.heard = beat, self._exchange.listened
+
+    def _heartbeat_loss(self, member: Member) -> Loss | None:
         """Tell how a node that does not move any more shows that; ``None`` for one that moves."""
+        now = self._exchange.listened
         if not self._pool.paused(member.name):
             member.paused = None
         elif member.paused is None:
             member.paused = now
         elif now - member.paused >= self._stopped:
             return Loss(f"it was paused for {self._stopped:g} s", hung=True)
-        if member.ready and now - member.beaten >= self._silence:
+        if member.ready and now - member.heard >= self._silence:
             return Loss(f"it missed heartbeats for {self._silence:g} s", hung=True)
         return None

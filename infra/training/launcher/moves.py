@@ -1,7 +1,7 @@
 """What is asked of a generation that runs, and its doing: to stop, to yield to a notice, to move to other nodes."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from ebbflow.infra.training.launcher.job import Options, fresh_name
 from ebbflow.infra.training.launcher.journal import Record
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.process.channel import Report
+from ebbflow.planners.training.replicas import whole_replicas
 
 if TYPE_CHECKING:
     from ebbflow.infra.training.launcher.service import Workforce
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _PREPARING = 0.5  # of the time to a deadline, that new nodes may take; the rest is for saving
 _SPARE = 3.0  # seconds before a deadline by which a run has to save: processes take their time to end
 _LEAST = 1.0  # seconds to save in, however late it is
+_LOST = "lost its processes again and again"
 
 
 Join = Callable[[Generation, dict[str, int]], None]
@@ -81,9 +83,13 @@ class Control:
 
     def drop(self, placement: Mapping[str, int]) -> None:
         """Forget the wish for ``placement``, unless it has been replaced by another."""
+        self.change(placement, None)
+
+    def change(self, placement: Mapping[str, int], other: Mapping[str, int] | None) -> None:
+        """Wish for ``other`` instead of ``placement``, by the same time, unless that has been replaced by another."""
         with self._lock:
             if self._target == dict(placement):
-                self._target = None
+                self._target = None if other is None else dict(other)
 
     def pause(self, seconds: float, clock: Clock) -> None:
         """Wait ``seconds``, or until something new is asked."""
@@ -125,7 +131,7 @@ class Resizer:
         names = [name for name in generation.placement if name in self._members]
         notices = [at for name in names if (at := self._members[name].notice) is not None]
         workforce = generation.workforce if generation.stop is None else None
-        if workforce is not None and workforce.formed and self._serve_in_place(generation, workforce, join):
+        if workforce is not None and workforce.changes and self._serve_in_place(generation, workforce, join):
             return
         if notices:
             generation.ask_to_stop("notice", min(notices))
@@ -146,28 +152,49 @@ class Resizer:
         noticed = [name for name in placement if name in members and members[name].notice is not None]
         leaving = set(noticed) | (set(placement) - set(target) if target is not None else set())
         staying = set(placement) - leaving
-        if not staying and leaving:
+        if leaving and (not staying or sum(placement[name] for name in staying) < self._options.minimum):
             return False
+        if any(workforce.must_stay(name) for name in leaving):
+            return False
+        self._leaving &= set(placement)
         for name in leaving - self._leaving:
             self._leaving.add(name)
             self._record.note("worker-leaves", node=name)
-            workforce.retire(name)
+            if workforce.outside(name):
+                generation.dismiss(name, "it left before it had joined")
+            else:
+                workforce.retire(name)
         if target is not None:
             new = {name: slots for name, slots in target.items() if name not in placement}
-            members.start(new)
-            ready = {name: slots for name, slots in new.items() if name in members and members[name].ready}
+            members.start({name: slots for name, slots in new.items() if workforce.may_start(name)})
+            failed = self._unready(new) | {name: _LOST for name in new if not workforce.may_start(name)}
+            ready = {name: slots for name, slots in new.items() if name not in failed and members[name].ready}
             if ready:
                 join(generation, ready)
-            failed = [name for name in new if name not in members or self._is_late(name)]
-            if failed or target == placement:
+            if failed:
+                self._go_without(failed, target, generation)
+            elif target == placement:
                 control.drop(target)
         return True
+
+    def _go_without(
+        self, failed: Mapping[str, str], target: Mapping[str, int], generation: Generation
+    ) -> None:
+        """End ``failed`` nodes, of which it says why each is, and move to the others of ``target``."""
+        self._members.end(failed)
+        rest = {name: slots for name, slots in target.items() if name not in failed}
+        rest = whole_replicas(rest, self._options.replica)
+        reason = "; ".join(f"{name} {why}" for name, why in failed.items())
+        self._record.note("resize-changed", without=list(failed), reason=reason)
+        self._control.change(target, rest if rest and rest != generation.placement else None)
 
     def look_for_straggler(self, report: Report, generation: Generation) -> None:
         """Ask for a move away from the node that holds all others up, when a report shows that one does."""
         if self._lateness is None or self._control.target is not None:
             return
         rank = self._lateness.look(self._clock.now(), report.content.get("compute_seconds"))
+        if rank is not None and generation.workforce is not None:
+            rank = generation.workforce.member(rank)
         if rank is None or not (node := generation.node_of(rank)):
             return
         target = {n: s for n, s in generation.placement.items() if n != node}
@@ -188,17 +215,13 @@ class Resizer:
             self._preparing = target
             self._prepared_by = inf if by is None else now + _PREPARING * (by - now)
             self._members.start({name: target[name] for name in new})
-        late = [name for name in new if name in self._members and self._is_late(name)]
-        if failed := [name for name in new if name not in self._members or name in late]:
-            self._members.end(late)
-            self._control.drop(target)
-            rest = {name: slots for name, slots in target.items() if name not in failed}
-            self._record.note("resize-changed", without=failed, reason="these nodes did not start")
-            if rest and rest != generation.placement:
-                self._control.resize(rest, self._control.reason, by)
+        if failed := self._unready(new):
+            self._go_without(failed, target, generation)
         elif now >= self._prepared_by or all(self._members[name].ready for name in new):
             end = now + grace if by is None else min(now + grace, max(by - _SPARE, now + _LEAST))
             generation.ask_to_stop(self._control.reason, end)
 
-    def _is_late(self, name: str) -> bool:
-        return self._members[name].late(self._clock.now(), self._options.form)
+    def _unready(self, names: Iterable[str]) -> dict[str, str]:
+        """Return nodes that cannot be waited for, and why."""
+        members, form = self._members, self._options.form
+        return {name: "did not start" for name in names if name not in members or members.late(name, form)}

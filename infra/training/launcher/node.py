@@ -3,6 +3,8 @@
 Started as ``python -m ebbflow.infra.training.launcher.node`` with ``EBBFLOW_NODE_ENTRY`` in its environment, on
 whatever machine. It obeys its launcher's orders, shows signs of life, and ends, with everything below it, when the
 launcher is gone. SIGTERM is a notice: the node tells its launcher that it will be gone soon.
+
+An entry may name another program of ours, such as an elastic job's worker, which the process then becomes.
 """
 
 import contextlib
@@ -26,7 +28,7 @@ import psutil
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LauncherLostError, MessageError
 from ebbflow.infra.logs.shipping import ShippingProcess
-from ebbflow.infra.machine import devices
+from ebbflow.infra.machine import devices, processes
 from ebbflow.infra.storage import private
 from ebbflow.infra.training.channel import keys
 from ebbflow.infra.training.channel.client import MessageClient
@@ -323,6 +325,16 @@ def main() -> None:
     entry = entry_from(os.environ[ENTRY])
     devices.hold_to(entry.devices)
     private.make_folder(Path(entry.folder))
+    if entry.program:
+        private.reserve(Path(entry.folder) / READY)
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # a notice: who has started the program hears of it, too
+        for name in processes.ONE_THREAD:  # several share a machine, and more threads round sums differently
+            os.environ.setdefault(name, "1")
+        program = importlib.import_module(entry.program)
+        program.serve(entry.launcher, entry.server, keys.own(os.environ), entry.address, *entry.arguments)
+        return
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if entry.prepare:
         become_prepared(entry, *connect(entry), "ebbflow.infra.training.launcher.node")

@@ -1,113 +1,42 @@
-"""The aggregators of a launcher's run, and the workers of a generation that train over them.
+"""The workers of a generation that come and go while the others train on."""
 
-Aggregators are processes beside the launcher, which is not interrupted as workers' nodes are. They outlive a
-generation; one that has ended is replaced before the next.
-"""
-
-import json
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ebbflow.infra.aggregation.process import AggregatorProcess
-from ebbflow.infra.errors import AggregationError
+from ebbflow.infra.errors import InfraError
 from ebbflow.infra.training.channel.exchange import Exchange, GenerationChannel
 from ebbflow.infra.training.channel.meeting import Meeting
 from ebbflow.infra.training.channel.wire import Heartbeat, Order
 from ebbflow.infra.training.launcher.members import Members
-from ebbflow.infra.training.service.joining import AGGREGATORS
-from ebbflow.infra.training.service.world import COMES_LATER
+from ebbflow.infra.training.process.channel import Report
+from ebbflow.infra.training.process.members import COMES_LATER
+from ebbflow.infra.training.service.aggregator_sets import AggregatorSet
 from ebbflow.planners.aggregation.membership import Membership
-from ebbflow.planners.training.failures.recovery import WorkerLoss, recovery_of
+from ebbflow.planners.training.failures.recovery import Recovery, WorkerLoss, recovery_of
+
+log = logging.getLogger(__name__)
 
 
-class AggregatorGroup:
-    """Starts and ends a run's aggregators. Used by one thread.
-
-    Args:
-        host: address of the interface that they listen on.
-        count: number of them.
-    """
-
-    def __init__(self, host: str, count: int) -> None:
-        self._host, self._count = host, count
-        self._started = 0
-        self._processes: dict[str, AggregatorProcess] = {}
-
-    def start(self) -> None:
-        """Start what is missing. Raises ``AggregationError``."""
-        for name in [name for name, one in self._processes.items() if one.ended]:
-            self._processes.pop(name).close()
-        while len(self._processes) < self._count:
-            self._started += 1
-            name = f"aggregator-{self._started}"
-            self._processes[name] = AggregatorProcess(name, self._host, linger_s=_LINGER)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Return what workers need to find them."""
-        found = [
-            {"name": name, "address": one.where.address, "public": one.where.public}
-            for name, one in self._processes.items()
-        ]
-        return {AGGREGATORS: json.dumps(found)}
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """Return their process IDs, by name."""
-        return {name: one.pid for name, one in self._processes.items()}
-
-    def ended(self) -> list[str]:
-        """Return those whose process is gone."""
-        return [name for name, one in self._processes.items() if one.ended]
-
-    def admit(self, job_id: str, peers: Mapping[str, str]) -> None:
-        """Admit nodes of a generation by their public keys. Raises ``AggregationError``."""
-        self._all(do="admit", job=job_id, workers=dict(peers))
-
-    def remove(self, job_id: str) -> None:
-        """Forget a generation's tensors and nodes."""
-        self._all(do="remove", job=job_id)
-
-    def status(self) -> dict[str, dict[str, int]]:
-        """Return the counts of each that runs."""
-        found = {}
-        for name, one in self._processes.items():
-            if not one.ended:
-                found[name] = {key: value for key, value in one.command(do="status").items() if key != "done"}
-        return found
-
-    def close(self) -> None:
-        """End all of them. May be called twice."""
-        for one in self._processes.values():
-            one.close()
-        self._processes = {}
-
-    def _all(self, **values: object) -> None:
-        for one in self._processes.values():
-            try:
-                one.command(**values)
-            except AggregationError:
-                if not one.ended:
-                    raise
-
-
-_LINGER = 30.0  # seconds that aggregators outlive a launcher that is gone, in which workers save
+_STARTS = 3  # times that a node's processes are started within a generation
+_SETTLED = 60.0  # seconds of training with the others after which they count anew
+_ADMISSION = 300.0  # seconds in which aggregators must admit a node that joins
 
 
 @dataclass(slots=True)
 class Workforce:
-    """The workers of one generation over the aggregation service, as its launcher sees them.
+    """The workers of one generation that come and go, as its launcher sees them.
 
     Args:
-        aggregators: that they train over.
+        aggregators: that they train over; ``None`` where they all-reduce gradients.
         exchange: with their nodes.
         number: of the generation.
         silence: seconds without a sign of life after which a worker is lost.
         mirrors: further aggregators that hold each tensor.
     """
 
-    aggregators: AggregatorGroup
+    aggregators: AggregatorSet | None
     exchange: Exchange
     number: int
     silence: float
@@ -118,7 +47,13 @@ class Workforce:
     idle: list[str] = field(default_factory=list)  # nodes that are there, and whose processes are gone
     gone: dict[str, str] = field(default_factory=dict)  # nodes that left while others trained on, and how
     retired: set[str] = field(default_factory=set)  # nodes that were asked to leave
+    obstacle: str = ""  # why they cannot change, of what the script asks for or does
+    first: str = ""  # why the first of them must stay
+    begun: bool = False  # whether the script has said whether they can
     _channel: GenerationChannel | None = None
+    _dismissed: set[str] = field(default_factory=set)  # nodes whose workers need not wait to join any more
+    _since: dict[str, float] = field(default_factory=dict)  # when nodes' workers were found to train
+    _asked: dict[str, float] = field(default_factory=dict)  # when aggregators were asked to admit nodes
     _lost: set[str] = field(default_factory=set)  # aggregators
     _next: int = 0
 
@@ -128,18 +63,61 @@ class Workforce:
         self.started = dict.fromkeys(ranks, 1)
         self._next = max(own.stop for own in ranks.values())
         self.meeting = Meeting(Membership(range(self._next)))
-        self.aggregators.admit(self._job, {key: self.exchange.public_of(key) for key in by_key})
+        if self.aggregators is not None:
+            self.aggregators.admit(self._job, self._publics(by_key))
         self._channel = self.exchange.open(self.number, by_key, store, self.meeting)
         return self._channel
 
     def close(self) -> None:
-        """End: its tensors are forgotten."""
-        self.aggregators.remove(self._job)
+        """End: its tensors are forgotten, at once where aggregators can be told."""
+        try:
+            if self.aggregators is not None:
+                self.aggregators.remove(self._job)
+        except InfraError as exc:
+            log.warning("tensors of %s are not removed: %s", self._job, exc)
 
     @property
     def formed(self) -> bool:
-        """Tell whether all that began have met."""
-        return self.meeting.membership.formed
+        """Tell whether all that began have met, and those that all-reduce gradients train."""
+        return self.meeting.membership.formed and (self.begun or self.aggregators is not None)
+
+    @property
+    def changes(self) -> bool:
+        """Tell whether workers may come and go."""
+        return self.formed and not self.obstacle
+
+    def hear(self, report: Report) -> bool:
+        """Take note of what a process says of them; return whether some wait for a change that cannot be any more."""
+        if report.kind not in ("started", "members"):
+            return False
+        self.obstacle = str(report.content.get("fixed", ""))
+        self.first = self.first or str(report.content.get("first", ""))
+        self.begun = self.begun or report.kind == "members" or bool(self.obstacle)
+        waiting = any(name in self.retired or self.outside(name) for name in self.ranks)
+        return bool(self.obstacle) and self.formed and waiting
+
+    def must_stay(self, name: str) -> str:
+        """Return why the others do not train on without a node; empty where they do."""
+        members = self.meeting.membership.view.members
+        return self.first if members and members[0] in self.ranks.get(name, ()) else ""
+
+    def member(self, rank: int) -> int:
+        """Return the rank, as the launcher numbers them, of the worker that is at this place among the members."""
+        members = self.meeting.membership.view.members
+        return members[rank] if 0 <= rank < len(members) else rank
+
+    def may_start(self, name: str) -> bool:
+        """Tell whether processes may be started on a node: not where they were lost again and again."""
+        return self.started.get(name, 0) < _STARTS
+
+    def joining(self, name: str) -> bool:
+        """Tell whether a node's workers were to take over the state of an all-reduce, and have never trained yet."""
+        waits = self.aggregators is None and self.formed and self.outside(name)
+        return waits and name not in self._since
+
+    def outside(self, name: str) -> bool:
+        """Tell whether none of a node's workers trains with the others yet."""
+        return not set(self.ranks.get(name, ())) & set(self.meeting.membership.view.members)
 
     def take_in(self, name: str, key: str, slots: int) -> range:
         """Return the ranks of a node's processes, which are to join the others."""
@@ -148,8 +126,8 @@ class Workforce:
         self.ranks[name] = own
         self.started[name] = self.started.get(name, 0) + 1
         self.gone.pop(name, None)
+        self._since.pop(name, None)
         self.retired.discard(name)
-        self.aggregators.admit(self._job, {key: self.exchange.public_of(key)})
         assert self._channel is not None
         self._channel.extend(key, own)
         return own
@@ -157,7 +135,7 @@ class Workforce:
     def orders(
         self, placement: Mapping[str, int], order: Order, members: Members, logs: Mapping[str, str]
     ) -> dict[str, Order]:
-        """Return what to send to nodes whose processes are to join the others.
+        """Return what to send to nodes whose processes are to join the others, as far as aggregators admit them.
 
         Args:
             placement: slots of each.
@@ -167,6 +145,8 @@ class Workforce:
         """
         found = {}
         for name, slots in placement.items():
+            if not self._admits(name, members[name].key):
+                continue
             own = self.take_in(name, members[name].key, slots)
             members[name].wire.forget_end(self.number)
             found[name] = replace(
@@ -181,29 +161,65 @@ class Workforce:
             )
         return found
 
-    def recovers(self, left: int, minimum: int, *, stopping: bool, script_failed: bool) -> bool:
-        """Return whether the others train on with ``left`` slots; see ``WorkerLoss``."""
+    def recovery(
+        self, name: str, left: int, minimum: int, *, stopping: bool, script_failed: bool
+    ) -> Recovery:
+        """Return whether the others train on with ``left`` slots, ``name``'s not counted; see ``WorkerLoss``."""
         loss = WorkerLoss(
-            service=True,
+            service=self.aggregators is not None,
+            replicas=self.aggregators is None,
+            obstacle=self.obstacle or self._nobody_but(name) or self.must_stay(name),
             formed=self.formed,
             left=left,
             minimum=minimum,
             stopping=stopping,
-            script_failed=script_failed,
+            script_failed=script_failed and not self.joining(name),
         )
-        return recovery_of(loss).in_place
+        return recovery_of(loss)
 
-    def leave_dead(self, name: str, beat: Heartbeat | None) -> None:
-        """Let the others train on without processes of a node that it shows as gone."""
+    def _nobody_but(self, name: str) -> str:
+        """Return that no process is left that can tell those that join where the training is; empty otherwise."""
+        if (
+            self.aggregators is not None
+            or not self.formed
+            or any(not self.outside(node) for node in self.ranks if node != name)
+        ):
+            return ""
+        return "no process is left that knows the state of the training"
+
+    def follow(self, name: str, beat: Heartbeat | None) -> None:
+        """Take note of whether a node's workers train; let the others train on without those it shows as gone.
+
+        In an all-reduce without all of the node's: its agent ends the others, of which one loss after another would
+        break the group.
+        """
+        now, own = time.monotonic(), self.ranks.get(name, range(0))
+        if not self.outside(name) and now - self._since.setdefault(name, now) >= _SETTLED:
+            self.started[name] = 1
         for rank in beat.ranks if beat is not None and beat.generation == self.number else ():
-            if rank.state in "XZ" and rank.rank in self.ranks.get(name, ()):
-                self.leave_rank(rank.rank)
+            if rank.state in "XZ" and rank.rank in own:
+                for one in own if self.aggregators is None else (rank.rank,):
+                    self.leave_rank(one)
 
     def leave(self, name: str, how: str) -> None:
         """Let the others train on without a node's workers, at once."""
         self.gone[name] = how
         for rank in self.ranks.pop(name, range(0)):
             self.leave_rank(rank)
+
+    def end_node(self, name: str) -> None:
+        """Let the others end their step, and save, without a node's workers."""
+        met = self.meeting.membership.formed and not self.obstacle  # whether or not they may change
+        for rank in self.ranks.get(name, ()) if met and self.aggregators is None else ():
+            self.leave_rank(rank)
+
+    def stranded(self, names: Iterable[str]) -> list[str]:
+        """Return nodes, once, whose workers wait to join a training that has ended without them."""
+        left = [name for name in names if name not in self._dismissed]
+        if not all(self.joining(name) for name in left):
+            return []
+        self._dismissed.update(left)
+        return left
 
     def leave_rank(self, rank: int) -> None:
         """Let the others train on without a worker."""
@@ -218,14 +234,20 @@ class Workforce:
             self._channel.meet(lambda meeting, rank=rank: meeting.membership.retire(rank))  # type: ignore[misc]
 
     def silent(self) -> dict[str, str]:
-        """Return nodes of members that show no sign of life, and how long."""
+        """Return nodes of members that show no sign of life while others do, and how long.
+
+        Where nobody does it may be the launcher that hears nobody, and those that it would end train on.
+        """
         if not self.formed:
             return {}
-        now, members = time.monotonic(), set(self.meeting.membership.view.members)
+        now = self.exchange.listened
+        members = self.meeting.membership.view.members
+        heard = {rank: self.meeting.heard.setdefault(rank, now) for rank in members}
+        latest = max(heard.values(), default=now)
         found = {}
         for name, own in self.ranks.items():
-            for rank in members.intersection(own):
-                if now - self.meeting.heard.setdefault(rank, now) > self.silence:
+            for rank in heard.keys() & set(own):
+                if latest - heard[rank] > self.silence:
                     found[name] = f"rank {rank} showed no sign of life for {self.silence:g} s"
         return found
 
@@ -236,12 +258,37 @@ class Workforce:
 
     def lost_aggregators(self) -> list[str]:
         """Return aggregators that ended since the last look, of which the workers are told."""
-        fresh = [name for name in self.aggregators.ended() if name not in self._lost]
+        ended = self.aggregators.ended() if self.aggregators is not None else []
+        fresh = [name for name in ended if name not in self._lost]
         for name in fresh:
             self._lost.add(name)
             assert self._channel is not None
             self._channel.meet(lambda meeting, name=name: meeting.membership.lose_aggregator(name))  # type: ignore[misc]
         return fresh
+
+    def _admits(self, name: str, key: str) -> bool:
+        """Return whether a node may join; one that aggregators do not admit in time does not start again."""
+        if self.aggregators is None:
+            return True
+        now, why = time.monotonic(), f"no admission in {_ADMISSION:g} s"
+        late = now - self._asked.setdefault(name, now) > _ADMISSION
+        try:
+            peers = self._publics([key])
+            if peers and self.aggregators.admits(self._job, peers):
+                del self._asked[name]
+                return True
+        except InfraError as exc:
+            late, why = True, str(exc)
+        if late:
+            log.warning("node %s does not join: %s", name, why)
+            self.started[name] = _STARTS
+            del self._asked[name]
+        return False
+
+    def _publics(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return the public keys of nodes that are there."""
+        found = {key: self.exchange.public_of(key) for key in keys}
+        return {key: public for key, public in found.items() if public}
 
     @property
     def _job(self) -> str:

@@ -55,6 +55,7 @@ class TorchTrainer:
             that cannot bear a fork.
         port: at which nodes reach the launcher, on the pool's host; 0: any.
         variables: environment variables of the script's processes, which are recorded nowhere.
+        replica: slots that hold one replica of the model; where some nodes do not start, it uses a multiple of it.
         on_report: called in the launcher's thread with all that processes report.
 
     Raises ``OptionError``, or ``TrainingError`` when the port cannot be had.
@@ -77,6 +78,7 @@ class TorchTrainer:
         start: Literal["fork", "spawn"] = "fork",
         port: int = 0,
         variables: Mapping[str, str] | None = None,
+        replica: int = 1,
         on_report: Callable[[Report], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -91,6 +93,7 @@ class TorchTrainer:
             tuple(preload),
             start,
             dict(variables or {}),
+            replica,
         )
         self._pool, self._logs = pool, logs
         self._decide = decide

@@ -39,6 +39,7 @@ class Channel:
         self._client, self._generation, self._timeout = client, generation, timeout
         self._rank = int(os.environ.get("RANK", "-1"))
         self.newest_view = 0  # number of the newest view that an answer to ``stop_request`` has named
+        self.due = False  # whether the last of these answers said that processes are about to enter or leave
         self._session = secrets.token_hex(8)
         self._number = 0
         self._lock = threading.Lock()
@@ -70,7 +71,7 @@ class Channel:
     def stop_request(self) -> StopRequest | None:
         """Return the latest request to stop, if there is any. Raises ``LauncherLostError``."""
         answer = self._ask("stop", rank=self._rank)
-        self.newest_view = max(self.newest_view, answer.newest)
+        self.newest_view, self.due = max(self.newest_view, answer.newest), answer.due
         return answer.stop
 
     def claim(self, name: str) -> bool:

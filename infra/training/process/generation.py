@@ -19,11 +19,17 @@ from ebbflow.planners.model.trainings import RunSettings
 
 
 def _join(channel: Channel | None, settings: RunSettings) -> World:
-    """Join the processes that a launcher trains over the aggregation service, or those that torchrun has started."""
+    """Join the processes that a launcher trains together, or those that torchrun has started."""
     if settings.sync == "service" and channel is not None:
         from ebbflow.infra.training.service.world import ServiceWorld
 
-        return ServiceWorld.join_service(channel)
+        return ServiceWorld.join_members(channel)
+    if settings.in_place and channel is not None:
+        from ebbflow.infra.training.replicas.world import ReplicaWorld
+
+        return ReplicaWorld.join_replicas(
+            channel, settings.collective_timeout, forced=settings.recovery == "in-place"
+        )
     return World.join(settings.collective_timeout)
 
 
@@ -75,7 +81,7 @@ class Generation:
             world = _join(channel, settings)
             every = SERVICE_LISTEN_EVERY if world.elastic else LISTEN_EVERY
             speaker = int(environment.get("RANK", "0"))
-            link = Link(channel, speaker, settings.termination_grace, listen_every=every)
+            link = Link(channel, speaker, settings.termination_grace, listen_every=every, heard=world.heard)
             return cls(world, link, settings, place, lock)
         except BaseException:
             if lock is not None:

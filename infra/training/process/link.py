@@ -29,6 +29,7 @@ class Link:
         rank: of this process.
         grace: seconds between SIGTERM and the end, unless a request says otherwise.
         listen_every: seconds between two questions to the launcher.
+        heard: called in the listening thread after each.
     """
 
     def __init__(
@@ -38,10 +39,11 @@ class Link:
         grace: float,
         *,
         listen_every: float = LISTEN_EVERY,
+        heard: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
     ) -> None:
         self._channel, self._rank, self._grace = channel, rank, grace
-        self._every = listen_every
+        self._every, self._heard = listen_every, heard
         self._clock = clock or SystemClock()
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._wake = threading.Event()
@@ -124,6 +126,10 @@ class Link:
                 log.warning("the launcher cannot be reached (%s): this process saves and exits", exc)
                 self.lost = True
                 self.stop = self.stop or StopRequest(LAUNCHER_LOST)
+            try:
+                self._heard()
+            except (RuntimeError, OSError):  # no fault of the launcher's
+                log.warning("what the launcher has said could not be acted on", exc_info=True)
             if ended:
                 return
             self._watch_deadline()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -22,6 +23,7 @@ _PEER_LOST = (
     "ncclremoteerror",
     "watchdog caught collective operation timeout",
 )
+BACKEND = "EBBFLOW_BACKEND"  # what carries tensors of GPUs, if not NCCL
 
 
 class ViewChangedError(Exception):
@@ -43,19 +45,36 @@ class World:
         """Tell whether processes come and go while the others train on."""
         return False
 
+    @property
+    def fixed(self) -> str:
+        """Return why processes cannot come and go, where they might have; else empty."""
+        return ""
+
+    @property
+    def data_rank(self) -> int:
+        """Return its place among those that get examples of their own."""
+        return self.rank
+
+    @property
+    def data_size(self) -> int:
+        """Return how many groups of processes get examples of their own; with tensor parallelism several are one."""
+        return self.size
+
+    @property
+    def data_nodes(self) -> int:
+        """Return the nodes that these are on, as far as the speed of their exchange depends on it."""
+        return self.nodes
+
     @classmethod
     def join(cls, timeout: float, environment: Mapping[str, str] = os.environ) -> "World":
         """Join the processes that torchrun has started; without torchrun, be alone.
 
-        gloo carries CPU tensors and NCCL CUDA tensors. A collective that takes over ``timeout`` seconds is an error.
+        What carries tensors: see ``backends``. A collective that takes over ``timeout`` seconds is an error.
         Raises ``TrainingError`` when the others cannot be reached.
         """
         size = int(environment.get("WORLD_SIZE", "1"))
         local_rank = int(environment.get("LOCAL_RANK", "0"))
-        cuda = torch.cuda.is_available()
-        device = torch.device("cuda", local_rank % torch.cuda.device_count()) if cuda else torch.device("cpu")
-        if cuda:
-            torch.cuda.set_device(device)
+        device = take_device(local_rank)
         rank = int(environment.get("RANK", "0"))
         local_size = max(1, int(environment.get("LOCAL_WORLD_SIZE", size)))
         nodes = int(environment.get("GROUP_WORLD_SIZE", -(-size // local_size)))
@@ -63,9 +82,7 @@ class World:
             # a lost peer must raise here, where a survivor can save, and not end the process
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
             try:
-                dist.init_process_group(
-                    "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout)
-                )
+                dist.init_process_group(backends(device, environment), timeout=timedelta(seconds=timeout))
             except (RuntimeError, ValueError) as exc:
                 raise TrainingError(f"process {rank} of {size} cannot reach the others: {exc}") from exc
         return cls(rank, size, local_rank, nodes, device)
@@ -82,6 +99,24 @@ class World:
     def sum_step(self, values: Sequence[float]) -> list[float]:
         """Return the sums with which a step ends; see ``sum``."""
         return self.sum(values)
+
+    def lost(self, error: BaseException) -> bool:
+        """Take note of an error in a collective; return whether the step is to be repeated for it."""
+        return False
+
+    def heard(self) -> None:
+        """Do what follows from what the launcher says; called in the thread that listens to it."""
+
+    def is_first(self) -> bool:
+        """Tell the script whether this is the first process."""
+        return self.rank == 0
+
+    def within(self) -> AbstractContextManager[None]:
+        """Return a context of the run's own exchanges; what the script exchanges is looked for outside of it."""
+        return nullcontext()
+
+    def repeat_broken(self) -> None:
+        """Raise ``ViewChangedError`` where processes were lost while gradients were exchanged."""
 
     def from_first(self, value: object) -> object:
         """Return what the first process gives; see ``agreeing`` for what can travel."""
@@ -106,6 +141,37 @@ class World:
         """End communication; may be called twice."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def take_device(local_rank: int) -> torch.device:
+    """Return the device that a process trains on, made torch's own where it is a GPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def backends(device: torch.device, environment: Mapping[str, str] = os.environ) -> str:
+    """Return what carries tensors: gloo those of CPUs, NCCL those of GPUs, or gloo where ``EBBFLOW_BACKEND`` says so.
+
+    NCCL refuses two processes that share a GPU or have slices of one. Raises ``TrainingError`` for another value.
+    """
+    asked = environment.get(BACKEND, "nccl").lower()
+    if asked not in ("nccl", "gloo"):
+        raise TrainingError(f"{BACKEND} must be nccl or gloo; got {asked!r}")
+    return f"cpu:gloo,cuda:{asked}" if device.type == "cuda" else "gloo"
+
+
+def group_store(environment: Mapping[str, str], timeout: float) -> dist.Store:
+    """Return the store that a launcher serves for a generation. Raises ``TrainingError``."""
+    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    try:
+        return dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))
+    except (RuntimeError, ValueError) as exc:
+        raise TrainingError(
+            f"the store of the generation, at {host}:{port}, cannot be reached: {exc}"
+        ) from exc
 
 
 def peer_lost(error: BaseException | None) -> bool:

@@ -38,7 +38,7 @@ def partition_by_shard(tensors: Mapping[str, torch.Tensor], rows: int | None = N
 
     Many blocks make partial saves fine and priorities worth having; ten, as by layer, do neither.
 
-    Raises ``OptionError``.
+    Raises ``OptionError`` for ``rows`` below 1.
     """
     if rows is not None and rows < 1:
         raise OptionError(f"rows of a block must be >= 1; got {rows}")
@@ -102,10 +102,7 @@ def _rows(tensor: torch.Tensor) -> int:
 
 
 def _some(found: list[BlockSpec]) -> tuple[BlockSpec, ...]:
-    found = [block for block in found if block.nbytes and block.stop > block.start]
-    if not found:
-        raise OptionError("there is no parameter to cut into blocks")
-    return tuple(found)
+    return tuple(block for block in found if block.nbytes and block.stop > block.start)
 
 
 Tensors = Mapping[str, torch.Tensor]

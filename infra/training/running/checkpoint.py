@@ -284,6 +284,14 @@ class RunningCheckpoint:
         self._start, self._store = start, self._folder.store(start, self.owner)
         return found.bounded(contraction, error)
 
+    def fits(self) -> bool:
+        """Return whether what is there was cut as here, so that ``recover_all`` reads it; else ``read_running`` does.
+
+        Raises ``StorageError``.
+        """
+        start = self._folder.latest()
+        return start is None or self._folder.table(start).blocks == self._blocks.specs
+
     def regroup(self, group: Any, placement: Sequence[int]) -> None:
         """Continue with other processes, after a loss: ``placement`` says who owns each block from now on.
 

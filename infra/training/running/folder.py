@@ -12,7 +12,7 @@ Every ``initialize`` makes a new start, so that records of a run that began agai
 import io
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -135,10 +135,20 @@ class RunningFolder:
         Owners that live on may move records while they are read; such a read is tried once more.
         """
         wanted = list(blocks)
-        try:
-            return _newest(self.stores(start), wanted)
-        except StorageError:
-            return _newest(self.stores(start), wanted)
+        return dict(next(self.records(start, wanted, len(wanted)), {}))
+
+    def records(self, start: str, blocks: Sequence[int], count: int) -> Iterator[dict[int, Record]]:
+        """Yield what ``newest`` returns, of ``count`` blocks at once, so that no more are in memory."""
+        stores: Mapping[int, BlockStore] | None = None
+        for first in range(0, len(blocks), max(1, count)):
+            wanted = list(blocks[first : first + count])
+            try:
+                stores = stores or self.stores(start)
+                found = _newest(stores, wanted)
+            except StorageError:
+                stores = self.stores(start)
+                found = _newest(stores, wanted)
+            yield found
 
 
 def small_bytes(content: Any) -> Record:
@@ -160,7 +170,12 @@ def read_running(uri: str | os.PathLike[str]) -> tuple[dict[str, Any], int]:
     The state, ``{"model": ..., "optimizer": ..., "run": ...}``, is what ``CheckpointFolder.save`` takes. Its blocks
     are of different iterations, the newest being the iteration returned. Raises ``StorageError`` if there is none.
     """
-    folder = RunningFolder(StorageLocation(uri))
+    state, iteration, _ = read_whole(RunningFolder(StorageLocation(uri)))
+    return state, iteration
+
+
+def read_whole(folder: RunningFolder) -> tuple[dict[str, Any], int, int]:
+    """Return what ``read_running`` does, and the iteration of the oldest block. Raises ``StorageError``."""
     start = folder.latest()
     if start is None:
         raise StorageError(f"there is no running checkpoint in {folder.uri}")
@@ -168,7 +183,8 @@ def read_running(uri: str | os.PathLike[str]) -> tuple[dict[str, Any], int]:
     records = folder.newest(start, [*range(len(table.blocks)), STATE])
     small: Mapping[str, Any] = small_content(records[STATE])
     state = whole_state(small["live"], records, table.blocks, table.tensors)
-    return {**state, "run": small["run"]}, records[STATE].iteration
+    oldest = min(record.iteration for record in records.values())
+    return {**state, "run": small["run"]}, records[STATE].iteration, oldest
 
 
 def _newest(stores: Mapping[int, BlockStore], wanted: list[int]) -> dict[int, Record]:

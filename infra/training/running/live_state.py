@@ -42,6 +42,7 @@ class LiveState:
         else:
             self._tensors = dict(model)
         self._held = set(self._tensors)
+        self._tied = _tied(self._module)
         self.sharded = any(hasattr(tensor, "to_local") for tensor in self._tensors.values())
         if self.sharded:
             self._tensors = {_shard(name, owner): tensor for name, tensor in self._tensors.items()}
@@ -86,9 +87,10 @@ class LiveState:
     def small(self) -> dict[str, Any]:
         """Return everything but the blocks."""
         found: dict[str, Any] = {"buffers": {}, "optimizer": None, "parameters": self._order()}
+        found["tied"] = dict(self._tied)
         if self._module is not None:
-            state = self._module.state_dict()
-            found["buffers"] = {k: v for k, v in state.items() if k not in self._held}
+            known = self._held | self._tied.keys()
+            found["buffers"] = {k: v for k, v in self._module.state_dict().items() if k not in known}
         if self._optimizer is not None:
             whole = self._optimizer.state_dict()
             rest = {
@@ -170,7 +172,8 @@ def whole_state(
             if _whole(name)[0] == whole
         }
         kept_of[whole][key] = _joined(shards)[whole]
-    found: dict[str, Any] = {"model": model | dict(small["buffers"])}
+    tied = {name: model[kept] for name, kept in small.get("tied", {}).items()}
+    found: dict[str, Any] = {"model": model | tied | dict(small["buffers"])}
     if small["optimizer"] is not None:
         kinds = {key: dtype for (_, key), dtype in dtypes.items()}
         state = {index: dict(rest) for index, rest in small["optimizer"]["state"].items()}
@@ -183,6 +186,13 @@ def whole_state(
                         kept[key] = torch.zeros(model[name].shape, dtype=dtype)
         found["optimizer"] = {**small["optimizer"], "state": state}
     return found
+
+
+def _tied(module: torch.nn.Module | None) -> dict[str, str]:
+    """Return the further names of parameters that have several, and the first of each."""
+    first: dict[int, str] = {}
+    names = module.named_parameters(remove_duplicate=False) if module is not None else ()
+    return {name: kept for name, p in names if (kept := first.setdefault(id(p), name)) != name}
 
 
 def _joined(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -215,7 +225,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
         return value
     from torch.distributed.tensor import Shard
 
-    if list(value.placements) != [Shard(0)]:
+    if [place for place in value.placements if not place.is_replicate()] != [Shard(0)]:
         raise OptionError(
             f"a running checkpoint takes tensors that are whole or sharded along dimension 0; got {value.placements}"
         )

@@ -73,6 +73,8 @@ class OwnedBlocks:
         owners: the processes; where tensors are sharded this is collective.
         live: what this process holds.
         partition, shard_rows, seed: see ``RunningCheckpoint``.
+
+    Raises ``OptionError``.
     """
 
     def __init__(
@@ -93,6 +95,8 @@ class OwnedBlocks:
             self.placement = tuple(
                 o for o, count in zip(owners.all, counts, strict=True) for _ in range(count)
             )
+        if not cut:  # of no process; one alone may have empty shards only
+            raise OptionError("there is no parameter to cut into blocks")
         self.specs: tuple[BlockSpec, ...] = cut
         self.sizes: NDArray[np.float64] = np.array([block.nbytes for block in cut], float)
         self._owner = owners.owner

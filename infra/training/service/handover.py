@@ -1,11 +1,13 @@
 """What a member tells those that join: the state of the run that is not on aggregators, as plain values."""
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
+from ebbflow.infra.aggregation.frames import AggregatorAddress
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.prepared import PreparedTraining
 
@@ -20,7 +22,11 @@ def state_of(prepared: PreparedTraining, asked: dict[str, Any], number: int) -> 
         asked: what the script asks of it.
         number: of the round that begins.
     """
+    service = prepared.service
+    assert service is not None
     return {
+        "table": service.agent.table,
+        "aggregators": {name: asdict(where) for name, where in service.agent.addresses.items()},
         "asked": packed(asked),
         "number": number,
         "run": packed(prepared.run_state()),
@@ -29,6 +35,14 @@ def state_of(prepared: PreparedTraining, asked: dict[str, Any], number: int) -> 
         "buffers": packed(dict(prepared.inner.named_buffers())),
         "meter": prepared.meter.steps,
     }
+
+
+def aggregators_of(
+    state: Mapping[str, Any],
+) -> tuple[dict[str, AggregatorAddress], dict[str, list[str]]]:
+    """Return where aggregators listen, and which of them each tensor has, of what ``state_of`` gave."""
+    where = {name: AggregatorAddress(**one) for name, one in state["aggregators"].items()}
+    return where, {name: list(hosts) for name, hosts in state["table"].items()}
 
 
 def take_over(prepared: PreparedTraining, state: dict[str, Any]) -> None:

@@ -2,12 +2,13 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ebbflow.infra.aggregation.agent import AggregationAgent, AggregatorAddress
+from ebbflow.infra.aggregation.agent import AggregationAgent
+from ebbflow.infra.aggregation.frames import AggregatorAddress
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.channel import keys
 from ebbflow.infra.training.prepared import Options, PreparedTraining
@@ -61,12 +62,15 @@ class ServiceMembers:
         """Return the number of the view that this process is in."""
         return self._world.view.number
 
+    @property
+    def makes(self) -> dict[str, Any]:
+        """Return the argument of ``prepare`` by which it takes part."""
+        return {"connect": self.connect}
+
     def connect(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ServiceOptimizer:
         """Connect to the aggregators. Raises ``OptionError`` for what they cannot train."""
         parameters = trained(model, optimizer)
-        where = addresses()
-        sizes = {name: 4 * parameter.numel() for name, parameter in parameters.items()}
-        table = spread_tensors(sizes, list(where), self._settings.mirrors)
+        where, table = self._aggregators(parameters)
         _, pair = keys.handed_down(os.environ)
         watched: list[ServiceOptimizer] = []
 
@@ -79,6 +83,16 @@ class ServiceMembers:
         watched.append(made)
         made.without(self._world.view)
         return made
+
+    def _aggregators(
+        self, parameters: Mapping[str, torch.nn.Parameter]
+    ) -> tuple[dict[str, AggregatorAddress], Mapping[str, Sequence[str]]]:
+        """Return where aggregators listen, and which of them each tensor has: those of the others where it joins."""
+        if self._state is not None:
+            return handover.aggregators_of(self._state)
+        where = addresses()
+        sizes = {name: 4 * parameter.numel() for name, parameter in parameters.items()}
+        return where, spread_tensors(sizes, list(where), self._settings.mirrors)
 
     def begin(self, prepared: PreparedTraining) -> None:
         """Take up the training, once everything is prepared. Raises ``AggregationError``."""
@@ -102,6 +116,9 @@ class ServiceMembers:
         """Tell those that have entered with the view where the training is."""
         if self._world.view.entered:
             self._world.from_first_of(self._describe)
+
+    def stepped(self) -> None:
+        """Take note that all have ended a step: aggregators know."""
 
     def _hand_over(self) -> object:
         prepared = self._prepared
@@ -138,16 +155,21 @@ def take_part(
     Raises ``OptionError`` where the launcher has prepared something else, and ``TrainingError`` where processes ask
     for different things.
     """
-    present: SyncChoice = "service" if isinstance(world, ServiceWorld) else "allreduce"
-    if sync not in (None, "allreduce", "service"):
-        raise OptionError(f"sync must be allreduce or service; got {sync!r}")
-    if sync not in (None, present) and (launched or world.size > 1):
-        raise OptionError(f"sync={sync!r} must be the launcher's choice, too: ebbflow train --sync {sync}")
+    check_choice(world, sync, launched=launched)
     if not isinstance(world, ServiceWorld):
         world.check_same(asked)
         return None
     check_options(options, settings)
     return ServiceMembers(world, asked, settings)
+
+
+def check_choice(world: World, sync: SyncChoice | None, *, launched: bool) -> None:
+    """Raise ``OptionError`` where gradients do not meet where the script says."""
+    present: SyncChoice = "service" if isinstance(world, ServiceWorld) else "allreduce"
+    if sync not in (None, "allreduce", "service"):
+        raise OptionError(f"sync must be allreduce or service; got {sync!r}")
+    if sync not in (None, present) and (launched or world.size > 1):
+        raise OptionError(f"sync={sync!r} must be the launcher's choice, too: ebbflow train --sync {sync}")
 
 
 def check_options(options: Options, settings: RunSettings) -> None:

@@ -118,6 +118,11 @@ class ServiceOptimizer:
         """Return the names of the parameters, in the model's order."""
         return list(self._parameters)
 
+    @property
+    def agent(self) -> AggregationAgent:
+        """Return this process's connections to the aggregators."""
+        return self._agent
+
     def parameter(self, name: str) -> torch.nn.Parameter:
         """Return a parameter."""
         return self._parameters[name]

@@ -9,7 +9,7 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.workspace.packing import PackedCode
 
 FOLDER = "code"  # in the run's directory
-_FILE = "code.json"
+RECORD = "code.json"  # in that
 _FORMAT = 1
 
 
@@ -38,16 +38,18 @@ def put(run: StorageLocation, package: CodePackage, packed: PackedCode | None) -
     if packed is not None:
         with translated(f"write {place}"):
             place.write(package.archive, packed.data)
-    records.save(place.under(_FILE), asdict(package), _FORMAT)
+    records.save(place.under(RECORD), asdict(package), _FORMAT)
 
 
 def get(folder: str) -> CodePackage:
     """Return the code of a run from its ``code`` directory, a path or URI. Raises ``TrainingError``."""
     try:
-        return CodePackage(**records.load(StorageLocation(folder).under(_FILE), _FORMAT))
+        return CodePackage(**records.load(StorageLocation(folder).under(RECORD), _FORMAT))
     except StorageError as error:
         raise TrainingError(f"the code of the run cannot be read: {error}") from error
     except records.OtherVersionError:
-        raise TrainingError(f"{folder}/{_FILE} is of another version of Ebbflow") from None
+        raise TrainingError(f"{folder}/{RECORD} is of another version of Ebbflow") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise TrainingError(f"{folder}/{_FILE} is damaged ({error}); resume the run with --repack") from error
+        raise TrainingError(
+            f"{folder}/{RECORD} is damaged ({error}); resume the run with --repack"
+        ) from error

@@ -55,7 +55,7 @@ def prepare(folder: str, run: str, cache: Path, clock: Clock, secrets: Sequence[
     """Return the code and the environment of a run, made unless they are there.
 
     Args:
-        folder: the run's ``code`` directory, a path or URI.
+        folder: the ``code`` directory of the run, or of the tuning run that it is a trial of, a path or URI.
         run: its ID: two runs of the same code do not share a directory, in which they may write.
         cache: directory of this machine for all of it.
         clock: the time.
@@ -65,7 +65,7 @@ def prepare(folder: str, run: str, cache: Path, clock: Clock, secrets: Sequence[
     """
     found = package.get(folder)
     # the setup command may write into the directory, by means of the environment
-    parts = "\0".join((found.digest, found.requirements, found.setup, sys.prefix))
+    parts = "\0".join((folder, found.digest, found.requirements, found.setup, sys.prefix))
     key = hashlib.sha256(parts.encode()).hexdigest()[:32]
     environments: list[Path] = []
 

@@ -68,6 +68,7 @@ PRIOR_SPREAD = 1.0  # standard deviation of a rate around the prior, relative to
 PRIOR_NOISE = 0.3  # relative error of a stage's predicted time, before any is known
 NOISE_POINTS = 8.0  # measured stages that PRIOR_NOISE counts for
 LEVEL_POINTS = 2.0  # measured stages that the prior's overall level counts for
+UNDISTURBED = 1  # quartile of what stages waited: what disturbs one only adds to it
 ROUNDS = 20  # of reweighting, at most
 CAUCHY = 2.385  # tuning constant: 95 % efficiency under normal errors (Holland and Welsch 1977)
 
@@ -335,8 +336,8 @@ def calibrate(prior: CostModel, history: Sequence[Measured]) -> CostModel:
     prior/BOUND ≤ β ≤ prior·BOUND (bounded ridge least squares) on task seconds ``y``. The weights w are
     Cauchy's and the noise is the spread of the errors, both refitted until they settle: a stage slowed by
     something else counts little, and clean measurements outweigh the prior sooner than scattered ones. Work
-    that no stage has done keeps its prior times the factor. The latency is fitted on wall time not spent in
-    tasks.
+    that no stage has done keeps its prior times the factor. The latency is a low quantile of wall time not spent
+    in tasks.
     Deterministic; an empty history returns the prior.
     """
     used = [m for m in history if m.engine == prior.engine and _usable(m, prior)]
@@ -345,7 +346,7 @@ def calibrate(prior: CostModel, history: Sequence[Measured]) -> CostModel:
     base = np.array(prior.vector)
     parts = np.array([m.work.vector() for m in used]) * base  # seconds by kind, as the prior predicts
     seconds = np.array([m.task_seconds for m in used])
-    factor = _shrunk_median(seconds / parts.sum(axis=1))
+    factor = _shrunk(seconds / parts.sum(axis=1), 2)
     scale = np.maximum(seconds, factor * parts.sum(axis=1))
     ratios = _robust_ridge(parts / scale[:, None], seconds / scale, factor)
     rates = Work(*(float(b * r) for b, r in zip(base, ratios, strict=True)))
@@ -359,10 +360,11 @@ def _usable(measured: Measured, prior: CostModel) -> bool:
     return measured.task_seconds > 0.0 and prior.core_seconds(measured.work) > 0.0
 
 
-def _shrunk_median(ratios: Array) -> float:
-    """Return the median of positive ratios, drawn towards 1 as if LEVEL_POINTS stages had said 1."""
+def _shrunk(ratios: Array, quartile: int) -> float:
+    """Return a quartile of positive ratios, drawn towards 1 as if LEVEL_POINTS stages had said 1."""
     weight = len(ratios) / (len(ratios) + LEVEL_POINTS)
-    level = math.exp(weight * statistics.median(np.log(ratios).tolist()))
+    logs = np.log(ratios).tolist() * (1 if len(ratios) > 1 else 2)
+    level = math.exp(weight * statistics.quantiles(logs, n=4, method="inclusive")[quartile - 1])
     return min(max(level, 1.0 / BOUND), BOUND)
 
 
@@ -389,9 +391,9 @@ def _robust_ridge(
 
 
 def _fitted_latency(prior: float, used: Sequence[Measured]) -> float:
-    """Return the median of wall time beyond what the tasks need on their cores, shrunk to the prior."""
+    """Return what an undisturbed stage waits beyond what its tasks need on their cores, shrunk to the prior."""
     if prior <= 0.0:
         return prior
     floor = prior / BOUND
     idle = [m.wall_seconds - m.task_seconds / max(min(m.cores, m.tasks), 1.0) for m in used]
-    return prior * _shrunk_median(np.array([max(i, floor) for i in idle]) / prior)
+    return prior * _shrunk(np.array([max(i, floor) for i in idle]) / prior, UNDISTURBED)

@@ -3,7 +3,7 @@
 import difflib
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
@@ -177,8 +177,54 @@ def _folded(name: str) -> str:
 
 
 def table_names(query: exp.Expr) -> frozenset[str]:
-    """Return the names in FROM and JOIN that the query does not define itself."""
-    return frozenset(t.name for t in outside_tables(query))
+    """Return the names in FROM and JOIN that the query does not define itself, as qualified as they are written."""
+    return frozenset(_whole_name(t) for t in outside_tables(query))
+
+
+def _whole_name(table: exp.Table) -> str:
+    return ".".join(part.name for part in table.parts)
+
+
+def _unqualified(query: exp.Query, catalogue: Catalogue) -> exp.Query:
+    """Give tables of other databases that ``catalogue`` has under their whole names these as names of one part.
+
+    Columns that name a database are found by the alias that its table gets: its own name, or one of the whole name
+    where another source of the query is called so.
+    """
+    sources = [node.alias_or_name.lower() for node in query.find_all(exp.Table)]
+    sources += [node.alias.lower() for node in query.find_all(exp.Subquery, exp.CTE)]
+    aliases: dict[tuple[str, ...], str] = {}  # of tables, by the parts of their names
+    for table in list(outside_tables(query)):
+        whole = _whole_name(table)
+        if not table.db or catalogue.get(whole) is None:
+            continue
+        if not table.alias:
+            alias = table.name
+            if sources.count(alias.lower()) > 1:
+                alias = re.sub(r"\W", "_", whole)
+                while alias.lower() in sources:
+                    alias += "_"
+            aliases[tuple(part.name.lower() for part in table.parts)] = alias
+            table.set("alias", exp.TableAlias(this=exp.to_identifier(alias)))
+        table.set("this", exp.to_identifier(whole, quoted=True))
+        table.set("db", None)
+        table.set("catalog", None)
+    if aliases:
+        for column in [column for column in query.find_all(exp.Column) if column.db]:
+            _under_alias(column, aliases)
+    return query
+
+
+def _under_alias(column: exp.Column, aliases: Mapping[tuple[str, ...], str]) -> None:
+    """Write a column after the alias of the table that it names with its database; what follows are its fields."""
+    names = tuple(part.name.lower() for part in column.parts)
+    for count in range(len(names) - 1, 1, -1):
+        for table, alias in aliases.items():
+            if table[-count:] == names[:count]:
+                first, *fields = [part.copy() for part in column.parts[count:]]
+                found = exp.Column(this=first, table=exp.to_identifier(alias))
+                column.replace(exp.Dot.build([found, *fields]) if fields else found)
+                return
 
 
 def columns_named(query: exp.Expr) -> frozenset[str] | None:
@@ -201,10 +247,8 @@ def check_tables(query: exp.Query, catalogue: Catalogue) -> None:
     """Raise ``UnknownTableError`` for the first table that is in neither the catalogue nor the query."""
     for table in outside_tables(query):
         if table.db:
-            full = ".".join(p.name for p in table.parts)
             raise UnknownTableError(
-                f"table {full!r}: qualified names are not supported; name the table {table.name!r} alone, "
-                f"from --tables or the session's current database"
+                f"unknown table {_short(_whole_name(table))!r}; a table of --tables is named alone, as {table.name!r}"
             )
         if catalogue.get(table.name) is None:
             nearest = _nearest(table.name.lower(), catalogue.tables)
@@ -228,7 +272,7 @@ def parse_query(
 
     Raises the errors of ``parse`` and ``check_tables``, and ``UnknownColumnError``.
     """
-    query = _divided(parse(text, dialect, allowed), dialect)
+    query = _unqualified(_divided(parse(text, dialect, allowed), dialect), catalogue)
     check_tables(query, catalogue)
     reason = _expanded_by_engine(query)
     if draws_again(query):

@@ -8,7 +8,9 @@ class WorkerLoss:
     """What is known when workers of a generation are lost.
 
     Args:
-        service: whether gradients meet at aggregators; in an all-reduce every worker is needed to the end.
+        service: whether gradients meet at aggregators.
+        replicas: whether they are all-reduced in a process group that can be made anew for those that are left.
+        obstacle: why it cannot, of what the script asks for; empty where it can.
         formed: whether all workers of the generation had met.
         left: slots of the generation that remain.
         minimum: slots that the training needs.
@@ -22,6 +24,8 @@ class WorkerLoss:
     minimum: int
     stopping: bool = False
     script_failed: bool = False
+    replicas: bool = False
+    obstacle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,10 @@ class Recovery:
 
 def recovery_of(loss: WorkerLoss) -> Recovery:
     """Return how a loss of workers is recovered from."""
-    if not loss.service:
+    if not (loss.service or loss.replicas):
         return Recovery(False, "an all-reduce needs all of its processes")
+    if loss.obstacle:
+        return Recovery(False, loss.obstacle)
     if loss.stopping:
         return Recovery(False, "the generation was to end")
     if not loss.formed:

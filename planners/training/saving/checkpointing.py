@@ -13,6 +13,11 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import PRIOR_LOSSES, PRIOR_NODE_HOURS, hazard
 from ebbflow.planners.model.recovery import RecoveryInput
 
+UNKNOWN_HAZARD_EVERY = 600.0  # seconds between checkpoints where no loss was ever seen
+LEAST_EVERY = 5.0  # seconds
+STALL_SHARE = 0.01  # of the time, at most, that training may wait for checkpoints
+WRITE_SHARE = 0.5  # of the time, at most, that a checkpoint is being written
+
 
 def young_interval(checkpoint: float, between_losses: float) -> float:
     """Return √(2·C·M): seconds of work between checkpoints of ``checkpoint`` s, a loss every ``between_losses`` s."""
@@ -33,6 +38,22 @@ def daly_interval(checkpoint: float, between_losses: float) -> float:
         return between_losses
     ratio = checkpoint / (2 * between_losses)
     return sqrt(2 * checkpoint * between_losses) * (1 + sqrt(ratio) / 3 + ratio / 9) - checkpoint
+
+
+def save_interval(stall: float, write: float, rate: float) -> float:
+    """Return the seconds between checkpoints that are written in the background.
+
+    Daly's interval for the time that training waits, but not so often that it waits for more than ``STALL_SHARE`` of
+    the time, or that writing takes more than ``WRITE_SHARE`` of it.
+
+    Args:
+        stall: seconds that training waits for one.
+        write: seconds until one is durable.
+        rate: losses per second of the whole run; 0: none was ever seen.
+    """
+    wanted = daly_interval(stall, 1 / rate) if rate > 0 else UNKNOWN_HAZARD_EVERY
+    least = max(LEAST_EVERY, stall / STALL_SHARE, write / WRITE_SHARE)
+    return max(least, wanted) if wanted < inf else UNKNOWN_HAZARD_EVERY
 
 
 def _check(checkpoint: float, between_losses: float) -> None:

@@ -11,8 +11,10 @@ from ebbflow.tasks.pipeline.file.faults import OF_POOLS
 from ebbflow.tasks.pipeline.file.kinds import nearest
 from ebbflow.tasks.pipeline.file.order import find_cycle
 from ebbflow.tasks.pipeline.file.requests import (
+    elastic_request,
     engine_of,
     gpu_bounds,
+    has_spark,
     places_of,
     query_request,
     resolved,
@@ -71,20 +73,27 @@ class CrossChecks:
             return
         if step.kind == "query":
             self._check_query(pipeline, step, one)
-        else:
-            self._check_gpus(pipeline, step, one)
+            return
+        if step.kind == "elastic":
+            self._check_input(pipeline, step, one)
+        self._check_gpus(pipeline, step, one)
+
+    def _check_input(self, pipeline: Pipeline, step: StepSpec, one: Values) -> None:
+        source = step.options["input"]
+        if "${" not in source and "://" not in source and not Path(resolved(source, pipeline)).exists():
+            self._say(one, "input", f"there is no file or directory {source!r}")
 
     def _check_query(self, pipeline: Pipeline, step: StepSpec, one: Values) -> None:
         for text in step.options.get("tables", ()):
             if "${" not in text and "://" not in text and not Path(resolved(text, pipeline)).exists():
                 self._say(one, "tables", f"there is no directory {text!r}")
         cluster = pipeline.cluster
-        if engine_of(step, pipeline) == "spark" and not (
-            cluster.of("spark") if isinstance(cluster, LocalSpec) else cluster.master
-        ):
-            rule = (
-                "a pool of kind spark" if isinstance(cluster, LocalSpec) else "the address of a Spark master"
-            )
+        if engine_of(step, pipeline) == "spark" and not has_spark(pipeline):
+            rules = {
+                LocalSpec: "a pool of kind spark",
+                AwsSpec: "spark_pools or the address of a Spark master",
+            }
+            rule = rules.get(type(cluster), "the address of a Spark master")
             self._say(one, "engine", f"engine spark needs {rule} in cluster; got none")
 
     def _check_spark(self, pipeline: Pipeline) -> None:
@@ -110,21 +119,15 @@ class CrossChecks:
 
     def _check_gpus(self, pipeline: Pipeline, step: StepSpec, one: Values) -> None:
         cluster = pipeline.cluster
-        if step.kind == "tuning" and "://" in places_of(pipeline, "/nowhere/run").folder:
-            rule = (
-                "the study of a tuning run is kept on this machine: it runs on local nodes; got the "
-                f"cluster's directory {cluster.directory}"  # type: ignore[union-attr]
-            )
-            self._say(one, "", rule)
-        if isinstance(cluster, AwsSpec) and step.environment and step.kind == "tuning":
-            rule = "environment of a tuning run is for nodes of this machine"
-            self._say(one, "environment", rule)
+        if isinstance(cluster, AwsSpec) and not cluster.pools:
+            aws: Values = self._values["cluster"]["aws"]
+            self._say(aws, "pools", f"pools is missing: names of the pools that {step.path} can run on")
         if not isinstance(cluster, LocalSpec):
             return
         least = max(gpu_bounds(step)[0], wanted_gpus(step))
         if cluster.gpus < least:
             rule = f"needs {least} GPUs; the pools of kind gpu have {cluster.gpus} at most"
-            self._say(one, "gpus", rule)
+            self._say(one, "workers" if step.kind == "elastic" else "gpus", rule)
 
     def _check_loop(self, pipeline: Pipeline) -> None:
         one: Values = self._values.get("loop") or self._values
@@ -146,7 +149,9 @@ class CrossChecks:
         if isinstance(cluster, ExistingSpec):
             return
         pools = (
-            [pool.name for pool in cluster.pools] if isinstance(cluster, LocalSpec) else list(cluster.pools)
+            [pool.name for pool in cluster.pools]
+            if isinstance(cluster, LocalSpec)
+            else [*cluster.pools, *cluster.spark_pools]
         )
         for name in pipeline.quotas.pools:
             if name not in pools:
@@ -186,6 +191,8 @@ def _request(pipeline: Pipeline, step: StepSpec) -> object:
         return query_request(step, pipeline, places, keep)
     if step.kind == "training":
         return training_request(step, pipeline, places, keep, "probe")
+    if step.kind == "elastic":
+        return elastic_request(step, pipeline, places, keep, "probe", "/nowhere/run")
     return tuning_request(step, pipeline, places, keep, "probe")
 
 

@@ -3,7 +3,7 @@
 from ebbflow.tasks.pipeline.file.faults import FAULTS
 from ebbflow.tasks.pipeline.file.kinds import Duration, Flag, Items, Named, Number, Plain, Schema, Size, Text
 from ebbflow.tasks.pipeline.file.sections import Key, Section
-from ebbflow.tasks.pipeline.file.steps import NAME, QUERY, TRAINING, TUNING
+from ebbflow.tasks.pipeline.file.steps import ELASTIC, NAME, QUERY, TRAINING, TUNING
 
 FORMAT = 1
 
@@ -121,8 +121,15 @@ AWS = Section(
         Key(
             "pools",
             Items(Text("the name of a pool"), min=1),
-            "Names of the pools that trainings run on",
-            required=True,
+            "Names of the pools that trainings, tuning runs and elastic jobs run on",
+            (),
+        ),
+        Key(
+            "spark_pools",
+            Items(Text("the name of a pool"), min=1),
+            "Names of the Spark pools that queries run on; the address of their master is in terraform_output. "
+            "Default: none",
+            (),
         ),
         Key(
             "directory",
@@ -133,7 +140,8 @@ AWS = Section(
         Key(
             "master",
             Text("a Spark master"),
-            "Address of the Spark master that queries run on. Default: queries run on DuckDB on this machine",
+            "Address of the Spark master that queries run on. Default: that of spark_pools; without any, queries run "
+            "on DuckDB on this machine",
         ),
         Key(
             "ledger",
@@ -348,6 +356,7 @@ PIPELINE = Section(
             {},
             formerly=("searches", "sweeps"),
         ),
+        Key("elastic_jobs", Named(ELASTIC), "Jobs of elastic executors, by name", {}),
         Key("loop", LOOP, "Settings of the capacity loop"),
         Key("quotas", QUOTAS, "Quotas that no decision may exceed", formerly=("limits",)),
         Key(
@@ -356,7 +365,7 @@ PIPELINE = Section(
             "Directory of the queries' checkpoints, local or s3://. Default: ~/.cache/ebbflow/store",
         ),
     ),
-    "Queries, trainings and tuning runs of several teams on one elastic cluster.",
+    "Queries, trainings, tuning runs and elastic jobs of several teams on one elastic cluster.",
 )
 
 

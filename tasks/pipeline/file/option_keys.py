@@ -1,7 +1,7 @@
 """Keys of steps that are options of the requests which steps become, as those declare them."""
 
 from ebbflow.planners.model.options import Declared, declared
-from ebbflow.tasks.pipeline.file.kinds import MISSING, Duration, Flag, Kind, Number, Text
+from ebbflow.tasks.pipeline.file.kinds import MISSING, Duration, Flag, Items, Kind, Number, Text
 from ebbflow.tasks.pipeline.file.sections import Key
 
 # what a step may say of them
@@ -9,17 +9,23 @@ QUERY_OPTIONS = (
     "catalog", "at", "planner", "materialize", "dialect", "reuse", "hysteresis", "interruption_rate", "calibrate",
     "executor_memory", "verify",
 )  # fmt: skip
-TRIAL_OPTIONS = ("adaptive", "checkpoint_interval", "termination_grace", "final_save_timeout", "spill_dir")
-TRAINING_OPTIONS = (
+TRIAL_OPTIONS = (
     "workdir", "requirements", "setup",
+    "adaptive", "checkpoint_interval", "termination_grace", "final_save_timeout", "spill_dir",
+)  # fmt: skip
+TRAINING_OPTIONS = (
     "keep_checkpoints", "partial_checkpoint_interval", "partial_checkpoint_fraction", "interruption_rate",
-    "communication", "own_checkpoints", "step_pattern", "sync", "aggregators", "mirrors", "preflight",
+    "communication", "own_checkpoints", "step_pattern", "sync", "aggregators", "mirrors",
+    "aggregation_cluster", "preflight",
     "retry_policy", "retry_backoff", "node_timeout",
-    "collective_timeout",
+    "collective_timeout", "track",
 )  # fmt: skip
 TUNING_OPTIONS = (
-    "metric", "maximize", "trials", "epochs", "pruner", "reduction_factor", "min_epochs", "sampler", "seed",
+    "metric", "maximize", "trials", "epochs", "pruner", "reduction_factor", "min_epochs", "population_interval",
+    "sampler", "seed", "study", "heartbeat_timeout", "track",
 )  # fmt: skip
+
+ELASTIC_OPTIONS = ("classes", "executors", "iterations", "staleness")
 
 
 def keys_of(request: type, *names: str) -> tuple[Key, ...]:
@@ -30,7 +36,7 @@ def keys_of(request: type, *names: str) -> tuple[Key, ...]:
 
 def _key(one: Declared) -> Key:
     said = one.option.in_file or one.option.help
-    nothing = one.default is None or one.default == ""
+    nothing = one.default in (None, "", ())
     if nothing and one.option.unless:
         said = f"{said}. Default: {one.option.unless}"
     return Key(one.name, _kind(one), said, MISSING if nothing else one.default)
@@ -38,6 +44,8 @@ def _key(one: Declared) -> Key:
 
 def _kind(one: Declared) -> Kind:
     said = one.option
+    if one.many:
+        return Items(Text("a text"))
     if one.choices:
         return Text("a word", choices=one.choices)
     if one.kind is bool:

@@ -96,7 +96,7 @@ class _Reader:
                     continue
                 steps[name] = self._step(kind, name, one)
         if not steps:
-            self._say(values, "", "there is nothing to run: add queries, trainings or tunings")
+            self._say(values, "", "there is nothing to run: add queries, trainings, tunings or elastic_jobs")
         found = Pipeline(
             name=values["name"],
             display_name=values.get("display_name", ""),
@@ -266,6 +266,8 @@ def _texts(step: StepSpec) -> list[tuple[str, str]]:
     found = [("environment", text) for text in step.environment.values()]
     for key in ("arguments", "tables"):
         found += [(key, text) for text in step.options.get(key, ())]
+    if step.kind == "elastic":
+        found.append(("input", step.options["input"]))
     return found
 
 

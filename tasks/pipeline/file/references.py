@@ -4,11 +4,16 @@
 ``${queries.NAME.path}``                  the directory of the query's result, with one file ``NAME.parquet``
 ``${queries.NAME.file}``                  that file
 ``${queries.NAME.rows}``                  how many rows it has
+``${queries.NAME.fingerprint}``           of what it asks of which versions of tables
+``${queries.NAME.tables}``                the versions of the tables that it has read, a JSON object by name
 ``${trainings.NAME.directory}``           the training's own directory, with its checkpoints
 ``${trainings.NAME.metrics.METRIC}``      the last value of what its script has reported
 ``${tunings.NAME.directory}``            the tuning run's own directory
 ``${tunings.NAME.best}``                 the best value of its metric
 ``${tunings.NAME.best.PARAMETER}``       the parameter's value in the best trial
+``${elastic_jobs.NAME.directory}``       the job's own directory
+``${elastic_jobs.NAME.file}``            its result, an ``.npz`` file
+``${elastic_jobs.NAME.objective}``       the objective of the result
 ``${run.id}``, ``${run.name}``, ``${run.directory}`` of the pipeline's run
 ``${env:NAME}``                           a variable of the environment, only where it stays secret
 ``${parameters.NAME}``                    of the file, or what the command line set; anywhere, filled in at once
@@ -25,12 +30,13 @@ from typing import Literal
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.pipeline.file.kinds import nearest
 
-Of = Literal["queries", "trainings", "tunings", "run", "env"]
+Of = Literal["queries", "trainings", "tunings", "elastic_jobs", "run", "env"]
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "queries": ("path", "file", "rows"),
+    "queries": ("path", "file", "rows", "fingerprint", "tables"),
     "trainings": ("directory", "metrics.METRIC"),
     "tunings": ("directory", "best", "best.PARAMETER"),
+    "elastic_jobs": ("directory", "file", "objective"),
     "run": ("id", "name", "directory"),
 }
 _TOKEN = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")

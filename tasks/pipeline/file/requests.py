@@ -1,12 +1,14 @@
 """What a step asks of the parts that carry it out: requests, checked when the file is read and made again to run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.elastic.request import ElasticAppRequest, ElasticRequest
 from ebbflow.tasks.pipeline.file.option_keys import (
+    ELASTIC_OPTIONS,
     QUERY_OPTIONS,
     TRAINING_OPTIONS,
     TRIAL_OPTIONS,
@@ -14,8 +16,9 @@ from ebbflow.tasks.pipeline.file.option_keys import (
 )
 from ebbflow.tasks.pipeline.file.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline, StepSpec
 from ebbflow.tasks.query.request import LOCAL, QueryRequest, default_store
+from ebbflow.tasks.training.checks import absolute_source
 from ebbflow.tasks.training.request import TrainingRequest
-from ebbflow.tasks.tuning.request import Parameter, TuningRequest
+from ebbflow.tasks.tuning.request import LEDGER, Parameter, TuningRequest
 
 Fill = Callable[[str], str]
 """Replaces the references of a text by what they stand for."""
@@ -85,16 +88,13 @@ def training_request(
     options: dict[str, Any] = {name: given[name] for name in _TRAINING if given.get(name) is not None}
     least, most = gpu_bounds(step)
     options |= {"min_gpus": least, "max_gpus": most}
-    for name in ("failure_rules", "requirements"):
-        if given.get(name):
-            options[name] = resolved(given[name], pipeline)
-    script = resolved(given["script"], pipeline)
-    if given.get("workdir"):
-        script = given["script"]  # relative to the working directory
-        options["workdir"] = code_source(given["workdir"], pipeline)
+    options |= _code(given, pipeline)
+    if given.get("failure_rules"):
+        options["failure_rules"] = resolved(given["failure_rules"], pipeline)
+    if given.get("track"):
+        options["track"] = tuple(tracker(one, pipeline) for one in given["track"])
     return TrainingRequest(
-        script,
-        tuple(fill(one) for one in given.get("arguments", ())),
+        arguments=tuple(fill(one) for one in given.get("arguments", ())),
         run_id=run,
         name=step.label,
         runs_dir=places.runs,
@@ -109,11 +109,13 @@ def tuning_request(
     """Return the request of a tuning step; ``run`` is the ID of its tuning run. Raises ``OptionError``."""
     given = step.options
     options: dict[str, Any] = {name: given[name] for name in _TUNING if given.get(name) is not None}
-    options["gpus_per_trial"] = wanted_gpus(step)
-    space = tuple(Parameter.parse(name, entry) for name, entry in given["space"].items())
+    options |= _code(given, pipeline) | {"gpus_per_trial": wanted_gpus(step)}
+    if given.get("track"):
+        options["track"] = tuple(tracker(one, pipeline) for one in given["track"])
+    if "://" in places.runs:  # where no file can be the study
+        options.setdefault("study", LEDGER)
     return TuningRequest(
-        resolved(given["script"], pipeline),
-        space,
+        space=tuple(Parameter.parse(name, entry) for name, entry in given["space"].items()),
         arguments=tuple(fill(one) for one in given.get("arguments", ())),
         run_id=run,
         runs_dir=places.runs,
@@ -122,10 +124,31 @@ def tuning_request(
     )
 
 
-def gpu_bounds(step: StepSpec) -> tuple[int, int]:
-    """Return the fewest and the most GPUs that a training or a tuning run can use. Raises ``OptionError``."""
+def elastic_request(
+    step: StepSpec, pipeline: Pipeline, places: RunDirectories, fill: Fill, run: str, state_dir: str
+) -> ElasticAppRequest:
+    """Return the request of an elastic job; ``state_dir`` is where its snapshots are. Raises ``OptionError``."""
     given = step.options
-    wanted = int(given.get("gpus", 1))
+    options: dict[str, Any] = {name: given[name] for name in ELASTIC_OPTIONS if given.get(name) is not None}
+    return ElasticAppRequest(
+        ElasticRequest(given["app"], resolved(fill(given["input"]), pipeline), **options),
+        run,
+        places.runs,
+        state_dir,
+        name=step.label,
+        label=given["label"],
+        workers=wanted_gpus(step),
+        max_workers=gpu_bounds(step)[1],
+        termination_grace=given["termination_grace"],
+    )
+
+
+def gpu_bounds(step: StepSpec) -> tuple[int, int]:
+    """Return the fewest and the most GPUs that a step other than a query can use. Raises ``OptionError``."""
+    given = step.options
+    wanted = wanted_gpus(step)
+    if step.kind == "elastic":
+        return 1, int(given.get("max_workers") or wanted)
     if step.kind == "tuning":
         each = max(wanted, int(given.get("max_gpus") or wanted))
         return wanted, each * int(given.get("parallel", 4))
@@ -137,8 +160,8 @@ def gpu_bounds(step: StepSpec) -> tuple[int, int]:
 
 
 def wanted_gpus(step: StepSpec) -> int:
-    """Return the GPUs that a training asks for; a tuning run's request says so itself."""
-    return int(step.options.get("gpus", 1))
+    """Return the GPUs that a step asks for; of a tuning run, each trial."""
+    return int(step.options.get("workers" if step.kind == "elastic" else "gpus", 1))
 
 
 def engine_of(step: StepSpec, pipeline: Pipeline) -> str:
@@ -146,9 +169,15 @@ def engine_of(step: StepSpec, pipeline: Pipeline) -> str:
     given = step.options.get("engine")
     if given and given != "auto":
         return str(given)
+    return "spark" if has_spark(pipeline) else "duckdb"
+
+
+def has_spark(pipeline: Pipeline) -> bool:
+    """Tell whether the cluster has Spark workers, or a master that is named."""
     cluster = pipeline.cluster
-    has_spark = bool(cluster.of("spark")) if isinstance(cluster, LocalSpec) else bool(cluster.master)
-    return "spark" if has_spark else "duckdb"
+    if isinstance(cluster, LocalSpec):
+        return bool(cluster.of("spark"))
+    return bool(cluster.master or (isinstance(cluster, AwsSpec) and cluster.spark_pools))
 
 
 def team_weight(step: StepSpec, pipeline: Pipeline) -> float:
@@ -162,14 +191,22 @@ def resolved(path: str, pipeline: Pipeline) -> str:
     return within(pipeline.folder, path)
 
 
-def code_source(source: str, pipeline: Pipeline) -> str:
-    """Return the source of a working directory; a path in it is taken from the file's directory."""
-    if source.startswith("git+"):
-        return source
-    path, at, ref = source.rpartition("@")
-    if at and not Path(resolved(source, pipeline)).is_dir():
-        return f"{resolved(path, pipeline)}@{ref}"
-    return resolved(source, pipeline)
+def tracker(text: str, pipeline: Pipeline) -> str:
+    """Return a tracker as the file names it; the directory of one is taken from the file's directory."""
+    kind, _, place = text.partition(":")
+    if kind != "mlflow" or not place or place == "databricks" or "://" in place or place.startswith("#"):
+        return text
+    return f"mlflow:{resolved(place, pipeline)}"
+
+
+def _code(given: Mapping[str, Any], pipeline: Pipeline) -> dict[str, Any]:
+    """Return script, working directory and requirements of a step; paths are taken from the file's directory."""
+    found = {"script": resolved(given["script"], pipeline)}
+    if given.get("requirements"):
+        found["requirements"] = resolved(given["requirements"], pipeline)
+    if given.get("workdir"):
+        found |= {"script": given["script"], "workdir": absolute_source(given["workdir"], pipeline.folder)}
+    return found
 
 
 def within(folder: str, path: str) -> str:

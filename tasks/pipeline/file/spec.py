@@ -9,8 +9,13 @@ from ebbflow.planners.fleet.limits import Limits
 from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.pipeline.file.kinds import DeadlineSpec
 
-StepKind = Literal["query", "training", "tuning"]
-TABLES: Mapping[StepKind, str] = {"query": "queries", "training": "trainings", "tuning": "tunings"}
+StepKind = Literal["query", "training", "tuning", "elastic"]
+TABLES: Mapping[StepKind, str] = {
+    "query": "queries",
+    "training": "trainings",
+    "tuning": "tunings",
+    "elastic": "elastic_jobs",
+}
 """The section of the file that each kind of step stands in."""
 
 
@@ -43,9 +48,10 @@ class LocalSpec:
 class AwsSpec:
     """The cluster that Terraform has made."""
 
-    pools: tuple[str, ...]
     directory: str
     ledger: str  # as written: may hold ${env:NAME}
+    pools: tuple[str, ...] = ()  # that trainings and elastic jobs run on
+    spark_pools: tuple[str, ...] = ()  # whose workers queries run on
     terraform_output: str = ""  # empty: $EBBFLOW_TERRAFORM_OUTPUT
     prices: str = ""  # file of on-demand prices; empty: AWS's own list
     name: str = "local"  # of the cluster in that ledger
@@ -79,7 +85,7 @@ class LoopSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """One query, training or tuning run."""
+    """One query, training, tuning run or elastic job."""
 
     kind: StepKind
     name: str
@@ -112,7 +118,7 @@ class Pipeline:
 
     name: str
     cluster: ClusterSpec
-    steps: Mapping[str, StepSpec]  # in the order of the file: queries, trainings, tunings
+    steps: Mapping[str, StepSpec]  # by section: queries, trainings, tunings, elastic jobs
     display_name: str = ""
     teams: Mapping[str, TeamSpec] = field(default_factory=dict)
     loop: LoopSpec = field(default_factory=LoopSpec)

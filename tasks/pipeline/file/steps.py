@@ -1,7 +1,9 @@
 """The keys of a pipeline's steps, once, for the reader and for the JSON schema."""
 
-from ebbflow.tasks.pipeline.file.kinds import Deadline, Items, Named, Number, Plain, Text
+from ebbflow.tasks.elastic.request import APPS, ElasticRequest
+from ebbflow.tasks.pipeline.file.kinds import Deadline, Duration, Items, Named, Number, Plain, Text
 from ebbflow.tasks.pipeline.file.option_keys import (
+    ELASTIC_OPTIONS,
     QUERY_OPTIONS,
     TRAINING_OPTIONS,
     TRIAL_OPTIONS,
@@ -66,13 +68,14 @@ _STEP = (
         formerly=("retries",),
     ),
 )
+_BUDGET = Key(
+    "budget",
+    Number(above=0),
+    "Budget of the step in dollars; no nodes are launched for it beyond. Default: unlimited",
+)
 _GPU_STEP = (
     *_STEP,
-    Key(
-        "budget",
-        Number(above=0),
-        "Budget of the step in dollars; no nodes are launched for it beyond. Default: unlimited",
-    ),
+    _BUDGET,
     _SCRIPT,
     _ARGUMENTS,
     _ENVIRONMENT,
@@ -159,4 +162,44 @@ TUNING = Section(
         *keys_of(TuningRequest, *TUNING_OPTIONS),
     ),
     "A tuning run over hyperparameters, whose trials are trainings.",
+)
+
+ELASTIC = Section(
+    (
+        *_STEP,
+        _BUDGET,
+        Key(
+            "app",
+            Text("an application", choices=APPS),
+            "Application of the job: mlr (a regression), kmeans or lda (a topic model)",
+            required=True,
+        ),
+        Key(
+            "input",
+            Text("a path or an address"),
+            "Input of the job, an .npz file or a Parquet table, or the result of a query (${queries.NAME.file}): "
+            "columns of numbers, for mlr with a label, or document and word for lda",
+            required=True,
+        ),
+        Key("label", Text("a column's name"), "Column of the class of each row, for mlr", "y"),
+        Key(
+            "workers",
+            Number(min=1, max=10_000, whole=True),
+            "Requested number of workers, each on one GPU or slot; fewer are used while there are no more",
+            1,
+        ),
+        Key(
+            "max_workers",
+            Number(min=1, max=10_000, whole=True),
+            "Maximum number of workers while slots are free. Default: the value of workers",
+        ),
+        *keys_of(ElasticRequest, *ELASTIC_OPTIONS),
+        Key(
+            "termination_grace",
+            Duration(),
+            "Time for a snapshot and the release of preempted slots",
+            30.0,
+        ),
+    ),
+    "A job of elastic executors, which move between workers as slots come and go; its result is an .npz file.",
 )

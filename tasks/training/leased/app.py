@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from ebbflow.infra.clock import Clock
@@ -21,6 +22,7 @@ from ebbflow.tasks.apps.agent import AgentIntervals, AppAgent
 from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.drawing.wording import plural
 from ebbflow.tasks.training.leased.enforcer import LeaseEnforcer
+from ebbflow.tasks.training.leased.fairness import auctioned_rho
 from ebbflow.tasks.training.leased.metrics import TrainingMetrics
 from ebbflow.tasks.training.leased.nodes import LeasedNodes
 from ebbflow.tasks.training.leased.site import LeasedSite, MakePool, MakeTrainer, await_end_of_earlier
@@ -31,6 +33,7 @@ from ebbflow.tasks.training.report import (
     EventReport,
     MetricReport,
     PointReport,
+    RecoveryReport,
     RunState,
     TrainingReport,
     record,
@@ -70,6 +73,7 @@ def merge_reports(reports: Sequence[TrainingReport]) -> TrainingReport:
         unusable=tuple(dict.fromkeys(text for report in reports for text in report.unusable)),
         checkpoints=sum(report.checkpoints for report in reports),
         stall_seconds=sum(report.stall_seconds for report in reports),
+        recovery=RecoveryReport.merged([report.recovery for report in reports]),
         gpu_seconds=sum(report.gpu_seconds for report in reports),
         rented_gpu_seconds=sum(report.rented_gpu_seconds for report in reports),
         price=max(report.price for report in reports),
@@ -100,9 +104,7 @@ def _moved(part: tuple[Timed, ...], shift: float) -> list[Timed]:
 LEAVING = 3.0  # s before a deadline by which a run that stops has to be saved; what is left then is still to be ended
 _LEAST = 1.0  # s to save in, however late it is
 _POLL = 0.25  # s between polls for leases
-_FRUITLESS = (
-    20  # attempts in a row that nodes were lost in without a step won, after which a training has failed
-)
+_FRUITLESS = 20  # attempts in a row in which nodes were lost and no step was won: then it has failed
 
 
 def run_training_app(
@@ -121,6 +123,7 @@ def run_training_app(
     make: MakeTrainer | None = None,
     options: Mapping[str, Any] | None = None,
     deliver: Deliver = lambda *_: None,
+    lineage: Mapping[str, Any] | None = None,
 ) -> TrainingReport:
     """Run ``request`` as the app of ``spec`` to its end and return what happened, over all its stretches.
 
@@ -143,6 +146,7 @@ def run_training_app(
         make, options: of the launcher; see ``LeasedSite``.
         deliver: called with the report of each stretch when it ends, so that there is one while the app waits, and
             with the whole one; ``tasks.report.training.deliver`` writes the files that the request names.
+        lineage: where its data come from; see ``run_training``.
 
     Raises:
         RunLockedError: another process runs this app.
@@ -170,7 +174,18 @@ def run_training_app(
         on_report = AppReporter(agent, metrics)
         site = LeasedSite(pool, agent, enforcer, on_report, clock, make=make, options=options)
         app = _App(
-            request, agent, metrics, site, app_events, clock, stop or threading.Event(), save, seed, deliver
+            request,
+            agent,
+            metrics,
+            site,
+            app_events,
+            clock,
+            stop or threading.Event(),
+            save,
+            seed,
+            deliver,
+            lineage=lineage,
+            fairness=partial(auctioned_rho, ledger, spec.id),
         )
         report = app.run()
         agent.moved(_PHASES[report.state], report.reason)
@@ -220,6 +235,9 @@ class _App(NullTrainingListener):
         save: float | None,
         seed: int,
         deliver: Deliver,
+        *,
+        lineage: Mapping[str, Any] | None,
+        fairness: Callable[[], float | None],
     ) -> None:
         self._request, self._agent, self._metrics, self._site = request, agent, metrics, site
         self._app_events, self._clock, self._stop, self._save, self._seed = (
@@ -229,8 +247,10 @@ class _App(NullTrainingListener):
             save,
             seed,
         )
-        self._deliver = deliver
-        self._nodes = LeasedNodes(agent.lease_table, request.most_gpus, request.min_gpus, clock)
+        self._deliver, self._lineage, self._fairness = deliver, lineage, fairness
+        self._nodes = LeasedNodes(
+            agent.lease_table, request.most_gpus, request.min_gpus, clock, replica=request.replica_gpus
+        )
         self._yielded = ""  # why the present stretch was ended
         self._lost = False  # a node, in the present stretch
         self._failed_attempts = 0
@@ -298,6 +318,8 @@ class _App(NullTrainingListener):
                 nodes=self._nodes,
                 clock=self._clock,
                 seed=self._seed,
+                lineage=self._lineage,
+                fairness=self._fairness,
             )
         except OptionError:
             if self._nodes.placement() is None:

@@ -22,6 +22,7 @@ class AwsProvider:
     pools: MakePools  # of instances, under their own ids
     make: Callable[..., Trainer]  # the launcher on them
     listed: Callable[[], Mapping[str, float]]  # asks for on-demand prices, $/h, by instance type
+    variables: Mapping[str, str]  # that programs on the instances need
 
 
 @contextmanager
@@ -59,4 +60,4 @@ def opened_pools(names: Sequence[str], config: str, prices: str, clock: Clock) -
             found = {kind: fleet.prices.on_demand(kind) for kind in sorted(types)}
             return {kind: price for kind, price in found.items() if price is not None}
 
-        yield AwsProvider(pools, make, listed)
+        yield AwsProvider(pools, make, listed, {"AWS_REGION": fleet.settings.region})

@@ -3,13 +3,13 @@
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import floor
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LeaseError
 from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.pool import Admit, NodePool, admit_none
 from ebbflow.planners.model.ledger import Lease
+from ebbflow.planners.training.replicas import whole_replicas
 from ebbflow.tasks.apps.lease_table import LeaseTable
 from ebbflow.tasks.training.capacity import Nodes, Placement
 
@@ -85,6 +85,7 @@ class LeasedNodes(Nodes):
         clock: the app's.
         among: returns the leases that are this training's, of an app with several; ``None``: all.
         avoided: nodes that were lost lately, by any training of the app.
+        replica: GPUs that hold one replica of the model.
     """
 
     def __init__(
@@ -95,8 +96,10 @@ class LeasedNodes(Nodes):
         clock: Clock,
         among: Numbers = _all,
         avoided: NodeBackoff | None = None,
+        *,
+        replica: int = 1,
     ) -> None:
-        super().__init__({}, most, least)
+        super().__init__({}, most, least, replica=replica)
         self._lease_table, self._among = lease_table, among
         self._avoided = avoided or NodeBackoff(lease_table, clock)
         self._blamed: frozenset[str] = frozenset()
@@ -106,18 +109,13 @@ class LeasedNodes(Nodes):
         """Return the GPUs of all nodes that are there."""
         return sum(self.there().values())
 
-    @property
-    def least(self) -> int:
-        """Return the GPUs without which the training does not run."""
-        return max(self._least, 1)
-
     def there(self) -> Placement:
         """Return the nodes that are there."""
         among = self._among()
         fine = {lease.node for lease in self._avoided.without(self._lease_table.allowed(among))}
         found = {name: slots for name, slots in self._lease_table.placement(among).items() if name in fine}
         others = {name: slots for name, slots in found.items() if name not in self._blamed}
-        return others if sum(others.values()) >= self.least else found
+        return others if sum(whole_replicas(others, self._replica).values()) >= self.least else found
 
     def remove(self, names: Iterable[str]) -> None:
         """Take note that nodes are lost, or about to be."""
@@ -145,28 +143,9 @@ class LeasedNodes(Nodes):
         there = self.there()
         return sorted(there, key=lambda name: newest.get(name, 0))[max(len(there) - count, 0) :]
 
-    def placement(self, memory: float = 1.0) -> Placement | None:
-        """See ``Nodes``."""
-        chosen: Placement = {}
-        left = self._most
-        for name, slots in self.there().items():
-            take = min(max(1, floor(slots / memory + 1e-9)), left)
-            if take > 0:
-                chosen[name] = take
-                left -= take
-        return chosen if sum(chosen.values()) >= self.least else None
-
     def deadline(self, placement: Mapping[str, int]) -> float | None:
         """Return by when the first GPU that is in use and revoked must be free; ``None``: none is."""
         return min(self._lease_table.due(self._among()).values(), default=None)
-
-    def preflight(self, ranks: int, spread: int) -> Placement:
-        """See ``Nodes``."""
-        there = self.there()
-        names = list(there)[: max(spread, 1)]
-        if len(names) == 1:
-            return {names[0]: min(ranks, there[names[0]])}
-        return dict.fromkeys(names[:ranks], 1)
 
 
 class FencedPool:

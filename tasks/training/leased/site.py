@@ -91,6 +91,7 @@ class LeasedSite:
             "node_timeout": max(request.node_timeout, 1e-3),
             "on_report": both,
             "variables": variables_of(request),
+            "replica": request.replica_gpus,
             "replace": False,  # what a node is replaced by, the capacity loop decides
             **self._options,
         }
@@ -116,18 +117,32 @@ def await_end_of_earlier(requests: Collection[TrainingRequest], pool: MakePool, 
     uids = {}
     for request in requests:
         if request.launched:
-            uids[Journal(request.place).read_run()[-1]] = request
+            whose = f"an earlier launcher of run {request.run_id}"
+            uids[Journal(request.place).read_run()[-1]] = (request.termination_grace, whose)
+    await_end_of_pools(uids, pool, clock)
+
+
+def await_end_of_pools(uids: Mapping[str, tuple[float, str]], pool: MakePool, clock: Clock) -> None:
+    """Wait until no process is left of earlier pools of nodes, whose owners are gone.
+
+    Args:
+        uids: by which the pools are known, each with the seconds that its processes get to save in, and what they
+            are, for people.
+        pool: makes pools of the same nodes.
+
+    Raises ``TrainingError`` when some are still there well after that.
+    """
     if not uids:
         return
     asked = pool()
     try:
-        for uid, request in uids.items():
-            end = clock.now() + request.termination_grace + _BEYOND
+        for uid, (grace, whose) in uids.items():
+            end = clock.now() + grace + _BEYOND
             while not asked.gone(uid):
                 if clock.now() >= end:
                     raise TrainingError(
-                        f"processes of an earlier launcher of run {request.run_id} are still there {_BEYOND:.0f} s "
-                        "after their termination grace; end them first"
+                        f"processes of {whose} are still there {_BEYOND:.0f} s after their termination grace; end "
+                        "them first"
                     )
                 clock.sleep(_POLL)
     finally:

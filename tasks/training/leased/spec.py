@@ -5,20 +5,23 @@ from typing import Any
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppSpec
+from ebbflow.planners.training.replicas import least_whole
 from ebbflow.tasks.apps.specs import Resume, app_spec
 from ebbflow.tasks.training.request import TrainingRequest
 
 
 def training_spec(request: TrainingRequest, *, deployment: str = "", **fields: Any) -> AppSpec:
-    """Return what a training asks for: its GPUs between ``min_gpus`` and ``max_gpus``. ``fields`` are others of
-    ``AppSpec``. Raises ``OptionError`` for a request without an id."""
+    """Return what a training asks for: its GPUs between ``min_gpus`` and ``max_gpus``, as multiples of
+    ``replica_gpus``. ``fields`` are others of ``AppSpec``. Raises ``OptionError`` for a request without an id."""
+    replica = request.replica_gpus
     most = request.gpus if request.max_gpus is None else request.max_gpus
+    wanted = min(request.gpus, most)
     given: dict[str, Any] = {
         "id": request.run_id,
         "title": request.name,
-        "gpus": min(request.gpus, most),
-        "min_gpus": request.min_gpus,
-        "max_gpus": most,
+        "gpus": wanted - wanted % replica,
+        "min_gpus": least_whole(request.min_gpus, replica),
+        "max_gpus": most - most % replica,
         "resume": Resume("training", request.runs_dir, request.run_id, deployment).to_dict(),
     }
     return app_spec("training", given, fields)

@@ -20,6 +20,9 @@ module "ebbflow" {
   nat_gateways        = "per-zone"
   interface_endpoints = ["ssm", "ssmmessages", "ec2messages", "sqs"]
 
+  # nodes' agents serve /metrics to Prometheus on a node of the cluster
+  agent_metrics_port = 9466
+
   spark_master = {
     instance_type = "m6i.large"
     ami_id        = var.ami_id

@@ -202,6 +202,19 @@ resource "aws_vpc_security_group_ingress_rule" "nodes" {
   tags = local.tags
 }
 
+resource "aws_vpc_security_group_ingress_rule" "metrics" {
+  for_each = toset(var.agent_metrics_cidrs)
+
+  security_group_id = aws_security_group.nodes.id
+  description       = "Prometheus, which scrapes the agents of nodes"
+  ip_protocol       = "tcp"
+  from_port         = var.agent_metrics_port
+  to_port           = var.agent_metrics_port
+  cidr_ipv4         = each.value
+
+  tags = local.tags
+}
+
 resource "aws_vpc_security_group_egress_rule" "nodes" {
   security_group_id            = aws_security_group.nodes.id
   description                  = "Nodes of the cluster among themselves"

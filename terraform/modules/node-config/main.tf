@@ -36,6 +36,7 @@ locals {
     EBBFLOW_GROUP                 = var.group == null ? "" : var.group
     EBBFLOW_REBALANCE             = var.drain_on_rebalance ? "drain" : "note"
     EBBFLOW_DRAIN_SECONDS         = tostring(var.drain_seconds)
+    EBBFLOW_AGENT_METRICS         = local.comes && var.agent_metrics_port != null ? "0.0.0.0:${var.agent_metrics_port}" : ""
     EBBFLOW_PREFECT_URL           = var.prefect_api_url == null ? "" : var.prefect_api_url
     EBBFLOW_PREFECT_POOL          = var.prefect_work_pool == null ? "" : var.prefect_work_pool
     EBBFLOW_PREFECT_SECRET        = var.prefect_secret_arn == null ? "" : var.prefect_secret_arn

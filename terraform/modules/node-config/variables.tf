@@ -181,6 +181,17 @@ variable "drain_seconds" {
   }
 }
 
+variable "agent_metrics_port" {
+  description = "Port of the agent's /metrics, for Prometheus, on all addresses of the node; null: the agent serves none"
+  type        = number
+  default     = null
+
+  validation {
+    condition     = var.agent_metrics_port == null ? true : var.agent_metrics_port >= 1024 && var.agent_metrics_port <= 65535 && floor(var.agent_metrics_port) == var.agent_metrics_port
+    error_message = "agent_metrics_port must be a whole number from 1024 to 65535."
+  }
+}
+
 variable "prefect_api_url" {
   description = "URL of Prefect's API; needed by prefect-server and prefect-worker"
   type        = string

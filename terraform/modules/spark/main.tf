@@ -143,6 +143,7 @@ module "workers" {
   instance_profile    = var.instance_profile
   kms_key_arn         = var.kms_key_arn
   detailed_monitoring = var.detailed_monitoring
+  agent_metrics_port  = var.agent_metrics_port
   spark_master        = local.master_url
   spark_secret_arn    = aws_secretsmanager_secret.spark.arn
   versions            = var.versions

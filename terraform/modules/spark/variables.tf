@@ -92,6 +92,17 @@ variable "spark_events" {
   type        = string
 }
 
+variable "agent_metrics_port" {
+  description = "Port of /metrics of the agents of pools' nodes, for Prometheus; null: agents serve none"
+  type        = number
+  default     = null
+
+  validation {
+    condition     = var.agent_metrics_port == null ? true : var.agent_metrics_port >= 1024 && var.agent_metrics_port <= 65535 && floor(var.agent_metrics_port) == var.agent_metrics_port
+    error_message = "agent_metrics_port must be a whole number from 1024 to 65535."
+  }
+}
+
 variable "detailed_monitoring" {
   description = "Metrics every minute instead of every five, at a price"
   type        = bool

@@ -46,6 +46,7 @@ module "node" {
   spark_secret_arn   = var.spark_secret_arn
   drain_on_rebalance = var.drain_on_rebalance
   drain_seconds      = var.drain_seconds
+  agent_metrics_port = var.agent_metrics_port
 }
 
 resource "aws_launch_template" "this" {

@@ -2,13 +2,14 @@
 
     python -m tests.benchmarks.communication.nodes --out docs/benchmarks
 
-Needs root (network namespaces). Two cases, written down before the first run: the recommendation model (DLRM) with
-two channels, each with links of its own, and a dense model with one. Compute of an iteration is measured first, on
-links of 1 Gbit/s; the rate of the links is then what makes sending what an iteration sends take 0.5, 1 and 2 times
-as long, and 0.125 and 8 times as long to see where nothing is to be gained. Each system's plan runs in the same
-executor: blocks of iterations take turns, and plain DDP has a turn with each of four bucket sizes, of which the best
-counts. The cost table is measured on single collectives before, so the iteration that it predicts is not among what
-it was fitted to. Half an hour for both cases.
+Needs root (network namespaces). Two cases: the recommendation model (DLRM) with two channels, each with links of
+its own, and a dense model with one. Two cores cannot compute for four nodes beside what links cost them, so most
+of a layer's time is a device's, which its process waits for (``nodes_rank.on_device``); gradients are real.
+Compute of an iteration is measured first, on links of 1 Gbit/s; the rate of the links is then what makes sending
+what an iteration sends take 0.5, 1 and 2 times as long, and 0.125 and 8 times as long to see where nothing is to
+be gained. Each system's plan runs in the same executor: blocks of iterations take turns, and plain DDP has a turn
+with each of four bucket sizes, of which the best counts. The cost table is measured on single collectives before,
+so the iteration that it predicts is not among what it was fitted to. Half an hour for both cases.
 """
 
 import argparse

@@ -5,6 +5,7 @@ Its one argument is a JSON object (``Assignment``). The first rank prints the re
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ebbflow.infra.communication.channels import Channels
 from ebbflow.infra.communication.control import PlanningSettings, sweep_of
@@ -30,8 +32,14 @@ from examples import train_dlrm
 
 TIMEOUT = 300.0  # s
 BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)  # of plain DDP, whose best counts
-DENSE_WIDTH, DENSE_DEPTH, DENSE_BATCH = 512, 6, 256
+DENSE_WIDTH, DENSE_DEPTH, DENSE_BATCH = 512, 6, 32
 TABLES, DIM, DLRM_WIDTH, DLRM_BATCH = 8, 64, 512, 512
+LAYER, BOTTOM, TOP, LOOK_UP = (
+    0.010,
+    0.020,
+    0.035,
+    0.010,
+)  # s of a forward pass on the device; backward takes twice
 
 
 @dataclass(frozen=True)
@@ -107,12 +115,56 @@ class Blocks(PlannedCommunication):
         self.switch.close()
 
 
+class _Device(torch.autograd.Function):
+    """A device that computes beside the processor: forward for a time, backward for twice as long."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:  # type: ignore[override]
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        time.sleep(2 * ctx.seconds)
+        return gradient, None
+
+
+def on_device(x: Tensor, seconds: float) -> Tensor:
+    """Return ``x`` once a device has worked on it."""
+    found: Tensor = _Device.apply(x, seconds)  # type: ignore[no-untyped-call]
+    return found
+
+
+class DeviceLayer(torch.nn.Linear):
+    """A layer that a device computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return on_device(super().forward(x), LAYER)
+
+
+class DevicePerceptrons(train_dlrm.Perceptrons):
+    """Perceptrons that a device computes."""
+
+    def forward(self, dense: Tensor, embedded: Any) -> Tensor:
+        below = on_device(self.bottom(dense), BOTTOM)  # embeddings are under way meanwhile
+        found: Tensor = self.top(torch.cat([below, embedded()], dim=1)).squeeze(1)
+        return on_device(found, TOP)
+
+
+class DeviceTables(train_dlrm.Tables):
+    """Tables that lie on a device."""
+
+    def forward(self, indices: Sequence[Tensor]) -> Tensor:
+        return on_device(super().forward(indices), LOOK_UP)
+
+
 def dense(communication: Blocks, steps: int, bucket_mb: float) -> None:
     """Train a perceptron of equal layers."""
     torch.manual_seed(1)
     layers: list[torch.nn.Module] = []
     for _ in range(DENSE_DEPTH):
-        layers += [torch.nn.Linear(DENSE_WIDTH, DENSE_WIDTH), torch.nn.ReLU()]
+        layers += [DeviceLayer(DENSE_WIDTH, DENSE_WIDTH), torch.nn.ReLU()]
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=bucket_mb)  # type: ignore[no-untyped-call]
     communication.reduce(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -129,7 +181,7 @@ def dense(communication: Blocks, steps: int, bucket_mb: float) -> None:
 
 def dlrm(communication: Blocks, steps: int, bucket_mb: float) -> None:
     """Train the example's recommendation model, larger."""
-    train_dlrm.DIM = DIM
+    train_dlrm.DIM, train_dlrm.Perceptrons, train_dlrm.Tables = DIM, DevicePerceptrons, DeviceTables  # type: ignore[misc]
     train_dlrm.train(TABLES, DLRM_BATCH, DLRM_WIDTH, steps, communication, bucket_mb=bucket_mb)
 
 

@@ -16,6 +16,7 @@ class SpotModel:
     """One model. Times in ms; sequences run from 30 nodes down to 15."""
 
     name: str
+    parameters: float
     samples: int  # of one step
     checkpoint: int
     restart: int  # including a checkpoint; before the first start where ``restart_by_nodes`` is given
@@ -49,6 +50,7 @@ MODELS: Mapping[str, SpotModel] = {
     for model in (
         SpotModel(
             "BERT-large",
+            parameters=340e6,
             samples=8192,
             checkpoint=15800,
             restart=76000,
@@ -110,6 +112,7 @@ MODELS: Mapping[str, SpotModel] = {
         ),
         SpotModel(
             "GPT-2",
+            parameters=345e6,
             samples=1024,
             checkpoint=11500,
             restart=83000,
@@ -154,6 +157,7 @@ MODELS: Mapping[str, SpotModel] = {
         ),
         SpotModel(
             "GPT-3 medium",
+            parameters=350e6,
             samples=819,
             checkpoint=11200,
             restart=78700,
@@ -198,6 +202,7 @@ MODELS: Mapping[str, SpotModel] = {
         ),
         SpotModel(
             "GPT-3 2.7B",
+            parameters=2.7e9,
             samples=512,
             checkpoint=50000,
             restart=515000,
@@ -242,6 +247,7 @@ MODELS: Mapping[str, SpotModel] = {
         ),
         SpotModel(
             "GPT-3 6.7B",
+            parameters=6.7e9,
             samples=1024,
             checkpoint=120000,
             restart=701000,

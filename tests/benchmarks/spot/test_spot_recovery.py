@@ -10,7 +10,9 @@ from ebbflow.infra.simulation.traces.rows import SpotRow, read_spot_rows
 from ebbflow.planners.training.saving.checkpointing import HazardAware
 from tests.benchmarks.spot.models import MODELS
 from tests.benchmarks.spot.policy import PolicyReplay
-from tests.benchmarks.spot.recovery import CheckpointRestart, InPlace, SpotOutcome
+from tests.benchmarks.spot.recovery import CheckpointRestart, Event, InPlace, SpotOutcome
+from tests.benchmarks.spot.replicas import RecoveryCosts, ReplicaReplay, shards_of
+from tests.benchmarks.spot.sensitivity import BEHIND, sensitivity
 from tests.benchmarks.spot.table import recovery_table
 
 FOLDER = Path(__file__).parents[2] / "fixtures/training/oobleck"
@@ -128,6 +130,87 @@ def test_too_few_nodes_train_nothing() -> None:
         assert replay(MODELS["BERT-large"], rows).run().steps == 0
     ours = PolicyReplay(MODELS["BERT-large"], rows, HazardAware()).run()
     assert (ours.steps, ours.restart) == (0, 0)
+
+
+@pytest.mark.parametrize("trace", ["10m", "g4dn-trace"])
+@pytest.mark.parametrize("model", MODELS)
+def test_replicas_are_at_oobleck_s_column_or_little_behind(
+    model: str, trace: str, rows: dict[str, list[SpotRow]]
+) -> None:
+    theirs = InPlace(MODELS[model], rows[trace]).run()
+    ours = ReplicaReplay(MODELS[model], rows[trace]).run()
+    behind = 0.0 if shards_of(MODELS[model]) == 1 else BEHIND
+    assert ours.share >= theirs.share - behind
+    total = rows[trace][-1].at
+    assert ours.kept_share * total + ours.restart <= total, "nothing trains while it recovers"
+
+
+def test_a_model_is_sharded_over_as_few_nodes_as_hold_it() -> None:
+    assert [shards_of(model) for model in MODELS.values()] == [1, 1, 1, 2, 3]
+
+
+def test_losses_of_one_moment_pause_replicas_once_and_repeat_one_step() -> None:
+    model, costs = MODELS["GPT-2"], RecoveryCosts(loss=0.5, restart=4.0)
+    rows = [*nodes(30), *(SpotRow(3_600_000, "remove", f"n{i}") for i in range(5))]
+    rows.append(SpotRow(7_200_000, "remove", "n9"))
+    ours = ReplicaReplay(model, rows, costs).run()
+    start = 4000 + round(8 * 12 * model.parameters / costs.link / 1e6)
+    assert (ours.restarts, ours.restart) == (2, start + 500)
+    assert ours.fallback == int(model.samples / model.in_place[0] * 1000)
+
+
+def test_a_node_that_joins_costs_its_state_over_the_link() -> None:
+    model = MODELS["GPT-2"]
+    rows = [*nodes(15), SpotRow(3_600_000, "add", "late"), SpotRow(7_200_000, "remove", "n0")]
+    fast, slow = (
+        ReplicaReplay(model, rows, RecoveryCosts(restart=0.0, link=link)).run().restart
+        for link in (100.0, 10.0)
+    )
+    # the start of all reads it once, and the node that joins gets it once
+    assert slow - fast == pytest.approx(2 * 8 * 12 * model.parameters * (1 / 10 - 1 / 100) / 1e6, abs=2)
+
+
+def test_a_notice_loses_no_step_of_replicas() -> None:
+    model = MODELS["GPT-2"]
+    rows = [*nodes(30), SpotRow(3_600_000, "remove", "n0"), SpotRow(7_200_000, "remove", "n1")]
+    told = ReplicaReplay(model, rows, notice=120_000).run()
+    assert told.fallback == 0
+    assert ReplicaReplay(model, rows).run().fallback > 0
+
+
+def test_sharded_replicas_leave_nodes_idle_that_make_no_whole_one() -> None:
+    model = MODELS["GPT-3 6.7B"]
+    rows = [*nodes(30), SpotRow(3_600_000, "remove", "n0"), SpotRow(36_000_000, "remove", "n1")]
+    ours = ReplicaReplay(model, rows).run()
+    assert ours.idle == pytest.approx((36_000_000 - 3_600_000) * 2 / 29, rel=0.02)
+
+
+def test_a_shard_that_is_lost_everywhere_takes_the_work_since_the_last_checkpoint() -> None:
+    model = MODELS["GPT-3 2.7B"]
+
+    def lose(numbers: list[int]) -> list[SpotRow]:
+        rows = [*nodes(24), *(SpotRow(9_000_000, "remove", f"n{i}") for i in numbers)]
+        return [*rows, SpotRow(18_000_000, "remove", next(f"n{i}" for i in range(24) if i not in numbers))]
+
+    holders: dict[int, int] = {}
+
+    class Watched(ReplicaReplay):
+        def on_rendezvous(self, event: Event) -> None:
+            super().on_rendezvous(event)
+            holders.update({} if holders else self.parts)
+
+    Watched(model, lose(list(range(12)))).run()
+    rows = lose([node for node, part in holders.items() if part == 0])
+    held, lost = (ReplicaReplay(model, rows, every=every).run() for every in (600.0, 1e9))
+    assert lost.fallback > held.fallback > 0
+
+
+def test_the_table_of_costs_tells_rows_that_meet_the_goal(rows: dict[str, list[SpotRow]]) -> None:
+    found = sensitivity([MODELS["GPT-2"], MODELS["GPT-3 6.7B"]], {"10m": rows["10m"]}, ("none", ""))
+    by_name = {row["variant"]: row for row in found}
+    assert by_name["as in the table"]["whole"]["met"] == by_name["as in the table"]["sharded"]["met"] == 1
+    assert by_name["pause in place 30 s"]["whole"]["met"] == 0
+    assert by_name["pause in place 30 s"]["sharded"] == by_name["as in the table"]["sharded"]
 
 
 @pytest.mark.parametrize(

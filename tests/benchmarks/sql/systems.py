@@ -12,7 +12,7 @@
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -229,8 +229,11 @@ class Recorder:
     ) -> None:
         self._engine.confine(relations, folders, everything)
 
-    def tables(self) -> Sequence[Relation]:
-        return self._engine.tables()
+    def tables(self, names: Collection[str]) -> Sequence[Relation]:
+        return self._engine.tables(names)
+
+    def table_list(self) -> Sequence[str]:
+        return self._engine.table_list()
 
     def close(self) -> None:
         self._engine.close()

@@ -23,6 +23,7 @@ from ebbflow.tasks.simulation import sources
 from ebbflow.tasks.simulation.scenarios import goodput_agent
 from tests.evaluation.experiments import Experiment
 from tests.evaluation.pollux.node_scaling import NodeScaling
+from tests.evaluation.pollux.trials import LOCAL_BATCHES, TRIALS, trials
 from tests.evaluation.runs import Run, kept
 
 DATA = sources.DATA / "adaptdl"
@@ -231,4 +232,11 @@ def experiments(quick: bool) -> list[Experiment]:
             name = f"scaling-{'goodput' if by_goodput else 'throughput'}-{explore:g}"
             parameters = {"by_goodput": by_goodput, "explore": explore, "application": application}
             made.append(Experiment(name, scaled, parameters, 2.0))
+    count = 8 if quick else TRIALS
+    for seed in seeds:
+        given = {"policy": "pollux", "seed": seed, "count": count}
+        made.append(Experiment(f"trials-pollux-{seed}", trials, given, 1.0))
+        for local in LOCAL_BATCHES:
+            given = {"policy": "fixed", "seed": seed, "count": count, "local": local}
+            made.append(Experiment(f"trials-fixed-{local}-{seed}", trials, given, 0.1))
     return made

@@ -161,7 +161,6 @@ def test_impossible_submissions_are_named() -> None:
 # --- properties ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
 @given(queries(), st.sampled_from([4, 8]))
 def test_a_query_alone_on_a_machine_takes_as_long_as_estimated(
     plans: tuple[QueryExecutionPlan, ...], cores: int
@@ -206,7 +205,6 @@ def test_every_query_ends_and_no_work_is_lost_or_done_twice(
     assert 0 < result.honoured <= 1 + 1e-12
 
 
-@settings(max_examples=40)
 @given(arrivals)
 def test_replanned_queries_all_end_with_a_plan_of_their_own(
     drawn: list[tuple[tuple[QueryExecutionPlan, ...], int]],

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
@@ -26,7 +26,6 @@ levels = st.lists(st.integers(2, 8), min_size=1, max_size=8)
 
 
 @given(queries(), st.integers(2, 8))
-@settings(deadline=None, max_examples=40)
 def test_at_constant_capacity_a_query_takes_as_long_as_estimated(
     plans: tuple[object, ...], capacity: int
 ) -> None:
@@ -37,7 +36,6 @@ def test_at_constant_capacity_a_query_takes_as_long_as_estimated(
 
 
 @given(queries(), st.integers(2, 8), st.floats(0.01, 0.5))
-@settings(deadline=None, max_examples=40)
 def test_nothing_switches_while_the_capacity_stays(plans: tuple[object, ...], level: int, h: float) -> None:
     # the share is announced again and again, but it is the same
     times = tuple(float(i) for i in range(40))
@@ -48,7 +46,6 @@ def test_nothing_switches_while_the_capacity_stays(plans: tuple[object, ...], le
 
 
 @given(queries(), levels, st.booleans())
-@settings(deadline=None, max_examples=40)
 def test_every_query_ends_and_no_completed_task_is_done_twice(
     plans: tuple[object, ...], seen: list[int], backtracking: bool
 ) -> None:

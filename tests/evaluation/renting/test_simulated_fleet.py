@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.infra.errors import WorkloadError
@@ -211,7 +211,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40)
 @given(st.integers(0, 10**6), STEPS)
 def test_whatever_is_asked_the_fleet_is_consistent_and_repeats_itself(
     seed: int, steps: list[tuple[float, int, int, bool]]

@@ -18,6 +18,7 @@ from ebbflow.infra.protocols import Checkpoint
 from ebbflow.infra.query.results import result_at
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
+from tests.sweeps import spread
 
 Make = Callable[..., Checkpoint]
 
@@ -100,7 +101,7 @@ def test_parquet_is_not_for_a_terminal() -> None:
     check_format("csv", terminal=True)
 
 
-@pytest.mark.parametrize("format", ["table", "csv", "json", "parquet"])
+@pytest.mark.parametrize("format", spread(("json", "table", "csv", "parquet"), 2))
 def test_a_reader_that_has_seen_enough_is_no_error(format: str, stored: Make, tmp_path: Path) -> None:
     stored(pa.table({"n": [i * 7919 % 1_000_003 for i in range(200_000)], "s": ["x" * 40] * 200_000}))
     script = (

@@ -11,7 +11,7 @@ import pytest
 from ebbflow.flows.runs import artifacts
 from ebbflow.flows.runs.artifacts import Publisher
 
-TIMEOUT = 60.0  # s
+TIMEOUT = 150.0  # s
 
 
 class Prefect:

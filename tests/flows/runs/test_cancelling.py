@@ -9,7 +9,7 @@ import pytest
 
 from ebbflow.flows.runs.cancelling import Attended, attended
 
-TIMEOUT = 60.0  # s
+TIMEOUT = 150.0  # s
 
 
 def test_what_the_work_returns_or_raises_comes_back() -> None:

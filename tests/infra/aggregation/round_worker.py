@@ -13,6 +13,7 @@ class RoundWorker:
     def __init__(self, agent: AggregationAgent, place: int = 0, places: int = 1) -> None:
         self.agent, self.place, self.places, self.view = agent, place, places, 1
         self.squares: dict[str, float] = {}
+        self.number = 0  # of its last round
 
     def init(
         self, tensors: Mapping[str, Floats], rule: Sgd | Adam, step: int = 0, moments: Iterable[str] = ()

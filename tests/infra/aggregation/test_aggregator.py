@@ -1,24 +1,24 @@
 """Aggregators and agents over real connections: rounds, trainings that cannot reach each other, broken messages."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import zmq
 
-from ebbflow.infra.aggregation.agent import AggregationAgent, AggregatorAddress
+from ebbflow.infra.aggregation import master_copy
+from ebbflow.infra.aggregation.agent import AggregationAgent
 from ebbflow.infra.aggregation.aggregator import Aggregator
-from ebbflow.infra.aggregation.frames import Kind, TensorFrame, decode, encode
+from ebbflow.infra.aggregation.frames import AggregatorAddress, Kind, TensorFrame, decode, encode
 from ebbflow.infra.aggregation.master_copy import MasterCopy
 from ebbflow.infra.aggregation.rules import Adam, OptimizerState, Sgd, as_bfloat16, gradient_sum
 from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.machine.encrypted_router import CurveKeys
 from tests.infra.aggregation.round_worker import RoundWorker
+from tests.infra.aggregation.services import PATIENCE, together
 
 pytestmark = pytest.mark.timeout(120)
-
-PATIENCE = 60.0  # s; machines that run tests are busy
 
 
 @pytest.fixture
@@ -67,25 +67,6 @@ class Service:
         return made
 
 
-def _together(*acts: Callable[[], None]) -> None:
-    failures: list[BaseException] = []
-
-    def guarded(act: Callable[[], None]) -> None:
-        try:
-            act()
-        except BaseException as exc:
-            failures.append(exc)
-
-    threads = [threading.Thread(target=guarded, args=(act,)) for act in acts]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(PATIENCE)
-    assert not any(one.is_alive() for one in threads)
-    if failures:
-        raise failures[0]
-
-
 def _gradient(worker: int, number: int, size: int) -> np.ndarray:
     return np.random.default_rng(1000 * worker + number).standard_normal(size).astype(np.float32)
 
@@ -128,7 +109,7 @@ def test_workers_train_as_one_process_does(
         service.agent(keys, place=place, places=workers, mirrors=mirrors)
         for place, keys in enumerate(service.admit("job", workers))
     ]
-    _together(*(lambda i=i, agent=agent: work(i, agent) for i, agent in enumerate(agents)))
+    together(*(lambda i=i, agent=agent: work(i, agent) for i, agent in enumerate(agents)))
 
     for name, size in SIZES.items():
         expected, state = begin[name].copy(), OptimizerState()
@@ -284,6 +265,20 @@ def test_a_training_has_a_limit_of_bytes() -> None:
         with pytest.raises(AggregationError, match="at most 100 bytes together"):
             agent.init({"y": np.zeros(6, np.float32)}, Sgd())
         agent.init({"y": np.zeros(5, np.float32)}, Sgd())
+
+
+def test_a_tensor_has_a_limit_of_bytes_with_its_moments(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(master_copy, "MAX_PAYLOAD", 120)
+    keys = service.admit("job", 1)[0]
+    agent = RoundWorker(
+        AggregationAgent(keys, service.addresses, {"x": ["A"], "y": ["A"]}, timeout_s=PATIENCE)
+    )
+    service.agents.append(agent)
+    agent.init({"x": np.zeros(10, np.float32)}, Adam())
+    with pytest.raises(AggregationError, match="at most 120 bytes with its moments; 'y' has 132"):
+        agent.init({"y": np.zeros(11, np.float32)}, Adam())
 
 
 def test_a_worker_that_floods_a_busy_tensor_loses_its_connection(

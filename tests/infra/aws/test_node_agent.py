@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from ebbflow.infra.aws import node_agent
+from ebbflow.infra.aws.agent_metrics import AgentMetrics
 from ebbflow.infra.aws.node_agent import (
     Agent,
     Metadata,
@@ -157,6 +159,40 @@ def test_a_rebalance_recommendation_is_noted_or_followed(service):
     assert look(service.metadata, NOW, "drain", 120) == NodeDeparture(
         DEADLINE + 120, "rebalance recommendation"
     )
+
+
+def test_an_agent_tells_its_looks_and_its_node_s_end(service, node, clock):
+    agent = AgentMetrics(Agent(service.metadata, node, "note", 300, clock), clock)
+
+    def told():
+        metrics, why = agent.look()
+        return {one.name: [sample.value for sample in one.samples] for one in metrics}, why
+
+    agent.step()
+    assert told() == (
+        {
+            "ebbflow_node_looks": [1.0],
+            "ebbflow_node_look_failures": [0.0],
+            "ebbflow_node_look_age_seconds": [0.0],
+            "ebbflow_node_draining": [0.0],
+            "ebbflow_node_seconds_left": [],
+        },
+        "",
+    )
+    service.answers["spot/instance-action"] = ACTION
+    agent.step()
+    clock.sleep(20)
+    metrics, why = told()
+    assert (metrics["ebbflow_node_draining"], why) == ([1.0], "")
+    assert metrics["ebbflow_node_seconds_left"] == [DEADLINE - NOW - 20]
+    node.drain = None  # a defect
+    service.answers["spot/instance-action"] = ACTION.replace("10:02", "10:01")
+    with pytest.raises(TypeError):
+        agent.step()
+    clock.sleep(20)
+    metrics, why = told()
+    assert metrics["ebbflow_node_look_failures"] == [1.0]
+    assert why == "the agent has not looked for 40 s"
 
 
 def test_work_is_told_once_and_again_only_for_an_earlier_deadline(service, node, clock):
@@ -418,6 +454,27 @@ def test_the_agent_goes_on_looking_after_a_look_that_failed(monkeypatch, caplog)
         node_agent.main([], Clock())
     assert len(looks) == 3
     assert "an answer of another form" in caplog.text
+
+
+@pytest.mark.parametrize("metrics", ["taken", "nowhere"])
+def test_the_agent_looks_although_its_metrics_cannot_be_served(monkeypatch, caplog, metrics):
+    looks = []
+
+    class Ends(BaseException):
+        pass
+
+    def step(_agent):
+        looks.append(1)
+        raise Ends
+
+    monkeypatch.setattr(node_agent.Agent, "step", step)
+    monkeypatch.setattr(node_agent.Metadata, "get", lambda *_: "i-1")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(Ends):
+            node_agent.main(["--metrics", taken if metrics == "taken" else metrics], FakeClock())
+    assert looks
+    assert "metrics are not served" in caplog.text
 
 
 def test_a_node_without_work_is_idle(tmp_path, monkeypatch):

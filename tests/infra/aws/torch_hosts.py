@@ -46,11 +46,13 @@ class Hosts:
             return 0, "active\n" if alive else "inactive\n"
         return 0, key.with_name(f"{key.name}.public").read_text() if action == "start" else ""
 
-    def take(self, node: str) -> None:
-        """End all processes of an instance at once."""
-        for (where, _), process in list(self.processes.items()):
-            if where == node:
-                _end(process)
+    def take(self, node: str) -> int:
+        """End all processes of an instance at once; return how many ran."""
+        found = [process for (where, _), process in list(self.processes.items()) if where == node]
+        running = sum(process.poll() is None for process in found)
+        for process in found:
+            _end(process)
+        return running
 
     def close(self) -> None:
         for process in list(self.processes.values()):

@@ -14,13 +14,11 @@ import pytest
 from elastic_samples import Broken, Mixing, expected, same
 
 from ebbflow.infra.elastic import ElasticJob, Settings
-from ebbflow.infra.elastic.application import Key, Value
 from ebbflow.infra.elastic.apps.mlr import Mlr
-from ebbflow.infra.elastic.wire.cache import UpdateLog
-from ebbflow.infra.elastic.worker.worker import Context
 from ebbflow.infra.errors import ElasticError, MicroTaskError
 from ebbflow.infra.machine import processes
 from ebbflow.planners.errors import OptionError
+from tests.elastic_results import undisturbed
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
@@ -44,22 +42,6 @@ def balanced(job: ElasticJob, workers: int) -> Callable[[], bool]:
     return check
 
 
-def one_after_the_other(app: Mlr) -> dict[Key, Value]:
-    """Return the parameters of a bulk-synchronous run, computed with nothing of the runtime."""
-    values = dict(app.parameters())
-    executors = [app.executor(index) for index in range(app.executors)]
-    for executor in executors:
-        executor.load_input()
-    for iteration in range(app.iterations):
-        log = UpdateLog(app.combine, isolated=False)
-        for executor in executors:
-            task = executor.run(Context(log, 0), iteration)  # type: ignore[arg-type]
-            with pytest.raises(StopIteration):
-                task.send([values[key] for key in task.send(None).keys])  # type: ignore[arg-type,attr-defined]
-        values |= {key: values[key] + increment for (key, _), increment in log.take().items()}
-    return values
-
-
 def test_two_four_two_workers_end_as_ever(digits: str, tmp_path: Path) -> None:
     app = Mlr(digits, classes=10, executors=16, iterations=350, exact=True)
     with ElasticJob(app, 2, directory=tmp_path) as job:
@@ -76,7 +58,7 @@ def test_two_four_two_workers_end_as_ever(digits: str, tmp_path: Path) -> None:
         assert middle < app.iterations
         result = job.result(60)
     assert not [pid for pid in pids.values() if psutil.pid_exists(pid)]
-    assert same(result.parameters, one_after_the_other(app))
+    assert same(result.parameters, undisturbed(app, app.iterations))
     kinds = [event.kind for event in result.events]
     assert kinds.count("joined") == 4
     assert kinds.count("left") == 2
@@ -194,7 +176,7 @@ def test_mistakes_reach_the_user() -> None:
 
 
 def test_workers_that_cannot_start_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ebbflow.infra.elastic.job.sys.executable", "/bin/false")
+    monkeypatch.setattr("ebbflow.infra.elastic.workers.sys.executable", "/bin/false")
     with (
         ElasticJob(Mixing(), 1) as job,
         pytest.raises(ElasticError, match="3 workers ended before they joined"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.infra.elastic.application import Application, Driver, Executor, Key, Value
@@ -135,7 +135,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(steps=STEPS, seed=st.integers(0, 2**32), depart=st.booleans())
 def test_increments_count_once_under_any_moves(steps: list[Any], seed: int, depart: bool) -> None:
     network = InProcessNetwork(np.random.default_rng(seed))

@@ -153,6 +153,7 @@ def as_of_0001(url: str) -> None:
                 ),
                 {"kind": former, "body": body, "c": row.cluster, "n": row.number},
             )
+        connection.execute(text("DROP TABLE ledger_records"))  # of version 0003
         for table, old, new in steps._RENAMED:
             connection.execute(text(f"ALTER TABLE {table} RENAME COLUMN {new} TO {old}"))
         connection.execute(text("UPDATE ledger_version SET version_num = '0001'"))

@@ -26,7 +26,7 @@ class QuickProvider:
 
     def start(self, state, pool, node):
         self.started.append(node.id)
-        self.gate.wait(30)
+        self.gate.wait(120)
         if self.broken:
             raise ClusterError(self.broken)
         self.up.add(node.id)
@@ -82,14 +82,14 @@ class QuickFleet:
         self.thread = threading.Thread(target=self.supervisor.run, daemon=True)
         self.thread.start()
 
-    def until(self, reached, seconds=20.0):
+    def until(self, reached, seconds=60.0):
         return self.fleet.wait(reached, seconds)
 
     def close(self):
         self.provider.gate.set()
         with suppress(ClusterError):
             self.fleet.down()
-        self.thread.join(20)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 

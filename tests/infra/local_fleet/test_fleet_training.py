@@ -24,7 +24,7 @@ def test_a_training_hears_of_notices_and_goes_on_when_a_node_is_killed(monkeypat
         nodes = fleet.nodes_for("digits", grace=20.0)
         with TorchTrainer(nodes, preload=PRELOAD, replace=False, stragglers=False) as trainer:
             arguments = (str(tmp_path), "1000000", "0.01")
-            folder, settings = str(tmp_path / "run"), RunSettings(termination_grace=20.0)
+            folder, settings = str(tmp_path / "run"), RunSettings(termination_grace=20.0, recovery="restart")
             trainer.launch(
                 TrainingJob("digits", str(SCRIPT), arguments, folder, settings), {"gpu-1": 1, "gpu-2": 2}
             )

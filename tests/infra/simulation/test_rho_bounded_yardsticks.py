@@ -55,7 +55,14 @@ def redrawn(trace: list[TraceJob], seed: int, jobs: int) -> list[TraceJob]:
     return [replace(trace[i], number=n, arrival=at) for n, (i, at) in enumerate(pairs)]
 
 
-@pytest.mark.parametrize(("seed", "jobs", "gpus"), [(1, 60, 16), (2, 60, 24), (3, 40, 8)])
+@pytest.mark.parametrize(
+    ("seed", "jobs", "gpus"),
+    [
+        pytest.param(1, 60, 16, marks=pytest.mark.slow),
+        pytest.param(2, 60, 24, marks=pytest.mark.slow),
+        (3, 40, 8),
+    ],
+)
 def test_no_closed_form_policy_is_better_on_other_workloads(shockwave, seed, jobs, gpus):
     trace, table = redrawn(shockwave[0], seed, jobs), shockwave[1]
     ours = in_rounds(trace, table, RhoBounded(), gpus).summary()

@@ -1,17 +1,20 @@
 """How an application is held to its part of a cluster; no Spark."""
 
+import threading
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.spark import masters
 from ebbflow.infra.spark.hold import ExecutorHold, executors, surplus
 from ebbflow.infra.spark.master_api import Executor, parse_master
 from ebbflow.infra.spark.masters import Master, executors_for, find_master
 from ebbflow.infra.spark.settings import ExecutorShape, executor_memory, executor_shape, mebibytes, settings
 from ebbflow.planners.errors import OptionError
+from tests.infra.conftest import ManualClock
 from tests.infra.spark_payloads import driver, executor, master, worker
 
 
@@ -189,3 +192,33 @@ def test_a_master_is_believed_only_if_it_names_the_url(monkeypatch: pytest.Monke
     assert asked == ["http://127.0.0.1:9090", "http://127.0.0.1:8080"]
     assert find_master("local[2]") is None
     assert find_master("k8s://https://h:443") is None
+
+
+def set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
+def test_a_master_without_workers_gets_time_for_the_first(
+    monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    began = clock.now()
+
+    def answer(client: object, ui: str) -> object:
+        return parse_master(master(*([worker("h", cores=4)] if clock.now() - began > 30 else [])))
+
+    monkeypatch.setattr(masters, "find_cluster", lambda url: None)
+    monkeypatch.setattr(masters, "get_master", answer)
+    said: list[str] = []
+    assert find_master("spark://127.0.0.1:23660", wait=20.0, clock=clock, note=said.append) is None
+    assert said == [
+        "waiting for the first worker of spark://127.0.0.1:23660, at most 20 s",
+        "spark://127.0.0.1:23660 has had no worker for 20 s; continuing with Spark's default executors",
+    ]
+    with pytest.raises(StageCancelledError, match="stopped on request"):
+        find_master("spark://127.0.0.1:23660", wait=20.0, stop=set_event())
+    found = find_master("spark://127.0.0.1:23660", wait=60.0, clock=clock)
+    assert found is not None
+    assert found.cores == 4
+    assert 30 < clock.now() - began < 40

@@ -18,7 +18,7 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess, configuration, lock
 from ebbflow.infra.tables.statistics import collect, selectivity
 
-TIMEOUT = 60.0  # seconds
+TIMEOUT = 150.0  # seconds
 
 
 @pytest.fixture(name="engine")

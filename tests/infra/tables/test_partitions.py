@@ -8,7 +8,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ebbflow.infra.errors import TableError
@@ -47,7 +47,6 @@ WORDS = st.one_of(
 @example(words=["9223372036854775807", "-9223372036854775808"])
 @example(words=["2026-11-01", NULL])
 @example(words=["2026-11-01", "5"])
-@settings(max_examples=60, deadline=None)
 def test_columns_have_the_types_and_values_that_duckdb_gives_them(
     words: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -8,12 +8,13 @@ import json
 import os
 import runpy
 import select
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class Rank:
 
     @property
     def said(self) -> str:
-        return self.log.read_text()
+        return self.log.read_text() if self.log.exists() else ""  # it has not begun
 
 
 class RankServer:
@@ -72,7 +73,7 @@ class RankServer:
             for name, value in said.items():
                 setattr(rank, name, value)
 
-    def wait(self, ranks: list[Rank], timeout: float = 40) -> list[int | None]:
+    def wait(self, ranks: list[Rank], timeout: float = 200) -> list[int | None]:
         """Return the exit codes, negative for signals."""
         deadline = time.monotonic() + timeout
         while any(rank.exit is None for rank in ranks):
@@ -81,6 +82,18 @@ class RankServer:
                 raise TimeoutError("\n".join(rank.said for rank in ranks))
             time.sleep(0.02)
         return [rank.exit for rank in ranks]
+
+    def end(self, timeout: float = 60) -> None:
+        """Kill what still runs, and see that it is gone."""
+        deadline = time.monotonic() + timeout
+        while left := [rank for rank in self._ranks.values() if rank.exit is None]:
+            assert time.monotonic() < deadline, f"{left} do not end"
+            for rank in left:
+                if rank.pid:  # else the server has not said yet that it runs
+                    with suppress(ProcessLookupError):
+                        os.kill(rank.pid, signal.SIGKILL)
+            time.sleep(0.01)
+            self.look()
 
 
 @contextmanager
@@ -110,7 +123,8 @@ def free_port() -> int:
 def _serve() -> None:
     import ctypes
 
-    import torch._dynamo  # noqa: F401 - takes a second, and the first optimizer of a process imports it
+    import torch._dynamo  # takes a second, and the first optimizer of a process imports it
+    import torch.distributed.fsdp  # noqa: F401
 
     import ebbflow.infra.training.run  # noqa: F401
 

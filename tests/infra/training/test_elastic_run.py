@@ -25,7 +25,7 @@ from ebbflow.infra.errors import (
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training import ElasticRun, RunStopped
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
-from ebbflow.infra.training.data import Samples
+from ebbflow.infra.training.data.samples import Samples
 from ebbflow.infra.training.process.world import peer_lost
 from ebbflow.infra.training.progress import seed_everything
 from ebbflow.planners.errors import OptionError
@@ -86,6 +86,17 @@ def test_alone_it_trains_as_plain_torch_would() -> None:
             optimizer.step()
             plain.append(loss.item())
     np.testing.assert_allclose(losses, plain, rtol=1e-5)
+
+
+def test_rates_are_told_in_tokens_where_the_script_says_what_they_are() -> None:
+    with ElasticRun.start() as run:
+        model, _ = run.prepare(nn.Linear(4, 1), sgd, batch_size=10)
+        for _ in run.epochs(1):
+            for x, y in run.batches((X, Y), tokens=lambda batch: 7 * len(batch[0])):
+                run.backward(nn.functional.mse_loss(model(x), y))
+                run.step()
+        assert run.statistics.tokens == 7.0
+        assert run.statistics.to_json()["tokens"] == 7.0
 
 
 def test_a_warm_up_counts_progress() -> None:
@@ -423,3 +434,27 @@ def test_statistics_say_what_a_run_does() -> None:
     assert 0.05 < last.step_seconds < 0.3
     assert run.metrics == {"loss": last.loss}
     assert last.to_json()["noise_scale"] >= 0
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_hyperparameters_are_the_checkpoint_s_or_the_script_s(tmp_path: Path, own: bool) -> None:
+    def rates(lr: float, momentum: float) -> list[float]:
+        settings = RunSettings(script_hyperparameters=own)
+        with ElasticRun.start(directory=tmp_path, run_id="r", settings=settings) as run:
+            _, optimizer = run.prepare(
+                nn.Linear(4, 1),
+                lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum),
+                batch_size=10,
+                scheduler=lambda found: torch.optim.lr_scheduler.StepLR(found, 5, 0.5),
+            )
+            began = optimizer.param_groups[0]["lr"]
+            for _ in run.epochs(run.progress.epoch + 1):
+                for x, y in run.batches((X, Y)):
+                    run.backward(nn.functional.mse_loss(run._prepared.model(x), y))  # type: ignore[union-attr]
+                    run.step()
+            group = optimizer.param_groups[0]
+            return [began, group["lr"], group["momentum"]]
+
+    assert rates(0.04, 0.0) == pytest.approx([0.04, 0.02, 0.0])
+    expected = [0.04, 0.02, 0.9] if own else [0.02, 0.01, 0.0]  # an epoch is five steps
+    assert rates(0.08, 0.9) == pytest.approx(expected)

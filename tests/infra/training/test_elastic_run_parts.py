@@ -1,28 +1,29 @@
 """Parts of an elastic run on their own: when it saves, what it hears, how its schedule moves."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.optim import lr_scheduler
 
 from ebbflow.infra.training.checkpoints.folder import SavedCheckpoint
-from ebbflow.infra.training.metrics import Rates
+from ebbflow.infra.training.metrics import Rates, TokenCount
 from ebbflow.infra.training.prepared import CPU_BUCKET, Options, prepare
 from ebbflow.infra.training.process.channel import StopRequest
 from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.process.link import Link
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.progress import Progress
-from ebbflow.infra.training.saver import LEAST_EVERY, UNKNOWN_HAZARD_EVERY, Costs, Saver
-from ebbflow.infra.training.schedule import ProgressSchedule, rule_for, scaled
+from ebbflow.infra.training.saver import Costs, Saver
+from ebbflow.infra.training.schedule import ProgressSchedule, rule_for, scaled, script_hyperparameters
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.trainings import RunSettings
-from ebbflow.planners.training.saving.checkpointing import daly_interval
-from ebbflow.planners.training.saving.data_order import DataPosition
+from ebbflow.planners.training.saving.checkpointing import LEAST_EVERY, UNKNOWN_HAZARD_EVERY, daly_interval
+from ebbflow.planners.training.saving.data_order import DataPosition, Share
 from ebbflow.planners.training.speed.goodput import GradientStatistics, gain
 
 
@@ -149,6 +150,41 @@ def test_a_schedule_follows_progress_and_not_steps() -> None:
     assert again.param_groups[0]["lr"] == 0.0625
 
 
+SCHEDULES: dict[str, Callable[[Any], lr_scheduler.LRScheduler]] = {
+    "warm-up": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, total_iters=3), lr_scheduler.CosineAnnealingLR(o, 9)], [3]
+    ),
+    "lambdas": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LambdaLR(o, lambda n: 1 / (n + 1)), lr_scheduler.LambdaLR(o, lambda n: 0.9**n)], [4]
+    ),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, 4), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(
+        o, o.param_groups[0]["lr"], 10 * o.param_groups[0]["lr"], 4, cycle_momentum=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_rate_of_the_script_goes_on_along_the_schedule_of_the_checkpoint(name: str) -> None:
+    def made(rate: float) -> tuple[torch.optim.SGD, ProgressSchedule]:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate)
+        schedule = ProgressSchedule(SCHEDULES[name](optimizer))
+        optimizer.step()
+        return optimizer, schedule
+
+    (peer, there), (own, here), (fresh, whole) = made(0.1), made(0.4), made(0.4)
+    there.follow(2, 10.0)
+    with script_hyperparameters(own, here, keep=True):
+        own.load_state_dict(peer.state_dict())
+        here.load_state_dict(there.state_dict())
+    for iteration in range(2, 9):
+        for schedule in (here, whole):
+            schedule.follow(iteration, 10.0)
+        assert own.param_groups[0]["lr"] == pytest.approx(fresh.param_groups[0]["lr"]), iteration
+
+
 def test_a_rule_scales_the_learning_rate_within_a_step_only() -> None:
     parameter = torch.zeros(1, requires_grad=True)
     sgd = torch.optim.SGD([{"params": [parameter], "lr": 0.1}])
@@ -216,6 +252,37 @@ def test_rates_are_of_the_time_between_reports() -> None:
     assert (rates.throughput, rates.progress_rate) == (80.0, 8.0)
 
 
+def test_rates_tell_the_tokens_of_an_example() -> None:
+    clock = Now()
+    rates = Rates(clock)
+    assert rates.add(8, 1.0, 0.25, tokens=80.0)
+    assert rates.tokens == 10.0
+    for tokens in (30.0, 50.0):
+        clock.time += 0.25
+        reported = rates.add(4, 1.0, 0.25, tokens)
+    assert reported
+    assert rates.tokens == 10.0
+    clock.time += 1.0
+    assert rates.add(4, 1.0, 0.25)
+    assert rates.tokens == 0.0
+
+
+def test_tokens_of_a_step_are_those_of_its_own_samples() -> None:
+    count = TokenCount().counting(sum)
+    count.read([1, 2], Share(0, 2, 1.0), first=True)
+    count.read([3, 4], Share(2, 4, 1.0), first=False)
+    count.read([9, 9], Share(0, 2, 0.0), first=False)  # it only participates
+    assert count.step == 10.0
+    count.read([5], Share(4, 5, 1.0), first=True)
+    assert count.step == 5.0
+    count.counting(128).read(["x", "y"], Share(5, 7, 1.0), first=True)
+    assert count.step == 256.0
+    count.counting(None).read(["x"], Share(7, 8, 1.0), first=True)
+    assert count.step == 0.0
+    with pytest.raises(OptionError, match=r"tokens of a batch must be a number >= 0; got -1\.0"):
+        count.counting(lambda _: -1).read([], Share(0, 1, 1.0), first=True)
+
+
 # --- DDP --------------------------------------------------------------------------------------------------------
 
 
@@ -234,7 +301,12 @@ def test_gradients_are_reduced_in_small_buckets_on_processors_unless_asked_other
     options = Options(batch_size=8, ddp=asked)
     model = torch.nn.Linear(4, 1)
     made = prepare(
-        World(size=2), model, lambda found: torch.optim.SGD(found, 0.1), options, RunSettings(), None
+        World(size=2),
+        model,
+        lambda found: torch.optim.SGD(found, 0.1),
+        options,
+        RunSettings(),
+        lambda _: None,
     )
     assert made.model.bucket_bytes_cap == size * 2**20
     assert made.model.gradient_as_bucket_view

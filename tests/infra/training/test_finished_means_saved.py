@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,7 +18,10 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training import ElasticRun, RunStopped, saver, spill
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.process.link import Link
+from ebbflow.infra.training.process.world import World
+from ebbflow.infra.training.resuming import choose
 from ebbflow.infra.training.running.store import BlockStore
+from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.planners.model.trainings import RunSettings
 from tests.infra.training.checkpoint_cases import names
 
@@ -185,6 +188,14 @@ def test_a_new_run_takes_nothing_over_from_one_that_had_its_folder_before(
     shutil.rmtree(tmp_path / "one")
     assert trained(tmp_path)[0] == 5
     assert len(spilled(place)) == 1
+
+
+def test_a_process_that_joins_a_run_spills_where_the_others_would(tmp_path: Path) -> None:
+    place = StorageLocation(tmp_path / "run")
+    mark = spill.Spill(place).take_mark()
+    joins, unused = spill.Spill(place), cast(RunningSaves, None)
+    assert choose(World(), None, joins, unused).found is None
+    assert joins.mark == mark
 
 
 @pytest.mark.parametrize("whose", ["open to all", "somebody else's", "a link"])

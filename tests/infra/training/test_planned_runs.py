@@ -1,24 +1,29 @@
 """Runs of real processes whose communication is planned: the same training, whatever happens to processes."""
 
 import math
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rank_server import RankServer, rank_server
-from test_elastic_run_processes import Launch
 
 from ebbflow.infra.communication.control import PlanningSettings
 from ebbflow.infra.training.process.communication import plan_communication
 from ebbflow.infra.training.process.world import World
+from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.communication.measured import MeasuredLinks
 from ebbflow.planners.communication.placement import CommunicationProfile
 from ebbflow.planners.communication.recorded import RecordedTraining
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.trainings import RunSettings
+from ebbflow.planners.scheduling.live import live_policy
+from ebbflow.planners.scheduling.placement_cost import ClusterLinks
+from tests.infra.training.launches import Launch
+from tests.infra.training.rank_server import RankServer
+from tests.planners.capacity.ledger_worlds import World as Cluster
+from tests.planners.capacity.ledger_worlds import app, node
 
 pytestmark = pytest.mark.processes
 
@@ -31,19 +36,26 @@ CASE: dict[str, Any] = {
 }  # over 400 steps
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
-    with rank_server(tmp_path_factory.mktemp("ranks")) as found:
-        yield found
-
-
-@pytest.fixture
-def launch(server: RankServer, tmp_path: Path) -> Launch:
-    return Launch(server, tmp_path)
-
-
 def states(launch: Launch) -> list[str]:
     return [str(report.content["state"]) for report in launch.said("communication")]
+
+
+def silent(profile: CommunicationProfile) -> CommunicationProfile:
+    """Return the same training with next to nothing to send."""
+    dag = profile.recorded.dag
+    less = replace(dag, comm=tuple(replace(op, bytes=4) for op in dag.comm))
+    return replace(profile, recorded=replace(profile.recorded, dag=less))
+
+
+def shared_out(*profiles: CommunicationProfile) -> tuple[dict[str, int], ...]:
+    """Return what an auction gives apps of two GPUs each, by node; the nodes' links carry 10 kB/s."""
+    links = ClusterLinks(intra_node=10e9, intra_rack=1e4)
+    settings = Settings(policy=live_policy("themis", {"knob": 0.0}), scaling=None, links=links)
+    world = Cluster(settings, [node("n1", 2), node("n2", 1), node("n3", 1)])
+    for number, profile in enumerate(profiles):
+        world.enter(app(f"app-{number}", 2, 2, 2), fields={"job": {"communication": profile.to_dict()}})
+    world.steps(2)
+    return tuple(world.placement(f"app-{number}") for number, _ in enumerate(profiles))
 
 
 def test_a_planned_run_is_the_plain_one_with_a_process_killed_under_a_plan(
@@ -58,6 +70,8 @@ def test_a_planned_run_is_the_plain_one_with_a_process_killed_under_a_plan(
     profiled, committed, running = launch.said("communication")[:3]
     said = CommunicationProfile.from_dict(profiled.content["profile"])
     assert (said.recorded.ranks, said.nodes, said.links is not None) == (3, 1, True)
+    assert shared_out(said, silent(said)) == ({"n1": 2}, {"n2": 1, "n3": 1})
+    assert shared_out(silent(said), said) == ({"n2": 1, "n3": 1}, {"n1": 2}), "who sends more gets the node"
     assert set(committed.content["choices"]) >= {"bucket/0", "bucket/1"}
     assert {lane for lane, *_ in committed.content["bars"]["plan"]} >= {"compute", "channel 0"}
     assert 20 < running.step <= 150

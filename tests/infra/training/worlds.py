@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Collection
 from datetime import timedelta
 
-TIMEOUT = 90.0  # seconds
+TIMEOUT = 150.0  # seconds
 EXCHANGE = timedelta(seconds=40)  # of one collective
 
 

@@ -146,3 +146,17 @@ def test_all_that_survive_know_the_same_of_every_agreement(events: list[tuple[in
     ahead = [programs[name].index for name in made.view.members if programs[name].view is not None]
     assert max(ahead) - min(ahead) <= 1, "no member is left behind"
     assert max(agreed) >= 1, "and they get on"
+
+
+def test_a_boundary_is_due_while_somebody_waits_for_it() -> None:
+    made = begun(0, 1)
+    assert not made.due
+    made.enter(2)
+    assert made.due
+    agree(made, 0, boundary=True)
+    assert made.view.members == (0, 1, 2)
+    assert not made.due
+    made.retire(0)
+    assert made.due
+    made.leave(0)
+    assert not made.due

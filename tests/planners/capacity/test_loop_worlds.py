@@ -98,7 +98,7 @@ def play(world: World, story: list[tuple[object, ...]]) -> None:
 
 
 @given(st.sampled_from(POLICIES), happenings, st.integers(0, 3))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_the_rules_hold_and_nothing_is_left_over(policy, story, seed):
     world = World(
         replace(QUICK, policy=live_policy(policy, lease_s=30)), [node("n1", 4), node("n2", 4)], seed=seed
@@ -120,7 +120,7 @@ def test_the_rules_hold_and_nothing_is_left_over(policy, story, seed):
 
 
 @given(st.sampled_from(POLICIES), happenings, st.integers(0, 3))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_whoever_can_run_runs_in_the_end(policy, story, seed):
     """No livelock: once the world is quiet, GPUs that a waiting app could run on do not stay idle."""
     given_ = replace(QUICK, policy=live_policy(policy, lease_s=30), teams={})

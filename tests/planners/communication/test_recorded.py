@@ -211,3 +211,19 @@ def test_choices_of_a_kind() -> None:
     assert {one.pieces for one in choices_of("all-to-all", 8, 1)} == {1, 2, 4, 8}
     assert [one.pieces for one in choices_of("all-to-all", 3, 1)] == [1, 2]
     assert choices_of("broadcast", 4, 2) == (Choice(), Choice(channel=1))
+
+
+@pytest.mark.parametrize(("faster", "chosen"), [(0.999, "whole/1@0"), (0.5, "ring/1@0")])
+def test_what_no_prediction_tells_apart_takes_the_librarys_own_way(faster: float, chosen: str) -> None:
+    sizes = (1e3, 1e7)
+    seconds = [(size, 1e-4 + size / 1e7) for size in sizes]
+    table: dict[tuple[str, int, str], tuple[tuple[float, float], ...]] = {
+        ("all-reduce", 4, "whole/1@0"): tuple(seconds),
+        ("all-reduce", 4, "ring/1@0"): tuple((size, faster * some) for size, some in seconds),
+    }
+    measured = MeasuredLinks(4, 1, TableModel(table))  # type: ignore[arg-type]
+    problem = problem_of(recorded(), measured, rng=np.random.default_rng(0), clock=count().__next__)
+    assert {one.name for one in problem.solve("Syndicate").plan.values()} == {"ring/1@0"}
+    found = search_plan(problem, version=1)
+    assert {one.choice.name for one in found.plan.collectives.values()} == {chosen}
+    assert (found.gain == 0) == (chosen == "whole/1@0")

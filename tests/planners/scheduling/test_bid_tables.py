@@ -4,7 +4,7 @@ from math import inf
 import numpy as np
 import pytest
 from auction_worlds import capacity, job, satisfied
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
@@ -41,7 +41,6 @@ def situations(draw: st.DrawFn) -> tuple[Offer, Capacity, SingleJob, Placement, 
     return offer, nodes, job(demand, 100.0, slowdown, -draw(st.floats(0.0, 100.0))), held, demand
 
 
-@settings(max_examples=60)
 @given(situations())
 def test_a_compressed_table_says_what_listing_every_subset_would(
     situation: tuple[Offer, Capacity, SingleJob, Placement, int],
@@ -82,7 +81,6 @@ def _with(has: dict[str, int], offer: Offer, part: tuple[int, ...]) -> Placement
     return tuple(merged.items())
 
 
-@settings(max_examples=60)
 @given(situations())
 def test_asking_one_placement_at_a_time_gives_no_better_and_mostly_the_same_table(
     situation: tuple[Offer, Capacity, SingleJob, Placement, int],
@@ -97,7 +95,6 @@ def test_asking_one_placement_at_a_time_gives_no_better_and_mostly_the_same_tabl
         assert satisfied(offer, slow, taken) <= satisfied(offer, fast, taken) * (1 + 1e-12)
 
 
-@settings(max_examples=60)
 @given(situations())
 def test_after_pruning_more_gpus_and_tighter_places_always_buy_something(
     situation: tuple[Offer, Capacity, SingleJob, Placement, int],

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ebbflow.planners.training.ignoring import ALWAYS, IgnoreRules
@@ -66,8 +66,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(PATTERNS, max_size=4))
+@example(lines=["a", "/**", "!data"])
 def test_a_walk_keeps_what_git_keeps(repository: Path, lines: list[str]) -> None:
     rules = repository / ".git" / "rules"
     rules.write_text("\n".join(lines) + "\n")

@@ -14,6 +14,13 @@ def test_the_others_train_on_over_aggregators() -> None:
     assert recovery_of(LOSS).reason == "2 slots continue"
 
 
+def test_the_others_train_on_by_all_reduce_where_the_script_allows_it() -> None:
+    replicas = replace(LOSS, service=False, replicas=True)
+    assert recovery_of(replicas).in_place
+    found = recovery_of(replace(replicas, obstacle="communication is planned"))
+    assert (found.in_place, found.reason) == (False, "communication is planned")
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

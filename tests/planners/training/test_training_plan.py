@@ -50,6 +50,7 @@ def test_a_stated_hazard_stays_another_follows_what_happens() -> None:
         ({"preflight": "always"}, PreflightPlan(2, 2, 20), "requested"),
         ({"preflight": "always", "preflight_steps": 5, "placement": {"a": 1}}, PreflightPlan(1, 1, 5), "requested"),
         ({"preflight": "always", "max_gpus": 1}, PreflightPlan(1, 1), "requested"),
+        ({"preflight": "always", "replica": 4}, PreflightPlan(4, 2), "requested"),
         ({}, PreflightPlan(2, 2), "it costs nothing here: no other app wants these slots"),
         ({"max_gpus": 2}, None, "the run is no larger than a preflight run"),
         ({"placement": {"a": 1}}, None, "the run is no larger than a preflight run"),

@@ -3,13 +3,22 @@
 from math import inf
 
 import numpy as np
+import optuna
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.scheduling.locality import Level
-from ebbflow.planners.tuning.early_stopping import Curves, TrialState, epochs_left, rungs, work_left
+from ebbflow.planners.tuning.early_stopping import (
+    Curves,
+    TrialState,
+    brackets,
+    epochs_left,
+    hyperband_epochs_left,
+    rungs,
+    work_left,
+)
 
 
 def test_rungs() -> None:
@@ -86,3 +95,28 @@ def test_outlook_is_what_an_auctioneer_asks_for() -> None:
 def test_bad_curves() -> None:
     with pytest.raises(OptionError):
         Curves(0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 200), st.integers(2, 5))
+@example(1, 242, 3)  # an exact power, whose logarithm falls short of 5 in floating point
+@example(1, 999, 10)
+def test_brackets_of_hyperband_are_optunas(least: int, more: int, factor: int) -> None:
+    most = least + more
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(pruner=optuna.pruners.HyperbandPruner(least, most, factor))
+    pruner = study.pruner
+    assert isinstance(pruner, optuna.pruners.HyperbandPruner)
+    pruner._try_initialization(study)
+    budgets = pruner._trial_allocation_budgets
+    assert [share for share, _ in brackets(least, most, factor)] == pytest.approx(
+        [budget / sum(budgets) for budget in budgets]
+    )
+    left = [hyperband_epochs_left(done, least, most, factor) for done in range(most + 1)]
+    assert left[-1] == 0
+    assert all(0 <= one <= most - done + 1e-9 for done, one in enumerate(left))
+
+
+def test_a_trial_of_hyperband_lives_longer_than_one_of_halving_and_as_long_once_it_has_survived() -> None:
+    assert hyperband_epochs_left(0, 1, 9, 3) > epochs_left(0, 9, (1, 3), 3)
+    assert hyperband_epochs_left(5, 1, 9, 3) == pytest.approx(4.0)

@@ -26,6 +26,7 @@ def run(ledger: Ledger, script: str, folder: Path, *arguments: str, **options: o
         nodes="local:2x1",
         termination_grace=20.0,
         preflight="never",
+        recovery="restart",
     )
     spec = AppSpec("t", "training", gpus=1, min_gpus=1, max_gpus=2)
     return run_training_app(

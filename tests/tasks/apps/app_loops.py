@@ -26,7 +26,7 @@ from ebbflow.planners.model.ledger import (
 )
 from ebbflow.planners.model.ledger_state import State
 
-LONG = 60.0  # seconds: a bound for a busy machine, not an expectation
+LONG = 150.0  # seconds: a bound for a busy machine, not an expectation
 
 
 def until(reached: Callable[[], Any], what: str, seconds: float = LONG) -> Any:

@@ -1,6 +1,7 @@
 """Trainings without processes, in real time: a pool that keeps account of which GPU was used when, and a launcher."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -192,6 +193,9 @@ class ToyTrainer:
         self._step = self._saved = 0
         self._up: dict[str, int] = {}  # nodes that run, with their slots
         self._thread: threading.Thread | None = None
+        # a real node waits for a launcher there, and does not end before the training does
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._silent = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.resizes: list[tuple[dict[str, int], float | None]] = []
         self.stops: list[float | None] = []
 
@@ -242,6 +246,7 @@ class ToyTrainer:
         if self._thread is not None:
             self._thread.join(30.0)
         self._pool.close()
+        self._listener.close()
 
     # --- its thread -----------------------------------------------------------------------------------------
 
@@ -280,9 +285,8 @@ class ToyTrainer:
                 self._end(name)
             if name not in self._up:
                 try:
-                    self._pool.start(
-                        name, slots, Entry("", "00" * 32, self._job.id, name, f"{name}-{number}", "", "")
-                    )
+                    entry = Entry(self._silent, "00" * 32, self._job.id, name, f"{name}-{number}", "", "")
+                    self._pool.start(name, slots, entry)
                     self._up[name] = slots
                 except ClusterError as error:
                     lost[name] = str(error)
@@ -297,9 +301,10 @@ class ToyTrainer:
         else:
             kind, reason = "unformed", "; ".join(f"{name}: {why}" for name, why in lost.items())
         left = {name: slots for name, slots in placement.items() if name not in lost}
+        ended = time.time()
         end = GenerationEnd(
-            number, kind, reason, placement, left, (), tuple(lost), started, time.time(), first, self._step,
-            self._saved,
+            number, kind, reason, placement, left, (), tuple(lost), started, ended, first, self._step,
+            self._saved, sum(placement.values()) * (ended - started),
         )  # fmt: skip
         self._stand(end=end, step=self._step)
         return end

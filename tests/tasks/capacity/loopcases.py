@@ -18,7 +18,7 @@ from ebbflow.tasks.capacity.listeners import LoopEvent
 from ebbflow.tasks.capacity.loop import CapacityLoop
 from tests.evaluation.renting.virtual_clock import VirtualClock
 
-WAIT = 60.0  # seconds; what does not happen within them does not happen
+WAIT = 150.0  # seconds; what does not happen within them does not happen
 FAST = LoopIntervals(
     poll_interval=0.02,
     capacity_poll_interval=0.02,

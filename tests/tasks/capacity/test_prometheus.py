@@ -2,22 +2,43 @@
 
 import json
 import re
-from collections.abc import Iterator
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.machine.metrics_server import serving
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.capacity import Node, Notice
+from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.ledger import AppEntered, AppReport, AppSpec, CapacityChanged, Granted, Lease
+from ebbflow.planners.model.options import address_of
+from ebbflow.planners.query.plan.state import Estimate, ReplanDecision
 from ebbflow.tasks.apps.loop_report import LOOP, LoopStatusRecord
 from ebbflow.tasks.capacity.metrics import LoopMetrics, serving_metrics
-from ebbflow.tasks.capacity.request import CapacityRequest, address_of
+from ebbflow.tasks.capacity.request import CapacityRequest
+from ebbflow.tasks.pipeline.metrics import serving_pipeline
+from ebbflow.tasks.pipeline.outcome import StepOutcome
+from ebbflow.tasks.query.report import StageReport
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.report.query_metrics import QueryMetrics
+from ebbflow.tasks.training.report import EventReport, PointReport
+from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.training.tracking.prometheus import RunMetrics, serving_run
+from tests.planners.query.replanning_cases import stage
 
+GPUS = 'sum(ebbflow_gpus_leased{cluster="local"}) / sum(ebbflow_gpus{cluster="local"})'
+NAMES = {"run": "fit", "query": "keys", "pipeline": "one"}  # variable of a dashboard -> its value
 DASHBOARD = Path(__file__).parents[3] / "docs" / "dashboards" / "ebbflow.json"
 
 
@@ -112,3 +133,116 @@ def test_addresses() -> None:
     for wrong in ("host", "host:", "host:70000", "host:x"):
         with pytest.raises(OptionError, match="metrics must be HOST:PORT"):
             CapacityRequest(metrics=wrong)
+
+
+# --- a real Prometheus --------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Return a function that runs a Prometheus which scrapes addresses, and returns its own address."""
+    with ExitStack() as stack:
+
+        def run(*targets: str) -> str:
+            settings = tmp_path / "prometheus.yml"
+            jobs = [{"job_name": "ebbflow", "static_configs": [{"targets": list(targets)}]}]
+            settings.write_text(json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}))
+            port = free_port()
+            with (tmp_path / "prometheus.log").open("wb") as log:
+                process = subprocess.Popen(
+                    [
+                        "prometheus",
+                        f"--config.file={settings}",
+                        f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+                        f"--web.listen-address=127.0.0.1:{port}",
+                    ],
+                    stdout=log,
+                    stderr=log,
+                )
+            stack.callback(process.wait, 60)
+            stack.callback(process.kill)
+            return f"http://127.0.0.1:{port}"
+
+        yield run
+
+
+def answer(prometheus: str, query: str) -> list[Any]:
+    """Return what Prometheus answers to a query; nothing while it does not answer."""
+    try:
+        said = httpx.get(f"{prometheus}/api/v1/query", params={"query": query}, timeout=30)
+    except httpx.TransportError:
+        return []
+    if said.status_code == 503:  # it starts
+        return []
+    assert said.status_code == 200, said.text
+    found: list[Any] = said.json()["data"]["result"]
+    return found
+
+
+def expressions_of(dashboard: Path) -> list[str]:
+    """Return what the panels of a dashboard ask for."""
+    panels = json.loads(dashboard.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+@pytest.mark.processes
+def test_a_real_prometheus_answers_every_expression_of_the_dashboards_of_runs(
+    tmp_path: Path, ledger: Ledger, prometheus: Callable[..., str]
+) -> None:
+    (tmp_path / "fit.py").write_text("")
+    metrics = RunMetrics(TrainingRequest(str(tmp_path / "fit.py"), run_id="fit"), SystemClock())
+    metrics.point(PointReport(1.0, 7, gpus=2, nodes=1, loss=0.5, throughput=10.0, goodput=8.0, tokens=512.0))
+    metrics.metrics(7, 0, {"accuracy": 0.5})
+    metrics.event(EventReport(0.0, "generation", "generation 1"))
+    query = QueryMetrics(QueryRequest("SELECT 1", tables="t", name="keys"), SystemClock())
+    query.begins(Capacity(0, (Node("a", 4, 8.0),)))
+    query.decided(ReplanDecision("start", 0, 0.0, "", "p", "", "", (Estimate("p", 9.0, 0, 0, 1),)))
+    query.stage_ended(stage("scan"), StageReport("scan", "f", "completed", "p", rows=3, bytes=80, tasks=2))
+    steps = [StepOutcome("fit", "training", "fit", "", "running", attempts=1, began=1.0, deadline=2.0**40)]
+    asked = [
+        reduce(lambda text, name: text.replace(f"${name}", NAMES[name]), NAMES, expression)
+        for dashboard in ("training", "query", "pipeline")
+        for expression in expressions_of(DASHBOARD.with_name(f"{dashboard}.json"))
+    ]
+    assert len(asked) > 40
+    fill(ledger)
+    with (
+        serving_run(metrics, "127.0.0.1:0") as server,
+        serving("127.0.0.1:0", query.look) as second,
+        serving_pipeline("127.0.0.1:0", "one", lambda: tuple(steps), ledger, SystemClock()) as third,
+    ):
+        assert server is not None
+        assert second is not None
+        assert third is not None
+        address = prometheus(*(f"127.0.0.1:{one.port}" for one in (server, second, third)))
+        end = time.monotonic() + 120
+        while silent := [one for one in asked if not answer(address, one)]:
+            assert time.monotonic() < end, silent
+            time.sleep(0.2)
+        ((_, tokens),) = [one["value"] for one in answer(address, "ebbflow_run_tokens_per_second")]
+        assert float(tokens) == 5120.0
+
+
+@pytest.mark.processes
+def test_a_real_prometheus_answers_every_expression_of_the_dashboard(
+    ledger: Ledger, prometheus: Callable[..., str]
+) -> None:
+    fill(ledger)
+    asked = [one.replace("$cluster", "local") for one in expressions_of(DASHBOARD)]
+    assert len(asked) > 15
+    with serving_metrics("127.0.0.1:0", lambda: Ledger.open(str(ledger.address.path))) as server:
+        assert server is not None
+        address = prometheus(f"127.0.0.1:{server.port}")
+        end = time.monotonic() + 120
+        while silent := [one for one in asked if not answer(address, one)]:
+            assert time.monotonic() < end, silent
+            time.sleep(0.2)
+        ((_, gpus),) = [one["value"] for one in answer(address, asked[asked.index(GPUS)])]
+        assert float(gpus) == 0.25, "one of four GPUs is leased"
+        assert answer(address, "ebbflow_no_such_metric") == []

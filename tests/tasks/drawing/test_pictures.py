@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.tasks.drawing.charts import bars_svg, cdf_svg
@@ -122,7 +122,6 @@ def test_lanes_never_overlap_and_are_as_few_as_intervals_overlap_at_most(raw):
         assert max(placed) + 1 == most
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -200,7 +199,6 @@ def plans(draw: st.DrawFn) -> PlanReport:
     return PlanReport("p", tuple(stages))
 
 
-@settings(max_examples=60, deadline=None)
 @given(plans(), st.sampled_from(["right", "down"]))
 def test_boxes_of_any_plan_do_not_overlap_and_stay_in_the_frame(plan, direction):
     root = parse(dag_svg(plan, direction))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.elastic.run import ElasticRequest, generate_data, parse_fault, run_elastic
+from ebbflow.tasks.elastic.request import ElasticRequest
+from ebbflow.tasks.elastic.run import generate_data, parse_fault, run_elastic
 from ebbflow.tasks.faults import Fault
 
 pytestmark = pytest.mark.processes

@@ -1,5 +1,6 @@
 """A pipeline on a fleet of AWS, emulated over HTTP; Systems Manager really runs nodes, on this machine."""
 
+import io
 import json
 import threading
 import time
@@ -9,10 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import optuna
 import pytest
 import yaml
 from pipelines import pairs_script, write_pairs
 
+from ebbflow.infra.elastic.apps.kmeans import KMeans
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.channel.wire import Entry
@@ -27,8 +31,10 @@ from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.node_sources import opened_nodes
 from ebbflow.tasks.capacity.release import give_back
 from ebbflow.tasks.capacity.request import CapacityRequest
+from ebbflow.tasks.pipeline.checking import check_surroundings
 from ebbflow.tasks.pipeline.file.read import read_pipeline
-from ebbflow.tasks.pipeline.file.spec import AwsSpec
+from ebbflow.tasks.pipeline.file.requests import engine_of
+from ebbflow.tasks.pipeline.file.spec import AwsSpec, Pipeline
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome
 from ebbflow.tasks.pipeline.run import NullWatcher, PipelineRequest, run_steps
 from ebbflow.tasks.pipeline.view import ClusterView
@@ -37,6 +43,7 @@ from ebbflow.tasks.training.leased.enforcer import LeaseEnforcer
 from ebbflow.tasks.training.leased.site import LeasedSite
 from ebbflow.tasks.training.request import TrainingRequest
 from tests.code_projects import write_project
+from tests.elastic_results import undisturbed
 from tests.infra.aws.torch_hosts import NODE, Hosts
 from tests.tasks.apps.toy_trainings import Script, ToyTrainer
 
@@ -240,6 +247,128 @@ def test_a_project_with_its_packages_is_prepared_on_rented_nodes(
     assert any(b"runs hello s3cret-red" in text for text in printed)
 
 
+@pytest.mark.processes
+def test_a_search_of_a_pipeline_runs_on_rented_nodes_with_its_study_in_the_ledger_s_database(
+    lab: "Cluster", ssm: "SystemsManager", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(steps=40, pause=0.02, metric="accuracy")
+
+    def toy(pool: Any, region: str, **options: Any) -> ToyOnS3:
+        assert options["variables"]["COLOR"] == "red"
+        return ToyOnS3(script, pool, options["decide"], options["on_report"], options["node_timeout"])
+
+    monkeypatch.setattr("ebbflow.tasks.training.aws.ShippingTrainer", toy)
+    monkeypatch.setenv("A_COLOR", "red")
+    ssm.script = hosts = Hosts(ASLEEP)
+    plain = shop(tmp_path, lab)
+    del plain["trainings"]
+    plain["tunings"] = {
+        "rates": {
+            "script": "fit.py",
+            "arguments": ["--data", "${queries.pairs.file}"],
+            "space": {"lr": {"log": [0.001, 1]}},
+            "trials": 3,
+            "parallel": 1,
+            "sampler": "random",
+            "pruner": "none",
+            "environment": {"COLOR": "${env:A_COLOR}"},
+        }
+    }
+    file = tmp_path / "shop.yaml"
+    file.write_text(yaml.safe_dump(plain, sort_keys=False))
+    try:
+        outcome = run_steps(PipelineRequest(str(file), run_id="one", runs_dir=str(tmp_path / "runs")))
+    finally:
+        hosts.close()
+    assert outcome.state == "finished", outcome
+    rates = outcome.step("rates")
+    assert rates.details["trials"] == 3
+    assert rates.results["directory"].startswith(lab.settings.store)
+    study = optuna.load_study(study_name="one.rates", storage=f"sqlite:///{tmp_path / 'ledger.db'}")
+    assert [one.state.name for one in study.trials] == ["COMPLETE"] * 3
+    assert str(study.best_trial.params["lr"]) == rates.results["best.lr"]
+    with Ledger.open(str(tmp_path / "ledger.db"), cluster="lab", create=False) as ledger:
+        assert ledger.verify() == []
+        assert not ledger.state().leases
+    assert not lab.nodes("gpu")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_an_elastic_job_runs_on_rented_nodes_one_of_which_is_taken(
+    lab: "Cluster", ssm: "SystemsManager", tmp_path: Path
+) -> None:
+    plain = shop(tmp_path, lab)
+    del plain["trainings"]
+    plain["elastic_jobs"] = {
+        "fit": {
+            "app": "kmeans",
+            "input": "${queries.pairs.file}",
+            "classes": 3,
+            "executors": 4,
+            "iterations": 300,
+            "workers": 2,
+            "termination_grace": "5s",
+        }
+    }
+    ssm.script = hosts = Hosts(NODE)
+    file = tmp_path / "shop.yaml"
+    file.write_text(yaml.safe_dump(plain, sort_keys=False))
+    heard = Interrupting(lab)
+    try:
+        outcome = run_steps(PipelineRequest(str(file), run_id="one", runs_dir=str(tmp_path / "runs")), heard)
+    finally:
+        hosts.close()
+    assert outcome.state == "finished", (outcome, heard.lines)
+    place = StorageLocation(outcome.step("fit").results["directory"])
+    assert str(place).startswith(lab.settings.store)
+    (tmp_path / "input.npz").write_bytes(place.read("input.npz"))
+    app = KMeans(str(tmp_path / "input.npz"), 3, 4, 300)
+    with np.load(io.BytesIO(place.read("parameters.npz"))) as found:
+        assert np.array_equal(found["centres"], app.centres(undisturbed(app, 300)))
+    with Ledger.open(str(tmp_path / "ledger.db"), cluster="lab", create=False) as ledger:
+        assert ledger.verify() == []
+        assert not ledger.state().leases
+    assert heard.taken
+    assert not lab.nodes("gpu")
+
+
+def test_queries_are_on_the_spark_pools_that_the_file_names(lab: "Cluster", tmp_path: Path) -> None:
+    plain = shop(tmp_path, lab)
+    del plain["trainings"]
+    aws = plain["cluster"]["aws"]
+    del aws["pools"]
+    file = tmp_path / "shop.yaml"
+
+    def read() -> Pipeline:
+        file.write_text(yaml.safe_dump(plain))
+        return read_pipeline(file, further=check_surroundings)
+
+    pipeline = read()
+    assert engine_of(pipeline.steps["pairs"], pipeline) == "duckdb"
+    aws["spark_pools"] = ["etl", "gpu"]
+    with pytest.raises(PipelineFileError) as error:
+        read()
+    assert "cluster.aws.spark_pools: there is no pool 'etl'" in str(error.value)
+    assert "cluster.aws.spark_pools: the pool 'gpu' is of kind gpu" in str(error.value)
+    assert "names no Spark master" in str(error.value)
+    outputs = dict(lab.outputs)
+    pools = outputs["pools"]["value"]
+    outputs["pools"] = {"value": {**pools, "etl": {**pools["gpu"], "kind": "spark"}}}
+    outputs["spark_master"] = {"value": "spark://10.0.0.4:7077"}
+    (tmp_path / "ebbflow.json").write_text(json.dumps(outputs))
+    aws["spark_pools"] = ["etl"]
+    pipeline = read()
+    assert engine_of(pipeline.steps["pairs"], pipeline) == "spark"
+    aws["pools"] = ["etl"]
+    with pytest.raises(PipelineFileError, match=r"cluster\.aws\.pools: the pool 'etl' is of kind spark"):
+        read()
+    del aws["pools"]
+    plain["elastic_jobs"] = {"fit": {"app": "kmeans", "input": "${queries.pairs.file}"}}
+    with pytest.raises(PipelineFileError, match=r"pools is missing: .*elastic_jobs\.fit can run on"):
+        read()
+
+
 def files_below(place: StorageLocation, name: str) -> list[Any]:
     found = []
     for one in place.entries(name):
@@ -395,8 +524,7 @@ def test_what_cannot_work_on_aws_is_refused_before_anything_is_rented(
         read_pipeline(file)
     said = str(error.value)
     assert f"cluster.aws.terraform_output: there is no file {tmp_path / 'gone.json'}" in said
-    assert "tunings.tune.environment: environment of a tuning run is for nodes of this machine" in said
-    assert "tunings.tune: the study of a tuning run is kept on this machine" in said
+    assert "tunings" not in said
 
 
 def test_nodes_that_others_may_need_are_not_given_back(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_the_ledger_of_a_cluster_that_is_there_already_is_looked_for(
     monkeypatch.setenv("NO_SUCH_KEY", str(tmp_path / "ledger.db"))
     plain["cluster"] = {"existing": {"ledger": "${env:NO_SUCH_KEY}"}}
     del plain["trainings"]["fit"]["arguments"]
-    with pytest.raises(PipelineFileError, match=r"trainings\.fit: trainings need nodes"):
+    with pytest.raises(PipelineFileError, match=r"trainings\.fit: trainings and elastic jobs need nodes"):
         check(plain, tmp_path)
     del plain["trainings"], plain["tunings"]
     with pytest.raises(PipelineFileError, match=r"there is no ledger .*ledger\.db"):

@@ -19,7 +19,7 @@ from tests.damaged_store import Store, computed
 from tests.flips import KINDS, apply, choose
 from tests.tasks.driving import Scripted, fp_of
 
-FLIPS = 120
+FLIPS = 48
 
 
 @pytest.fixture(name="engine", scope="module")

@@ -14,7 +14,7 @@ from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
 from tests.tasks.query.generated_sql import Statement, comparison, generated
 
-_SEEDS = 25
+_SEEDS = 6
 WRITTEN = (
     "SELECT k + 1, count(*), upper(s) FROM a GROUP BY ALL ORDER BY 1 DESC",
     "SELECT K, upper(S), CAST(k AS VARCHAR), 1, 'x', NULL FROM a",

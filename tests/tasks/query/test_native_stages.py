@@ -41,8 +41,11 @@ def natively(outcome: QueryOutcome) -> int:
     return sum("native" in stage.note.split(", ") for stage in outcome.report.stages)
 
 
-def test_all_tpch_queries_run_natively_and_are_right(opened: OpenedEngine, tpch: str, tmp_path: Path) -> None:
-    for number in range(1, 23):
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_tpch_queries_run_natively_and_are_right(
+    every: int, opened: OpenedEngine, tpch: str, tmp_path: Path
+) -> None:
+    for number in range(1, 23, every):
         sql = (TPCH / f"q{number}.sql").read_text()
         outcome = run(sql, tpch, opened, tmp_path, stages="native", verify=True)
         assert outcome.report.verified, f"Q{number}: {outcome.report.verification}"

@@ -107,7 +107,7 @@ SHAPES = st.sampled_from(
 
 
 @given(shape=SHAPES, first=CONDITIONS, second=CONDITIONS)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_pruned_table_gives_the_same_rows(
     shape: str,
     first: str,

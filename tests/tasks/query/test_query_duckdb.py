@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
-from ebbflow.tasks.query.planning import meaning
-from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.request import QueryRequest, meaning
 from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome, execute
 from ebbflow.tasks.report.delivery import deliver
 
@@ -16,11 +15,29 @@ QUERIES = sorted(
 )
 
 
+SOME = (
+    "q2",
+    "q3",
+    "q9",
+    "q14",
+    "q15",
+    "q18",
+    "q20",
+)  # others are alike, or run in tests of stages and partitions
+
+
+@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("planner", ["qoop", "clarinet", "volcano", "single"])
-def test_every_tpch_query_is_answered_rightly(planner: str, tpch: str, tmp_path: Path) -> None:
+def test_every_tpch_query_is_answered_rightly(
+    planner: str, all_of_them: bool, tpch: str, tmp_path: Path
+) -> None:
+    """Those that do not cut plans differ from QOOP in the plan that they choose: some of the queries show it."""
     assert len(QUERIES) == 22
     wrong = {}
+    names = SOME[:: 1 if planner == "qoop" else 2]
     for path in QUERIES:
+        if not (all_of_them or path.stem in names):
+            continue
         request = QueryRequest.of(
             str(path),
             tables=tpch,
@@ -50,10 +67,12 @@ def test_partitioned_tables_give_the_same_answers(tpch: str, tpch_partitioned: s
 
     wrong = {}
     for path in QUERIES:
+        if path.stem not in ("q1", "q5", "q6", "q12", "q17", "q21"):
+            continue  # alike as to which partitions they read
         outcome = run(path, tpch_partitioned, verify=True)
         if outcome.report.verified is not True:
             wrong[path.stem] = outcome.report.verification
-        if path.stem in ("q1", "q5", "q12", "q22"):  # read by other means than the verification's
+        if path.stem in ("q1", "q12"):  # read by other means than the verification's
             assert outcome.to_arrow().to_pylist() == run(path, tpch, verify=False).to_arrow().to_pylist()
     assert not wrong
 

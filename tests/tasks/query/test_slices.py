@@ -3,7 +3,6 @@
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -13,10 +12,8 @@ from ebbflow.infra.errors import StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import StageJob
 from ebbflow.infra.query.slices import SliceIndex
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
-from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.request import QueryRequest
-from ebbflow.tasks.query.verify import verify
-from tests.tasks.driving import Obedient, Ride, Scripted, capacity, until_cancelled
+from tests.tasks.driving import Obedient, Ride, Scripted, capacity, right, until_cancelled
 
 QUERY = """
     SELECT o_orderpriority, count(*) AS items, sum(l_quantity) AS quantity, avg(l_discount) AS discount
@@ -43,13 +40,6 @@ def _request(tables: str, tmp_path: Path) -> QueryRequest:
     return QueryRequest(QUERY, tables=tables, engine="duckdb", store=str(tmp_path / "store"))
 
 
-@pytest.fixture(name="engine")
-def _engine() -> Iterator[Scripted]:
-    engine = Scripted()
-    yield engine
-    engine.close()
-
-
 def sliced(plans: tuple[QueryExecutionPlan, ...]) -> list[tuple[QueryExecutionPlan, Stage]]:
     """Return the plans whose partial result is divided, with that stage."""
     return [(p, s) for p in plans for s in p.stages if s.slicing is not None and len(p.stages) == 2]
@@ -58,11 +48,6 @@ def sliced(plans: tuple[QueryExecutionPlan, ...]) -> list[tuple[QueryExecutionPl
 def cells(job: StageJob) -> tuple[int, int] | None:
     found = re.search(r"\[(\d+)-(\d+) of 16\]", job.name)
     return (int(found[1]), int(found[2])) if found else None
-
-
-def right(ride: Ride, driver: Driver) -> bool:
-    assert driver.result is not None
-    return verify(ride.gathered, driver.result)[0] is True
 
 
 def test_every_cell_is_computed_once_and_the_answer_is_right(

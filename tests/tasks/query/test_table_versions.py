@@ -19,6 +19,8 @@ from pyiceberg.utils.config import Config
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TableError
+from ebbflow.infra.protocols import Checkpoint
+from ebbflow.infra.query import table_results
 from ebbflow.infra.query.comparison import same_rows
 from ebbflow.infra.query.pins import LONGEST, Pins
 from ebbflow.infra.query.table_results import write_into
@@ -353,6 +355,26 @@ def test_two_tries_at_once_write_once(ask: Ask, tmp_path: Path) -> None:
     assert DeltaTable(into).to_pyarrow_table().num_rows == 5
 
 
+@pytest.mark.parametrize(("there", "other"), [(True, "r"), (False, "r"), (False, "another")])
+def test_a_commit_between_a_tries_look_and_its_own_is_seen(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, other: str
+) -> None:
+    into = tmp_path / "into"
+    if there:
+        write_deltalake(into, pa.table({"k": [0]}))
+    outcome = execute(ask("SELECT k FROM names", into=str(into)))
+    read = table_results.read_batches
+
+    def after_another(checkpoint: Checkpoint) -> Any:
+        monkeypatch.setattr(table_results, "read_batches", read)
+        assert write_into(outcome.result, StorageLocation(into), "append", other)
+        return read(checkpoint)
+
+    monkeypatch.setattr(table_results, "read_batches", after_another)
+    assert write_into(outcome.result, StorageLocation(into), "append", "r") is (other != "r")
+    assert DeltaTable(into).to_pyarrow_table().num_rows == there + 4 * (1 if other == "r" else 2)
+
+
 @pytest.fixture(scope="module", name="tpch_logs")
 def _tpch_logs(tpch: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a directory with the tables of ``tpch``: of Delta Lake, in partitions too, and of Iceberg."""
@@ -381,7 +403,7 @@ def _tpch_logs(tpch: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "tables")
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_tpch_queries_are_answered_as_from_plain_files(
     every: int, tpch: str, tpch_logs: str, tmp_path: Path
 ) -> None:

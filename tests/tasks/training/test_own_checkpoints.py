@@ -47,7 +47,7 @@ def test_a_script_that_restores_continues_through_a_notice_and_a_kill(tmp_path: 
 
 
 def test_a_script_that_starts_from_scratch_each_time_is_told_of(tmp_path: Path) -> None:
-    report = train(tmp_path, 30, 0.1, "die", fault=("1s:notice:node-1:15s", "1s:add:1"))
+    report = train(tmp_path, 30, 0.1, "die", fault=("1s:notice:node-1:15s", "3s:add:1"))
     assert report.state == "finished"
     assert report.generations[0].kind == "stopped"
     assert report.lost_steps == report.generations[0].last_step - 1 > 0
@@ -56,7 +56,7 @@ def test_a_script_that_starts_from_scratch_each_time_is_told_of(tmp_path: Path) 
 
 def test_status_0_after_sigterm_is_not_the_end(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
-    faults = ("1s:notice:node-1:15s", "1s:add:1")
+    faults = ("1s:notice:node-1:15s", "3s:add:1")
     report = train(tmp_path, 40, 0.1, "zero", own=str(tmp_path / "own"), fault=faults)
     assert (report.state, report.steps, report.lost_steps) == ("finished", 40, 0)
     assert [generation.kind for generation in report.generations] == ["stopped", "finished"]

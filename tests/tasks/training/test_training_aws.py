@@ -11,7 +11,8 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.fleet import Fleet, PoolState
 from ebbflow.tasks.training.aws import AwsSite, shipped
-from ebbflow.tasks.training.request import TrainingRequest, slots_of
+from ebbflow.tasks.training.node_names import slots_of
+from ebbflow.tasks.training.request import TrainingRequest
 
 
 class Control:
@@ -48,7 +49,7 @@ def site(request, control):
     return AwsSite(request, cluster)
 
 
-def until(true, seconds=20.0):
+def until(true, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not come true"

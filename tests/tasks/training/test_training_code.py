@@ -60,7 +60,7 @@ def test_a_project_trains_through_a_kill_and_a_resume_and_each_is_prepared_once(
     monkeypatch.setenv("COLOR", "s3cret-red")
     request = request_of(
         project, "15", str(tmp_path / "go"), nodes="local:2x1", fault=("300ms:kill:node-2", "300ms:add:1"),
-        env=("COLOR",), setup="echo made >> made.txt",
+        env=("COLOR",), setup="echo made >> made.txt", recovery="restart",
     )  # fmt: skip
     nodes = Nodes(request.placement, request.most_gpus, request.min_gpus)
     report = run_training(request, Stopping(nodes, 40), nodes=nodes)

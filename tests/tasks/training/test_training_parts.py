@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,15 +13,23 @@ from rich.console import Console
 from ebbflow.flows.training.terminal import TrainingScreen
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError
-from ebbflow.infra.protocols import TrainingEvent
+from ebbflow.infra.protocols import TrainingEvent, TrainingStatus
+from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.failures.failures import RankEnd, classify
+from ebbflow.planners.training.replicas import whole_replicas
 from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.failures import built_in, failure_table
 from ebbflow.tasks.training.faults import FAULTS, schedule_of
-from ebbflow.tasks.training.listening import event_text
-from ebbflow.tasks.training.report import EventReport, PointReport
+from ebbflow.tasks.training.leased.nodes import LeasedNodes
+from ebbflow.tasks.training.leased.spec import training_spec
+from ebbflow.tasks.training.listening import NullTrainingListener, event_text
+from ebbflow.tasks.training.node_names import node_of
+from ebbflow.tasks.training.recorder import RunRecorder
+from ebbflow.tasks.training.report import EventReport, PointReport, RecoveryReport
+from ebbflow.tasks.training.request import TrainingRequest
+from tests.tasks.apps.lease_cases import book_of, lease
 
 
 @pytest.mark.parametrize(
@@ -37,6 +46,15 @@ from ebbflow.tasks.training.report import EventReport, PointReport
 def test_faults(text: str, fault: Fault) -> None:
     assert FAULTS.parse(text) == fault
     assert fault.describe()
+
+
+def test_processes_of_this_machine_are_counted_as_torchrun_does() -> None:
+    assert node_of("auto", 4, 64) == "local:1x4"
+    assert node_of("auto", 0, 6) == "local:1x6"
+    assert node_of("3", 4, 64) == "local:1x3"
+    for wrong in ("0", "1000", "-1", "all", "1.5", ""):
+        with pytest.raises(OptionError, match="nproc must be a whole number from 1 to 999, or auto"):
+            node_of(wrong, 4, 64)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +109,55 @@ def test_a_schedule_goes_on_after_what_does_not_work() -> None:
     assert any("no node 'gone'" in line for line in said)
 
 
+@pytest.mark.parametrize(
+    ("slots", "replica", "most", "used"),
+    [
+        ([3, 3], 2, 9, [2, 2]),  # none spans two nodes that has room on one
+        ([1] * 7, 3, 99, [1] * 6),
+        ([2, 2, 2], 4, 99, [2, 2]),
+        ([4, 4], 2, 7, [4, 2]),
+        ([1, 2], 4, 99, None),
+        ([5], 1, 99, [5]),
+        ([1, 4], 2, 99, [4]),  # not one of a small node and the first of a large one
+        ([1, 2, 1], 2, 99, [2, 1, 1]),
+    ],
+)
+def test_a_run_uses_whole_replicas(slots: list[int], replica: int, most: int, used: list[int] | None) -> None:
+    nodes = Nodes({f"node-{i}": count for i, count in enumerate(slots)}, most, replica=replica)
+    leases = (lease(i * 10 + j, f"node-{i}", j) for i, count in enumerate(slots) for j in range(count))
+    book, clock = book_of(*leases)
+    for one in (nodes, LeasedNodes(book, most, 1, clock, replica=replica)):
+        found = one.placement()
+        assert (list(found.values()) if found else None) == used
+        assert not one.enough({"a": replica + 1}) or replica == 1
+        assert sum(one.preflight(replica, 2).values()) == (replica if used else 0)
+
+
+@given(st.lists(st.integers(1, 9), max_size=6), st.integers(1, 9), st.integers(0, 60))
+def test_no_replica_spans_nodes_that_has_room_on_one(slots: list[int], replica: int, most: int) -> None:
+    found = whole_replicas({f"node-{i}": count for i, count in enumerate(slots)}, replica, most)
+    ranks = [name for name, count in found.items() for _ in range(count)]
+    assert len(ranks) % replica == 0
+    assert len(ranks) <= most
+    for first in range(0, len(ranks), replica):
+        group = set(ranks[first : first + replica])
+        assert len(group) == 1 or all(slots[int(name[5:])] < replica for name in group)
+    assert ranks or min(sum(slots), most) < replica, "one is found where there is room for one"
+
+
+def test_the_least_is_of_whole_replicas(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    request = TrainingRequest(str(tmp_path / "train.py"), run_id="t", nodes="local:7x1", replica_gpus=2)
+    assert Nodes({"a": 5}, 9, 3, replica=2).least == 4
+    spec = training_spec(replace(request, min_gpus=3))
+    assert (spec.gpus, spec.min_gpus, spec.max_gpus) == (6, 4, 6), "no lease stays idle"
+    for nodes, least, usable in (("local:1x3", 3, 2), ("local:2x3", 5, 4)):
+        with pytest.raises(OptionError, match=f"min_gpus must be <= {usable}, .*; got {least}"):
+            replace(request, nodes=nodes, min_gpus=least)
+    with pytest.raises(OptionError, match="min_gpus must be <= 4"):
+        replace(request, min_gpus=5, max_gpus=5)
+
+
 def test_nodes_up_to_the_most_and_never_below_the_least() -> None:
     nodes = Nodes({"node-1": 4, "node-2": 2}, most=5, least=3)
     assert nodes.placement() == {"node-1": 4, "node-2": 1}
@@ -130,6 +197,8 @@ def test_more_memory_means_fewer_processes() -> None:
 
 def test_trials_are_spread() -> None:
     assert Nodes({"a": 4, "b": 4}, 8).preflight(2, 2) == {"a": 1, "b": 1}
+    assert Nodes({"a": 4, "b": 4}, 8, replica=2).preflight(2, 2) == {"a": 2}, "a whole replica"
+    assert Nodes({"a": 1, "b": 1, "c": 1}, 8, replica=2).preflight(2, 2) == {"a": 1, "b": 1}
     assert Nodes({"a": 4}, 8).preflight(2, 1) == {"a": 2}
     assert Nodes({"a": 1}, 8).preflight(1, 1) == {"a": 1}
 
@@ -202,6 +271,8 @@ def test_what_the_launcher_says_in_words() -> None:
     assert words("generation", placement={"a": 2, "b": 1}) == "generation 3: 3 GPUs on 2 nodes"
     assert words("started", restored=None, world=1) == "training begins on 1 GPU"
     assert words("started", restored=7, world=2) == "training resumes from step 7 on 2 GPUs"
+    fixed = words("started", restored=7, world=2, fixed="the model is sharded")
+    assert "step 7, and starts again at each change of nodes (the model is sharded), on 2 GPUs" in fixed
     running = words("started", restored=40, world=1, oldest=33, perturbation=0.1234)
     assert running == (
         "training resumes from step 40 of the running checkpoint (oldest parameters of step 33; they had moved on by "
@@ -213,3 +284,91 @@ def test_what_the_launcher_says_in_words() -> None:
     assert words("stopped", step=5, saved=False, error="peer") == ""
     assert words("checkpoint", error="disk full") == "no checkpoint: disk full"
     assert words("checkpoint") == words("node-started") == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"communication": "planned"}, "communication=planned"),
+        ({"partial_checkpoint_interval": 8}, "partial_checkpoint_interval"),
+        ({"own_checkpoints": True}, "own_checkpoints"),
+        ({"sync": "service"}, "sync=service"),
+    ],
+)
+def test_processes_cannot_stay_with_what_belongs_to_one_generation(
+    tmp_path: Path, given: dict[str, object], what: str
+) -> None:
+    script = tmp_path / "fit.py"
+    script.write_text("")
+    options = {"script": str(script), "nodes": "local:2x1", "runs_dir": str(tmp_path / "runs"), **given}
+    with pytest.raises(OptionError, match=f"^{what}.* cannot be used with recovery=in-place"):
+        TrainingRequest(**options, recovery="in-place")  # type: ignore[arg-type]
+    made = TrainingRequest(**options, recovery="auto")  # type: ignore[arg-type]
+    assert not made.plan(made.placement, resumes=False).settings.in_place
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "way", "reason"),
+    [
+        ({}, {"recovery": "in-place", "why": "each process has the whole model"}, "in-place", "each process"),
+        ({}, {"recovery": "restart", "fixed": "the model is sharded"}, "restart", "the model is sharded"),
+        (
+            {"recovery": "restart"},
+            {"recovery": "restart", "why": "it is asked for"},
+            "restart",
+            "it is asked",
+        ),
+        ({"own_checkpoints": True}, {}, "restart", "the script has checkpoints of its own"),
+        ({"sync": "service"}, {"recovery": "in-place", "why": "aggregators"}, "in-place", "aggregators"),
+    ],
+)
+def test_a_report_has_the_recovery_that_was_chosen_and_why(
+    tmp_path: Path, given: dict[str, Any], said: dict[str, Any], way: str, reason: str
+) -> None:
+    recorder = recorder_of(tmp_path, **given)
+    recorder.record_report(Report("started", 0, 0.0, 0, {"world": 2, **said}))
+    found = recorder.report(TrainingStatus("stopped", 1, {}, 5)).recovery
+    assert found is not None
+    assert found.way == way
+    assert found.reason.startswith(reason)
+    assert found.changes == 0
+
+
+def test_a_report_follows_what_the_script_is_found_to_do_and_counts_changes(tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path)
+    recorder.record_report(Report("started", 0, 0.0, 0, {"world": 2, "recovery": "in-place"}))
+    for number, kind in enumerate(("worker-lost", "worker-joins", "worker-lost"), 1):
+        recorder.event(TrainingEvent(number, 0.0, kind, 1, {"node": "node-2", "how": "killed"}))
+    recorder.record_report(Report("members", 0, 0.0, 9, {"fixed": "", "first": "it has asked"}))
+    status = TrainingStatus("stopped", 1, {}, 5)
+    found = recorder.report(status).recovery
+    assert found is not None
+    assert (found.way, found.changes) == ("in-place", 3)
+    assert found.reason.endswith("without its first process it restarts, for it has asked")
+    recorder.record_report(Report("members", 0, 0.0, 9, {"fixed": "it has groups", "first": ""}))
+    assert recorder.report(status).recovery == RecoveryReport("restart", "it has groups", 3)
+
+
+def recorder_of(folder: Path, **options: Any) -> RunRecorder:
+    script = folder / "fit.py"
+    script.write_text("")
+    request = TrainingRequest(str(script), runs_dir=str(folder / "runs"), run_id="r", **options)
+    return RunRecorder(request, SystemClock(), NullTrainingListener())
+
+
+def test_whether_nodes_may_change_is_told_where_there_is_something_to_say() -> None:
+    def words(**content: str) -> str:
+        return event_text(TrainingEvent(1, 0.0, "members", 1, content))
+
+    assert words(fixed="", first="") == ""
+    assert words(fixed="it has groups") == (
+        "each change of nodes restarts all processes from now on: it has groups"
+    )
+    assert words(fixed="", first="it has asked") == (
+        "all processes restart where the first one fails or leaves: it has asked"
+    )
+
+
+def test_who_starts_again_and_why_is_told() -> None:
+    event = TrainingEvent(1, 0.0, "restarts", 1, {"node": "node-2", "reason": "the script itself failed"})
+    assert event_text(event) == "all processes start again without those of node-2: the script itself failed"

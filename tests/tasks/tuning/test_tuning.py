@@ -25,9 +25,11 @@ from ebbflow.tasks.training.report import (
     recorded,
 )
 from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.tuning import loop
 from ebbflow.tasks.tuning.report import TrialReport, TuningReport
 from ebbflow.tasks.tuning.request import Parameter, TuningRequest, read_space
 from ebbflow.tasks.tuning.run import run_tuning
+from ebbflow.tasks.tuning.trial import lineage_of
 
 EPOCHS = 9
 SPACE = (Parameter("lr", "log", 0.001, 1.0),)
@@ -112,6 +114,13 @@ def test_halving_stops_trials_and_gives_their_gpus_to_others(request_of: Any) ->
     assert all(one["work"] >= 0 for one in report.remaining_work)
 
 
+def test_hyperband_stops_trials_of_some_brackets_and_says_what_is_left(request_of: Any) -> None:
+    report = run_tuning(request_of(pruner="hyperband", trials=10), train=Trainings())
+    states = [trial.state for trial in report.trials]
+    assert set(states) == {"complete", "pruned"}
+    assert report.remaining_work[-1]["work"] >= 0
+
+
 def test_no_pruner_no_pruning(request_of: Any) -> None:
     report = run_tuning(request_of(pruner="none", trials=4), train=Trainings())
     assert [trial.state for trial in report.trials] == ["complete"] * 4
@@ -141,6 +150,17 @@ def test_a_trial_takes_what_others_leave(request_of: Any) -> None:
         request_of(trials=1, nodes="local:2x2", gpus_per_trial=1, max_gpus=3, pruner="none"), train=trainings
     )
     assert sum(trainings.nodes[0].values()) == 3
+
+
+def test_each_trial_is_a_run_of_the_trackers_and_says_whose_it_is(request_of: Any) -> None:
+    request = request_of(track=("mlflow:tracking#rates", "wandb:fits"))
+    assert request.track[0] == f"mlflow:sqlite:///{Path.cwd() / 'tracking' / 'mlflow.db'}#rates"
+    trial = request.trial("trial-003", ())
+    assert (trial.track, trial.name) == (request.track, "s/trial-003")
+    assert lineage_of(trial) == {"tuning": "s", "tuning.trial": "trial-003"}
+    assert lineage_of(request_of().trial("trial-003", ())) == {}
+    with pytest.raises(OptionError, match="track"):
+        request_of(track=("nothing:x",))
 
 
 def test_gangs_run_whole(request_of: Any) -> None:
@@ -298,7 +318,7 @@ def test_bad_spaces(tmp_path: Path, text: str, words: str) -> None:
         ({"gpus_per_trial": 3}, "a trial needs 3"),
         ({"gpus_per_trial": 2, "max_gpus": 1}, "max_gpus"),
         ({"pruner": "curve", "epochs": None}, "--epochs"),
-        ({"pruner": "best"}, "one of halving, curve, none"),
+        ({"pruner": "best"}, "one of halving, hyperband, curve, pbt, none"),
         ({"reduction_factor": 1}, "reduction_factor"),
         ({"nodes": "x"}, "local:NODESxSLOTS"),
         ({"sampler": "grid"}, "one of tpe, random"),
@@ -307,6 +327,26 @@ def test_bad_spaces(tmp_path: Path, text: str, words: str) -> None:
 def test_bad_searches(request_of: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         request_of(**options)
+
+
+def test_a_trial_whose_run_another_process_holds_is_left_and_taken_up_later(
+    request_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LOCKED", 0.1)
+    monkeypatch.setattr(loop, "_LOCK_LOOK", 0.05)
+    said: list[str] = []
+
+    class Held(Trainings):
+        def __call__(
+            self, request: TrainingRequest, listener: TrainingListener, nodes: Nodes, resume: bool
+        ) -> TrainingReport:
+            if request.run_id == "trial-000" and not any("left to others" in text for text in said):
+                raise RunLockedError("trial-000 is being run by process 1")
+            return super().__call__(request, listener, nodes, resume)
+
+    report = run_tuning(request_of(trials=2, pruner="none"), said.append, train=Held())
+    assert [trial.state for trial in report.trials] == ["complete"] * 2
+    assert "trial-000: left to others for now: trial-000 is being run by process 1" in said
 
 
 def test_a_trial_that_finished_unheard_is_not_trained_again(request_of: Any) -> None:

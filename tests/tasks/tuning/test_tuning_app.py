@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from ebbflow.infra.ledger import Ledger
@@ -183,17 +184,23 @@ def test_a_trial_grows_into_what_is_left(searches: Any) -> None:
 
 def test_a_search_whose_study_could_not_be_kept_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    request = TuningRequest(
-        str(tmp_path / "train.py"),
-        SPACE,
-        "accuracy",
-        run_id="s",
-        runs_dir="s3://bucket/runs",
-        nodes="local:1x1",
-    )
-    with (
-        Ledger.open(str(tmp_path / "ledger.db")) as ledger,
-        pytest.raises(OptionError, match="runs_dir of a tuning run must be local"),
-    ):
-        run_tuning_app(request, tuning_spec(request), ledger, Machines().pool)
+    with pytest.raises(OptionError, match="runs_dir of a tuning run must be local"):
+        TuningRequest(
+            str(tmp_path / "train.py"),
+            SPACE,
+            "accuracy",
+            run_id="s",
+            runs_dir="s3://bucket/runs",
+            nodes="local:1x1",
+        )
     assert not Path("s3:").exists()
+
+
+def test_a_search_keeps_its_study_in_the_ledger_s_database(searches: Any, tmp_path: Path) -> None:
+    search = searches(Script(steps=60, metric="accuracy"), study="ledger")
+    search.loop.grant("s", ("a", 0), ("b", 1))
+    report = search.run.result(60.0)
+    assert (report.state, [one.state for one in report.trials]) == ("finished", ["complete"] * 2)
+    study = optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path / 'ledger.db'}")
+    assert [one.state.name for one in study.trials] == ["COMPLETE"] * 2
+    assert not (tmp_path / "runs" / "s" / "optuna.journal").exists()

@@ -4,6 +4,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,9 +31,17 @@ def request_(tmp_path: Path) -> TuningRequest:
     return TuningRequest(str(tmp_path / "fit.py"), space, "score", run_id="one", runs_dir=str(tmp_path))
 
 
+def taken(study: Study) -> tuple[Any, bool]:
+    """Return a trial that is free now, and whether it was begun before."""
+    found = study.take()
+    assert found is not None
+    return found
+
+
 def test_a_disk_that_is_full_in_the_middle_of_a_line_ends_no_search_for_good(request_: TuningRequest) -> None:
     study = Study(request_)
-    first = study.ask()
+    first, begun = taken(study)
+    assert not begun
     drawn = study.arguments(first)
     journal = Path(request_.run_directory) / "optuna.journal"
     before = journal.read_bytes()
@@ -40,7 +49,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_ends_no_search_for_good(req
         no_file_above(len(before) + 20),
         pytest.raises(StorageError, match=r"cannot write .*optuna\.journal"),
     ):
-        study.ask()
+        study.take()
     assert journal.read_bytes() == before  # nothing half-written is left
     study.tell(first, 0.5, "complete")  # there is room again
     again = Study(request_)
@@ -51,9 +60,9 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_ends_no_search_for_good(req
 
 def test_a_line_that_was_cut_off_by_a_kill_is_left_out(request_: TuningRequest) -> None:
     study = Study(request_)
-    study.tell(study.ask(), 0.25, "complete")
+    study.tell(taken(study)[0], 0.25, "complete")
     journal = Path(request_.run_directory) / "optuna.journal"
     journal.write_bytes(journal.read_bytes() + b'{"op_code":4,"worker_')
     again = Study(request_)
-    again.tell(again.ask(), 0.75, "complete")
+    again.tell(taken(again)[0], 0.75, "complete")
     assert [trial.value for trial in Study(request_).trials()] == [0.25, 0.75]

@@ -19,7 +19,7 @@ from tests.infra.local_fleet.quick_provider import QuickFleet
 POOL, MOST = "etl", 12
 START = 1_700_000_000.0
 DRY, DEAR = 10_000.0, 9.0  # the simulated market is dry for so long, s, from each multiple of twice that on
-TIMEOUT = 20.0  # seconds of the wall for the emulated one
+TIMEOUT = 90.0  # seconds of the wall for the emulated one
 
 
 class SimulatedWorld:

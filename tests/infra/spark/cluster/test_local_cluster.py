@@ -137,7 +137,7 @@ def test_a_killed_node_is_gone_at_once_with_its_disk(cluster: LocalSparkCluster)
     record = cluster.state.node("worker-2")
     began = time.monotonic()
     assert cluster.kill("worker-2")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert processes.members(cluster.state.mark_of("worker-2")) == []
     assert not list(Path(cluster.state.directory).glob("scratch*/worker-2"))
     assert not record.cgroup or not Path(record.cgroup).exists()

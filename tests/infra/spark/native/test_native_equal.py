@@ -136,6 +136,25 @@ def test_slices_read_of_other_tables_only_what_their_keys_need(spark: SparkEngin
 
 
 @pytest.mark.parametrize(
+    ("filtered", "joined", "held"), [("two", "one", True), ("one", "two", False)], ids=["smaller", "largest"]
+)
+def test_what_subqueries_leave_of_a_table_is_computed_before_joins(
+    spark: SparkEngine, folder: Path, filtered: str, joined: str, held: bool
+) -> None:
+    session = sessions(spark, folder)["tame"]
+    frame = session.sql(
+        f"SELECT {joined}.s AS s, count(*) AS n FROM {joined} JOIN (SELECT k FROM {filtered} WHERE {filtered}.i IN "
+        f"(SELECT i FROM one WHERE i < 10)) f ON {joined}.k = f.k GROUP BY {joined}.s"
+    )
+    made = program(
+        parse(frame._jdf.queryExecution().analyzed().toJSON()), relations.columns(frame), SIZES, escapes=False
+    )
+    assert ("m0 AS MATERIALIZED" in made.first) is held
+    for rows in answers(made, folder / "tame"):
+        assert ordered(rows) == ordered([tuple(row) for row in frame.collect()])
+
+
+@pytest.mark.parametrize(
     ("sql", "told"),
     [
         ("SELECT sum(x) AS c FROM one", "double"),

@@ -249,7 +249,7 @@ def test_a_training_under_attack_runs_nothing_foreign_ends_right_and_keeps_its_s
         str(SCRIPT),
         (str(tmp_path), "1000000", "0.01"),
         str(tmp_path / "run"),
-        RunSettings(termination_grace=20.0),
+        RunSettings(termination_grace=20.0, recovery="restart"),
     )
     with TorchTrainer(nodes, preload=PRELOAD, replace=False) as trainer:
         trainer.launch(job, {"node-1": 1, "node-2": 1})

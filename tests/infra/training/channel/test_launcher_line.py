@@ -20,7 +20,7 @@ from ebbflow.infra.training.channel.wire import AgentEnd, Failure, Heartbeat, Or
 from ebbflow.infra.training.process.channel import Channel, Report
 from tests.infra.training.exchanges import Speakers
 
-LONG = 60.0  # seconds: a bound for a busy machine, not an expectation
+LONG = 150.0  # seconds: a bound for a busy machine, not an expectation
 
 
 class Network:
@@ -217,7 +217,8 @@ def test_who_proves_its_key_and_ends_without_a_word_is_not_refused_and_a_strange
     host, _, port = exchange.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=LONG) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n" + b"x" * 64)
-        stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # refused already, and disconnected
+            stranger.shutdown(socket.SHUT_WR)
         while exchange.refusals.total == 0:
             assert time.monotonic() < end
             time.sleep(0.01)

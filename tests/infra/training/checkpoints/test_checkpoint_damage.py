@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from ebbflow.infra.errors import StorageError, StorageFullError
 from ebbflow.infra.storage.filesystems import resolve
 from ebbflow.infra.storage.places import StorageLocation
-from ebbflow.infra.training.checkpoints.files import ABANDONED_AFTER
+from ebbflow.infra.training.checkpoints.files import ABANDONED_AFTER, CheckpointFiles
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
-from ebbflow.infra.training.checkpoints.manifest import MANIFEST
+from ebbflow.infra.training.checkpoints.names import MANIFEST
 from tests.infra.training.checkpoint_cases import names, state
 
 # --- damage -----------------------------------------------------------------------------------------------
@@ -38,6 +38,24 @@ def damage(uri: str, kind: str) -> None:
         return
     with fs.open_output_stream(target) as out:
         out.write(bytes(data))
+
+
+def test_a_checkpoint_that_is_being_deleted_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CheckpointFolder(StorageLocation(str(tmp_path)))
+    folder.save(state(1), 1)
+    manifest = CheckpointFiles.manifest
+
+    def then_deleted(files: CheckpointFiles, name: str) -> Any:
+        found = manifest(files, name)
+        for file in (MANIFEST, "model.pt"):  # as ``discard`` begins
+            (tmp_path / name / file).unlink()
+        return found
+
+    monkeypatch.setattr(CheckpointFiles, "manifest", then_deleted)
+    assert folder.latest() is None
+    assert names(folder, "corrupt-") == []
 
 
 @pytest.mark.parametrize("kind", ["flip", "cut", "missing", "flip manifest", "cut manifest"])

@@ -1,12 +1,13 @@
 """Full checkpoints: what comes back, what is refused, saving in the background, and sharded states."""
 
 import os
-import pickle
 import random
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow.infra.errors import OtherModelError, StorageError
+from ebbflow import load_checkpoint
+from ebbflow.infra.errors import OtherModelError, StorageError, TrainingError
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.training.checkpoints import sharded_files
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
+from ebbflow.infra.training.checkpoints.sharded_files import DamagedPartError
+from ebbflow.infra.training.checkpoints.shards import Division, Piece
 from ebbflow.infra.training.checkpoints.states import check_model, differences, read_state, signature
 from ebbflow.infra.training.running.folder import read_running
 from ebbflow.planners.errors import OptionError
@@ -42,13 +47,13 @@ def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 def test_a_model_its_optimizer_and_random_states_come_back_exactly(place: str) -> None:
     model, optimizer = trained()
     generator = np.random.default_rng(3)
-    random.seed(5)
+    own = random.Random(5)  # the module's own is drawn from by other threads of this process
     saved = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "run": {
             "torch": torch.get_rng_state(),
-            "python": random.getstate(),
+            "python": own.getstate(),
             "numpy": generator.bit_generator.state,
             "array": np.arange(6, dtype=np.int16).reshape(2, 3),
             "rate": np.float64(0.25),
@@ -72,9 +77,9 @@ def test_a_model_its_optimizer_and_random_states_come_back_exactly(place: str) -
         assert torch.equal(was, now), name
     assert str(again.state_dict()) == str(optimizer.state_dict())
     run = loaded["run"]
-    expected = random.random()
-    random.setstate(run["python"])
-    assert random.random() == expected
+    again_own = random.Random(6)
+    again_own.setstate(run["python"])
+    assert again_own.random() == own.random()
     assert run["numpy"] == generator.bit_generator.state
     assert run["array"].dtype == np.int16
     assert run["array"].tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -275,10 +280,13 @@ def test_an_error_in_the_background_is_raised_once_by_the_next_call(
 
 
 def test_sharded_state_is_saved_by_three_and_read_by_two_and_by_one(
-    tmp_path: Path, s3: Callable[[], str]
+    tmp_path: Path, s3: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = [str(tmp_path / "place"), f"{s3()}/place"]
     run_module("tests.infra.training.sharded_worker", *places)
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
     for place in places:
         folder = CheckpointFolder(StorageLocation(place))
         found = folder.latest()
@@ -288,6 +296,7 @@ def test_sharded_state_is_saved_by_three_and_read_by_two_and_by_one(
         assert torch.equal(whole["model"]["w"], torch.arange(48.0).reshape(12, 4))
         assert whole["run"] == {"step": 3, "name": "x"}
         assert found.signature == {"w": ((12, 4), "float32")}
+        assert list(copies.iterdir()) == [], "it is read where it lies"
 
     expected = torch.load(tmp_path / "place" / "expected.pt", weights_only=True)
     state, iteration = read_running(tmp_path / "place" / "full")
@@ -298,17 +307,60 @@ def test_sharded_state_is_saved_by_three_and_read_by_two_and_by_one(
     assert joined.keys() == expected.keys()
     assert all(torch.equal(joined[key], expected[key]) for key in expected)
 
-    target = tmp_path / "ran"
+    for file, message in (
+        ("part-0001-of-0003.bin", "bytes that are not those written, in model.w"),
+        ("part-0000-of-0003.json", "its checksum differs"),
+        ("rest.pt", "its checksum differs"),
+    ):
+        folder = CheckpointFolder(StorageLocation(places[0]))
+        found = folder.latest()
+        assert found is not None
+        (path,) = tmp_path.glob(f"place/step-*/{file}")
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(DamagedPartError, match=message):
+            folder.load(found)
+        path.write_bytes(data)
+    (tmp_path / "run").mkdir()
+    shutil.move(places[0], tmp_path / "run" / "checkpoints")
+    (path,) = tmp_path.glob("run/checkpoints/step-*/part-0001-of-0003.bin")
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(
+        TrainingError, match=r"no checkpoint that is whole: .*bytes that are not those written"
+    ):
+        load_checkpoint(str(tmp_path / "run"))
 
-    class Trap:
-        def __reduce__(self) -> Any:
-            return os.mkdir, (str(target),)
 
-    folder = CheckpointFolder(StorageLocation(places[0]))
-    found = folder.latest()
-    assert found is not None
-    (index,) = tmp_path.glob("place/step-*/.metadata")
-    index.write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(StorageError, match=r"may not hold posix\.mkdir"):
-        folder.load(found)
-    assert not target.exists()
+VALUES = torch.arange(60.0).reshape(5, 3, 4)
+EDGES = st.lists(st.integers(0, 5), max_size=4).map(lambda cuts: [0, *sorted(cuts), 5])
+
+
+@given(EDGES, EDGES, st.integers(0, 3), st.integers(0, 3))
+def test_pieces_of_any_division_make_any_part(
+    tmp_path_factory: pytest.TempPathFactory, written: list[int], read: list[int], first: int, second: int
+) -> None:
+    place = StorageLocation(tmp_path_factory.mktemp("pieces"))
+    last = sorted((first, second))
+    spans = list(pairwise(written))
+    for part, (start, stop) in enumerate(spans):
+        size = (stop - start, 3, 4)
+        piece = Piece(("model", "w"), "float32", (5, 3, 4), (start, 0, 0), size)
+        division = Division(part, len(spans))
+        assert sharded_files.parts_of(place, "x") is None
+        sharded_files.write_part(place, "x", division, [(piece, VALUES[start:stop])], {"run": {"step": part}})
+    files = sharded_files.parts_of(place, "x")
+    assert files is not None
+    for start, stop in pairwise(read):
+        wanted = (slice(start, stop), slice(0, 3), slice(*last))
+        found = sharded_files.read(place, "x", files, cut=lambda path, shape, wanted=wanted: wanted)
+        assert torch.equal(found["model"]["w"], VALUES[wanted])
+        assert found["run"] == {"step": 0}
+
+
+def test_whoever_uses_the_model_afterwards_gets_the_newest_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="no checkpoint that is whole"):
+        load_checkpoint(str(tmp_path))
+    folder = CheckpointFolder(StorageLocation(tmp_path / "checkpoints"))
+    for step in (1, 2):
+        folder.save({"model": {"w": torch.full((2,), float(step))}}, step)
+    assert load_checkpoint(str(tmp_path))["model"]["w"].tolist() == [2.0, 2.0]

@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.infra.training.gradients.tuner import LEAST_STEPS, BatchTuner
@@ -203,7 +203,6 @@ def test_the_scheduler_hears_every_thirty_seconds(clock, adaptive):
     st.integers(1, 300), st.integers(0, 3000), st.integers(1, 8), st.integers(1, 16), st.booleans(), st.booleans(),
     st.floats(0.0, 100.0), st.floats(1e-6, 1000.0),
 )  # fmt: skip
-@settings(deadline=None, max_examples=60)
 def test_the_total_never_falls_below_the_initial_batch(
     initial, more, least, gpus, several, adaptive, sqr, var
 ):

@@ -21,7 +21,7 @@ from ebbflow.planners.model.trainings import RunSettings
 
 SCRIPT = Path(__file__).parents[1] / "launched_script.py"
 PRELOAD = ("torch.distributed", "ebbflow.infra.training.process.world")
-LONG = 60.0  # seconds: a bound for a busy machine, not an expectation
+LONG = 150.0  # seconds: a bound for a busy machine, not an expectation
 
 
 class Run:
@@ -36,7 +36,7 @@ class Run:
             str(SCRIPT),
             (str(folder), "1000000", "0.01"),
             str(folder / "run"),
-            RunSettings(termination_grace=20.0),
+            RunSettings(termination_grace=20.0, recovery="restart"),
         )
         self.trainer.launch(job, {"node-1": 1, "node-2": 1})
 

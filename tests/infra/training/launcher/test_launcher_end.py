@@ -22,7 +22,7 @@ from ebbflow.planners.model.trainings import RunSettings
 
 SCRIPT = Path(__file__).parents[1] / "launched_script.py"
 PRELOAD = ("torch.distributed", "ebbflow.infra.training.process.world")
-LONG = 60.0  # seconds: a bound for a busy machine, not an expectation
+LONG = 150.0  # seconds: a bound for a busy machine, not an expectation
 
 LAUNCH = """
 import sys, time
@@ -33,7 +33,8 @@ from ebbflow.infra.training.local_nodes import LocalNodes
 
 script, folder, preload = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
 trainer = TorchTrainer(LocalNodes(folder + "/nodes", grace=20.0), preload=preload)
-job = TrainingJob("killed", script, (folder, "1000000", "0.01"), folder + "/run", RunSettings(termination_grace=20.0))
+settings = RunSettings(termination_grace=20.0, recovery="restart")
+job = TrainingJob("killed", script, (folder, "1000000", "0.01"), folder + "/run", settings)
 trainer.launch(job, {"node-1": 1, "node-2": 1})
 while trainer.status().step < 10:
     time.sleep(0.01)
@@ -109,7 +110,7 @@ def test_when_the_launcher_is_killed_the_run_saves_ends_and_can_be_resumed(tmp_p
             pytest.raises(RunLockedError, match=f"run 'killed' is being run by process {launcher.pid} of"),
         ):
             other.resume(str(tmp_path / "run"))
-        assert time.monotonic() - begun < 10.0, "who holds it is known at once"
+        assert time.monotonic() - begun < 60.0, "who holds it is known at once"
         os.kill(launcher.pid, signal.SIGKILL)
     end = time.monotonic() + LONG
     while processes.members(f"{pool}/"):
@@ -118,13 +119,14 @@ def test_when_the_launcher_is_killed_the_run_saves_ends_and_can_be_resumed(tmp_p
     saved = int((tmp_path / "step").read_text())
     assert saved >= 10
     with TorchTrainer(LocalNodes(tmp_path / "nodes"), preload=PRELOAD) as trainer:
-        trainer.resume(str(tmp_path / "run"), {"node-1": 2}, RunSettings(keep_checkpoints=5))
+        settings = RunSettings(keep_checkpoints=5, recovery="restart")
+        trainer.resume(str(tmp_path / "run"), {"node-1": 2}, settings)
         while trainer.status().step <= saved and trainer.status().state != "failed":
             assert time.monotonic() < end + LONG
             time.sleep(0.01)
         [started] = [e for e in trainer.events() if e.kind == "started" and e.generation == 2]
         assert started.content["step"] == saved
-        assert journal.read_run()[0].settings == RunSettings(keep_checkpoints=5)
+        assert journal.read_run()[0].settings == settings
         assert [e.number for e in trainer.events()] == list(range(1, len(trainer.events()) + 1))
 
 
@@ -165,7 +167,8 @@ def test_a_collective_that_hangs_is_ended_and_tried_again(tmp_path: Path) -> Non
     script.write_text(HANGS_ONCE)
     rule = HangRule(floor=1.0, factor=1.0)
     with TorchTrainer(LocalNodes(tmp_path / "nodes"), preload=PRELOAD, hang=rule, rescue=0.5) as trainer:
-        job = TrainingJob("r", str(script), (str(tmp_path / "hung"),), str(tmp_path / "run"))
+        settings = RunSettings(recovery="restart")
+        job = TrainingJob("r", str(script), (str(tmp_path / "hung"),), str(tmp_path / "run"), settings)
         trainer.launch(job, {"node-1": 2})
         status = trainer.wait(LONG)
     assert (status.state, status.generation) == ("finished", 2)

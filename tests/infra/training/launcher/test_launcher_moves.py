@@ -14,9 +14,11 @@ from ebbflow.infra.training.launcher.journal import Record
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.launcher.moves import Control, Resizer
 from ebbflow.infra.training.launcher.pool import Admit, admit_none
+from ebbflow.infra.training.launcher.service import Workforce
 from ebbflow.infra.training.local_nodes import LocalNodes
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
+from tests.infra.training.workforces import make_workforce
 
 
 class Pool:
@@ -45,9 +47,11 @@ class Pool:
 
 
 class Exchange:
-    """An exchange with nodes that say nothing."""
+    """An exchange with nodes that say nothing but ``said``."""
 
     address, public = "127.0.0.1:1", "00" * 32
+    listened = 0.0  # seconds
+    said: Heartbeat | None = None
 
     def wire(self, key: str) -> "Exchange":
         return self
@@ -57,7 +61,7 @@ class Exchange:
     def send(self, order: Order) -> None: ...
 
     def beat(self) -> Heartbeat | None:
-        return None
+        return self.said
 
     def close(self) -> None: ...
 
@@ -69,13 +73,18 @@ class Generation:
     number = 3
 
     def __init__(self, placement: dict[str, int]) -> None:
-        self.workforce = None  # an all-reduce
+        self.workforce: Workforce | None = None  # an all-reduce whose processes stay
         self.placement = placement
         self.asked: list[str] = []
+        self.dismissed: list[str] = []
 
     def ask_to_stop(self, reason: str, deadline: float) -> None:
         self.asked.append(reason)
         self.deadline = deadline
+
+    def dismiss(self, name: str, how: str) -> None:
+        self.dismissed.append(name)
+        del self.placement[name]
 
     def node_of(self, rank: int) -> str:
         return list(self.placement)[rank]
@@ -85,8 +94,9 @@ class World:
     def __init__(self, room: int, **options: Any) -> None:
         clock = SystemClock()
         self.record, self.control, self.pool = Record(clock), Control(), Pool(room)
+        self.exchange = Exchange()
         self.members = Members(
-            self.pool, Exchange(), "r", clock, self.record.note, grace=1.0, preload=(), silence=9.0, stopped=1.0
+            self.pool, self.exchange, "r", clock, self.record.note, grace=1.0, preload=(), silence=9.0, stopped=1.0
         )  # fmt: skip
         self.moves = Resizer(self.control, self.members, self.record, Options(**options), clock)
         self.generation = Generation({"node-1": 1, "node-2": 1, "node-3": 1})
@@ -150,6 +160,91 @@ def test_a_move_with_a_deadline_waits_for_new_nodes_only_half_of_the_time() -> N
     assert world.generation.deadline < clock.now() + 48.0, "saved before the deadline, with time to end"
 
 
+def in_place(world: World) -> Workforce:
+    """Let the world's workers come and go while the others train."""
+    made = world.generation.workforce = make_workforce("node-1", "node-2", "node-3")
+    return made
+
+
+def test_nodes_leave_in_place_while_enough_are_left() -> None:
+    for minimum, asked in ((1, []), (2, ["resize"])):
+        world = World(9, minimum=minimum)
+        workforce = in_place(world)
+        world.control.resize({"node-1": 1})
+        world.moves.serve(world.generation, grace=1.0)
+        assert world.generation.asked == asked
+        assert workforce.retired == (set() if asked else {"node-2", "node-3"})
+
+
+def test_a_node_that_leaves_before_its_workers_have_joined_is_done_without() -> None:
+    world = World(9)
+    workforce = in_place(world)
+    workforce.take_in("node-4", "key", 1)
+    world.generation.placement["node-4"] = 1
+    world.control.resize({"node-1": 1, "node-2": 1, "node-3": 1})
+    world.moves.serve(world.generation, grace=1.0)
+    assert world.generation.dismissed == ["node-4"]
+    assert not workforce.retired
+    assert world.control.target is None
+
+
+def test_a_node_that_loses_its_processes_again_and_again_is_not_waited_for() -> None:
+    world = World(9)
+    workforce = in_place(world)
+    for _ in range(2):
+        workforce.leave("node-3", "it was killed")
+        workforce.take_in("node-3", "key", 1)
+    workforce.leave("node-3", "it was killed")
+    del world.generation.placement["node-3"]
+    joined: list[object] = []
+    world.control.resize({"node-1": 1, "node-2": 1, "node-3": 1})
+    world.moves.serve(world.generation, 1.0, lambda generation, nodes: joined.append(nodes))
+    assert not joined
+    assert world.control.target is None
+    assert "node-3" not in world.pool.there, "nobody uses it"
+    (changed,) = [event for event in world.record.events() if event.kind == "resize-changed"]
+    assert changed.content["reason"] == "node-3 lost its processes again and again"
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_what_is_asked_meanwhile_is_not_replaced_by_what_is_left_of_an_older_wish(stays: bool) -> None:
+    world = World(room=4)
+    if stays:
+        in_place(world)
+    newer = {"node-1": 1, "node-2": 1}
+    start = world.pool.start
+
+    def asked_meanwhile(name: str, slots: int, entry: Entry, admit: Admit = admit_none) -> None:
+        if name == "node-5":
+            world.control.resize(newer, "capacity", by=99.0)
+        start(name, slots, entry, admit)
+
+    world.pool.start = asked_meanwhile  # type: ignore[method-assign]
+    world.control.resize({"node-1": 1, "node-4": 1, "node-5": 1})
+    world.moves.serve(world.generation, grace=1.0)
+    assert world.kinds()[-1] == "resize-changed"
+    assert (world.control.target, world.control.reason, world.control.by) == (newer, "capacity", 99.0)
+
+
+def test_a_node_is_silent_by_what_could_be_heard_however_late_the_launcher_looks() -> None:
+    world = World(9)
+    world.exchange.said = Heartbeat(1, 0)
+    assert not world.members.look()
+    for _ in range(5):
+        world.exchange.listened += 1.5
+        assert not world.members.look()
+    world.exchange.listened += 60.0
+    world.exchange.said = Heartbeat(2, 0)
+    assert not world.members.look(), "they were heard, only not looked at"
+    turns = 0
+    while not (lost := world.members.look()):
+        world.exchange.listened += 1.5
+        turns += 1
+        assert turns < 10
+    assert set(lost) == {"node-1", "node-2", "node-3"}
+    assert turns == 6
+
+
 def test_options_are_checked() -> None:
     for bad in ({"minimum": 0}, {"node_timeout": 0.0}, {"rescue": -1.0}, {"start": "thread"}):
         with pytest.raises(OptionError):
@@ -209,3 +304,25 @@ def test_a_node_is_held_to_its_processors_and_its_group_goes_with_it(
         other = nodes._nodes["b"].group
     assert other is not None
     assert not other.exists()
+
+
+def test_a_node_that_does_not_come_up_is_ended_and_the_others_are_waited_for() -> None:
+    world = World(9, form=30.0)
+    in_place(world)
+    target = {"node-1": 1, "node-2": 1, "node-3": 1, "node-4": 1, "node-5": 1}
+    world.control.resize(target)
+    joined: list[object] = []
+
+    def serve() -> None:
+        world.moves.serve(world.generation, 1.0, lambda generation, nodes: joined.append(nodes))
+
+    serve()
+    assert {"node-4", "node-5"} <= set(world.pool.there)
+    world.members["node-4"].heard -= 60.0
+    serve()
+    assert "node-4" not in world.pool.there
+    assert world.record.events()[-1].content["without"] == ["node-4"]
+    assert world.control.target == {name: 1 for name in target if name != "node-4"}
+    world.members["node-5"].beat = Heartbeat(1, 0)
+    serve()
+    assert joined == [{"node-5": 1}]

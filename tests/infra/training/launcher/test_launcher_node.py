@@ -10,7 +10,7 @@ from ebbflow.infra.training.channel.exchange import Exchange
 from ebbflow.infra.training.channel.wire import AgentEnd, Entry, Order
 from ebbflow.infra.training.local_nodes import LocalNodes
 
-LONG = 60.0  # seconds: a bound for a busy machine, not an expectation
+LONG = 150.0  # seconds: a bound for a busy machine, not an expectation
 
 
 class Launcher:

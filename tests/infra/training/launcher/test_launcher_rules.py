@@ -1,7 +1,9 @@
 """The launcher's rules and files, without processes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +14,13 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent, TrainingJob
 from ebbflow.infra.storage.places import StorageLocation
-from ebbflow.infra.training.channel.wire import RankState
+from ebbflow.infra.training.channel.wire import AgentEnd, RankState
 from ebbflow.infra.training.launcher.decide import Persist, describe
 from ebbflow.infra.training.launcher.generation import Generation
 from ebbflow.infra.training.launcher.hang import HangRule, HangWatch, StragglerDetector
 from ebbflow.infra.training.launcher.job import checked_placement, fresh_name
 from ebbflow.infra.training.launcher.journal import Journal, Record
+from ebbflow.infra.training.launcher.members import Loss, SlotTime
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.infra.training.process.leaving import PEER_LOST
 from ebbflow.planners.errors import OptionError
@@ -28,6 +31,65 @@ RULE = HangRule(stopped=2.0, floor=30.0, factor=10.0, start=120.0, limit=1000.0,
 
 def state(rank: int, cpu: float, letter: str = "S") -> RankState:
     return RankState(rank, 100 + rank, letter, cpu, 0.0)
+
+
+# --- what is held ---------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 8), st.floats(0, 50), st.floats(0, 50)), max_size=6),
+    st.integers(0, 5),
+)
+def test_slots_count_while_their_nodes_are_of_a_generation(
+    later: list[tuple[int, float, float]], founders: int
+) -> None:
+    held, there = SlotTime(100.0), {f"founder-{n}": 2 for n in range(founders)}
+    expected = sum(there.values()) * 200.0
+    for number, (slots, begun, length) in enumerate(later):
+        name = f"node-{number}"
+        held.enter(name, 100.0 + begun)
+        if number % 2:
+            held.leave(name, slots, 100.0 + begun + length)
+        else:
+            there[name] = slots
+        expected += slots * (length if number % 2 else 200.0 - begun)
+    if founders > 1:
+        held.leave("founder-0", there.pop("founder-0"), 150.0)
+        expected -= 2 * 150.0
+    if founders > 2:
+        for _ in range(2):
+            held.leave("founder-1", 2, 250.0)  # it is lost, and still named
+        expected -= 2 * 50.0
+    assert held.total(there, 300.0) == pytest.approx(expected)
+
+
+def test_slots_of_a_lost_node_do_not_count_while_the_others_save() -> None:
+    class Clock(SystemClock):
+        time = 100.0
+
+        def now(self) -> float:
+            return self.time
+
+    class Members(dict[str, Any]):
+        def usable(self, placement: Any, gone: Any) -> dict[str, int]:
+            return {}
+
+        def log(self, name: str) -> str:
+            return ""
+
+    clock, ends = Clock(), list[AgentEnd]()
+    wire = SimpleNamespace(agent_end=lambda number: ends[0] if ends else None)
+    members: Any = Members(b=SimpleNamespace(beat=None, wire=wire))
+    exchange: Any = None
+    generation = Generation(
+        1, {"a": 2, "b": 1}, members, exchange, clock, lambda kind, **said: None, RULE, 60.0, 1.0
+    )
+    clock.time = 110.0
+    assert not generation.look({"a": Loss("it is gone")})
+    clock.time = 140.0
+    ends.append(AgentEnd("succeeded"))
+    assert generation.look({})
+    assert generation.end().slot_seconds == 2 * 10.0 + 40.0
 
 
 # --- what hangs -------------------------------------------------------------------------------------------
@@ -72,6 +134,23 @@ def test_before_the_first_report_there_is_time_to_load_data() -> None:
     watch.look(0.0, [state(0, 1.0)])
     assert watch.verdict(119.0) is None
     assert watch.verdict(120.0) is not None
+
+
+def test_those_that_may_wait_for_one_that_was_lost_get_the_time_of_a_collective() -> None:
+    watch = HangWatch(replace(RULE, exchange=60.0), begun=0.0)
+    for second in range(100):
+        watch.report(float(second))
+        watch.look(float(second), [state(0, 1.0), state(1, 1.0)])
+    watch.forget(1, 115.0)
+    assert watch.verdict(174.0) is None
+    verdict = watch.verdict(175.0)
+    assert verdict is not None
+    assert verdict.ranks == ()
+    watch.forget(2, 200.0)
+    watch.look(210.0, [state(0, 1.0, "T")])
+    verdict = watch.verdict(212.0)
+    assert verdict is not None
+    assert verdict.ranks == (0,), "what is stopped is known at once"
 
 
 def test_even_busy_processes_must_report_within_the_limit() -> None:
@@ -132,6 +211,11 @@ def test_a_lost_node_costs_only_itself_and_too_few_wait() -> None:
     assert isinstance(halt, Halt)
     assert halt.state == "waiting"
     assert "2 slots are left, 3 are needed" in halt.reason
+
+
+def test_a_node_that_hung_and_was_left_behind_is_not_replaced_again() -> None:
+    end = ended("hung", suspects=("node-2", "node-0"))
+    assert persist(replace=True)(end) == persist(replace=True)(ended("hung", suspects=("node-2",)))
 
 
 def test_a_node_that_hung_is_replaced_later_or_at_once_where_it_is_needed() -> None:
@@ -259,13 +343,21 @@ def test_a_run_is_not_finished_before_its_end_is_saved() -> None:
             said, self._reports = self._reports, []
             return said
 
+    class NoMembers(dict[str, Any]):
+        def log(self, name: str) -> str:
+            return ""
+
+        def usable(self, placement: Any, gone: Any) -> dict[str, int]:
+            return {}
+
     def ended(**content: Any) -> tuple[str, str]:
         report = Report("finished", 0, 0.0, 12, content)
         admit_none: Any = {}
+        members: Any = NoMembers()
         generation = Generation(
             1,
             {},
-            admit_none,
+            members,
             admit_none,
             SystemClock(),
             lambda kind, **said: None,

@@ -1,6 +1,7 @@
 """What a launcher and its processes tell each other, over a real connection."""
 
 import json
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from ebbflow.infra.errors import LauncherLostError
 from ebbflow.infra.protocols.trainings import SETTINGS, launcher_settings
 from ebbflow.infra.training.process.channel import Channel, Report, StopRequest
+from ebbflow.infra.training.process.link import Link
 from ebbflow.planners.model.trainings import RunSettings
 from tests.infra.training.exchanges import Speakers
 
@@ -98,3 +100,18 @@ def test_what_a_process_holds_is_remembered_by_later_settings() -> None:
     found = RunSettings(max_local=16, keep_checkpoints=9)
     assert RunSettings(keep_checkpoints=3).keeping(found) == RunSettings(keep_checkpoints=3, max_local=16)
     assert RunSettings(max_local=8).keeping(found).max_local == 8
+
+
+def test_what_cannot_be_done_about_what_was_heard_does_not_make_the_launcher_lost() -> None:
+    tried = threading.Semaphore(0)
+
+    def fail() -> None:
+        tried.release()
+        raise OSError("too many open files")
+
+    link = Link(None, 0, 1.0, listen_every=0.001, heard=fail)
+    link.open()
+    assert tried.acquire(timeout=60)
+    assert tried.acquire(timeout=60), "it goes on"
+    link.close()
+    assert (link.lost, link.stop) == (False, None)

@@ -34,6 +34,8 @@ def test_a_process_alone_is_the_first_and_owns_everything() -> None:
     assert blocks.mine(range(4)) == [0, 2]
     with pytest.raises(OptionError, match="an owner for 4 blocks; got 1"):
         blocks.place([3])
+    with pytest.raises(OptionError, match="no parameter to cut into blocks"):
+        OwnedBlocks(owners, LiveState({"w": torch.zeros(0, 2)}, None, 3), "shard", 2, 0)
 
 
 def test_what_goes_wrong_in_work_done_together_is_raised() -> None:
@@ -61,6 +63,7 @@ def test_blocks_come_back_from_where_they_were_saved_last(tmp_path: Path) -> Non
     assert not again["w"][:2].any()
     with pytest.raises(OptionError, match=r"blocks \[4\] are of shards"):
         restoring.lost("000001", [4], moved, 0.0)
+    assert [list(few) for few in folder.records("000001", range(4), 3)] == [[0, 1, 2], [3]]
     whole, small = restoring.everything("000001", 0.0)
     assert (whole.blocks, whole.state, set(small)) == (4, {"epoch": 1}, {"live", "run", "plan", "moved"})
     assert torch.equal(again["w"], tensors["w"])

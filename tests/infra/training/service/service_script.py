@@ -1,8 +1,9 @@
 """A training over the aggregation service, for its tests.
 
 Arguments: the folder in which it writes what it trained on, epochs, the optimizer, seconds that a batch takes, the
-elements' type of the model, and the width of its hidden layer, 300 unless given. Writes a line for each step that was
-taken: step, rank, positions, and when; at the end the parameters.
+elements' type of the model, the width of its hidden layer, 300 unless given, and how the model is parallel, whole
+unless given. Writes a line for each step that was taken: generation, step, rank, positions, and when; at the end the
+parameters.
 """
 
 import json
@@ -10,6 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,26 +43,39 @@ def dataset() -> tuple[torch.Tensor, torch.Tensor]:
     return x, (x[:, :3].sum(1, keepdim=True) * 0.5).sin()
 
 
-def train(folder: Path, epochs: int, optimizer: str, pause: float, dtype: str, width: int) -> None:
+def train(
+    folder: Path, epochs: int, optimizer: str, pause: float, dtype: str, width: int, parallel: Any = None
+) -> None:
     data = dataset()
     model = make_model(width)
-    if dtype == "bfloat16":
-        model = model.bfloat16()
-        data = tuple(part.bfloat16() for part in data)  # type: ignore[assignment]
+    kind = getattr(torch, dtype)
+    model = model.to(kind)
+    data = tuple(part.to(kind) for part in data)  # type: ignore[assignment]
+    exact = torch.promote_types(kind, torch.float32)
     with ElasticRun.start(directory=folder / "runs", seed=3) as run:
         model, _ = run.prepare(
-            model, OPTIMIZERS[optimizer], batch_size=BATCH, clip_norm=5.0, learning_rate_rule="auto"
+            model,
+            OPTIMIZERS[optimizer],
+            batch_size=BATCH,
+            clip_norm=5.0,
+            learning_rate_rule="auto",
+            parallel=parallel,
+            wrap=[torch.nn.Linear] if parallel not in (None, "ddp") else None,
         )
+        generation = int(os.environ.get("EBBFLOW_GENERATION", "0"))
         log = (folder / f"trained-{os.environ.get('RANK', '0')}").open("a", buffering=1)
         for _ in run.epochs(epochs):
             for x, y in run.batches(data):
-                run.backward(torch.nn.functional.mse_loss(model(x).float(), y.float()))
+                run.backward(torch.nn.functional.mse_loss(model(x).to(exact), y.to(exact)))
                 time.sleep(pause)
-                share = run.share
-                if run.step():
-                    step = run.progress.step
-                    said = {"step": step, "pid": os.getpid(), "start": share.start, "stop": share.stop}
-                    log.write(json.dumps({**said, "weight": share.weight, "at": time.time()}) + "\n")
+                share, begun = run.share, run.progress.step
+                try:
+                    run.step()
+                finally:  # a step after which it leaves counts, too
+                    if (step := run.progress.step) > begun:
+                        said = {"step": step, "pid": os.getpid(), "start": share.start, "stop": share.stop}
+                        said |= {"generation": generation, "weight": share.weight, "at": time.time()}
+                        log.write(json.dumps(said) + "\n")
         if run.is_main:
             found = {name: one.float().numpy() for name, one in model.state_dict().items()}
             np.savez(
@@ -70,4 +85,5 @@ def train(folder: Path, epochs: int, optimizer: str, pause: float, dtype: str, w
 
 if __name__ == "__main__":
     wide = int(sys.argv[6]) if len(sys.argv) > 6 else 300
-    train(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[5], wide)
+    how = sys.argv[7] if len(sys.argv) > 7 else None
+    train(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[5], wide, how)

@@ -11,8 +11,8 @@ import torch
 
 from ebbflow.infra.aggregation.aggregator import Aggregator
 from ebbflow.infra.training.channel import keys
-from ebbflow.infra.training.data import Samples
-from ebbflow.infra.training.feeding import Feed
+from ebbflow.infra.training.data.feeding import Feed
+from ebbflow.infra.training.data.samples import Samples
 from ebbflow.infra.training.prepared import Options, PreparedTraining, prepare
 from ebbflow.infra.training.process.leaving import RunStopped
 from ebbflow.infra.training.service.joining import AGGREGATORS, ServiceMembers
@@ -121,8 +121,9 @@ class Worker:
         members = ServiceMembers(world, {"seed": SEED}, team.settings)
         model = team.make()
         prepared = self.prepared = prepare(
-            world, model, team.make_optimizer(model), team.options, team.settings, None, None, members.connect
-        )
+            world, model, team.make_optimizer(model), team.options, team.settings, lambda _: None, None,
+            members.connect,
+        )  # fmt: skip
         members.begin(prepared)
         lock = threading.RLock()
         stepper = Stepper(world, prepared, lock, members)

@@ -16,7 +16,7 @@ from ebbflow.infra.training.workspace.building import build_once, run_command
 from ebbflow.infra.training.workspace.environment import environment_for, environment_key, python_of
 from tests.code_projects import write_wheel
 
-LONG = 60.0  # seconds: a bound for a busy machine, not an expectation
+LONG = 150.0  # seconds: a bound for a busy machine, not an expectation
 
 
 def test_many_want_it_and_one_builds(tmp_path: Path) -> None:

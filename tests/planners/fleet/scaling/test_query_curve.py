@@ -3,7 +3,7 @@
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pools import plan, pool, stage
 
@@ -72,7 +72,6 @@ def plans(draw: st.DrawFn) -> QueryExecutionPlan:
     return plan(f"p{draw(st.integers(0, 10**6))}", *stages)
 
 
-@settings(max_examples=60)
 @given(st.lists(plans(), min_size=1, max_size=4, unique_by=lambda p: p.id), st.integers(1, 12), st.data())
 def test_pruning_changes_no_result_and_the_bound_is_one(
     candidates: list[QueryExecutionPlan], nodes: int, data: st.DataObject

@@ -132,7 +132,7 @@ def test_pairs_of_connected_subgraphs_come_exactly_once(count, density, seed, wh
     assert sum(components(graph.neighbours)) == graph.everything
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(1, 5), st.integers(0, 999), st.sampled_from([1.0, 8.0, 256.0]))
 def test_the_optimum_and_the_least_work_equal_brute_force_on_sparse_graphs(count, seed, memory):
     graph = random_graph(count, 0.15 if count < 5 else 0.0, seed)
@@ -146,7 +146,7 @@ def test_the_optimum_and_the_least_work_equal_brute_force_on_sparse_graphs(count
     assert min(c.peak_memory for c in found) == pytest.approx(min(c.peak_memory for c in brute), rel=1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 999))
 def test_the_optimum_equals_brute_force_on_cliques(seed):
     graph = clique(4)
@@ -157,7 +157,7 @@ def test_the_optimum_equals_brute_force_on_cliques(seed):
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(st.integers(2, 7), st.floats(0, 0.6), st.integers(0, 999))
 def test_keeping_few_ways_per_set_loses_little_and_never_the_least_work(count, density, seed):
     graph = random_graph(count, density, seed)
@@ -167,7 +167,7 @@ def test_keeping_few_ways_per_set_loses_little_and_never_the_least_work(count, d
     assert few[0].seconds <= many[0].seconds * 1.05
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(st.integers(1, 7), st.floats(0, 0.6), st.integers(0, 999), st.booleans())
 def test_every_candidate_joins_all_relations_once_within_its_bounds(count, density, seed, whole):
     graph = random_graph(count, density, seed, connected=whole)
@@ -223,7 +223,7 @@ def test_unconnected_parts_are_joined_last():
         assert {0b00011, 0b11100} <= logical_key(candidate.tree)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(deadline=None)
 @given(st.integers(1, 7), st.floats(0, 0.6), st.integers(0, 999), st.booleans())
 def test_the_best_linear_tree_is_linear_and_of_least_work_among_linear_ones(count, density, seed, whole):
     graph = random_graph(count, density, seed, connected=whole)

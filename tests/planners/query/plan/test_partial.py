@@ -3,7 +3,7 @@ import random
 import duckdb
 import pytest
 import sqlglot
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.query.plan.partial import bound, split, type_of
@@ -60,7 +60,6 @@ def plain(rows, ordered):
     return shown if ordered else sorted(shown, key=repr)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(SPLIT), st.integers(0, 10**6))
 def test_merged_parts_give_what_one_statement_gives(text, seed):
     rng = random.Random(seed)

@@ -352,7 +352,7 @@ class Chaos:
         assert fp not in self.running
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     queries(),
     st.sampled_from(["qoop", "clarinet", "volcano", "single"]),
@@ -426,7 +426,6 @@ def test_any_order_of_events_leads_to_the_result_by_legal_steps(
     assert all(d.reason.startswith(f"{d.kind}: ") for d in query.decisions)
 
 
-@settings(max_examples=60)
 @given(queries(), st.lists(st.tuples(st.integers(1, 20), st.one_of(shares(), st.just(NOTHING))), max_size=6))
 def test_a_query_finishes_on_any_capacity_that_is_eventually_there(
     plans: tuple[QueryExecutionPlan, ...], changes: list[tuple[int, Share]]

@@ -8,6 +8,7 @@ from ebbflow.planners.errors import (
     UnknownTableError,
     UnsupportedQueryError,
 )
+from ebbflow.planners.model.tables import Catalogue, Table
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.freezing import is_volatile
 from ebbflow.planners.query.sql.parse import parse, parse_query, table_names
@@ -74,9 +75,45 @@ def test_an_unknown_table_without_a_near_one_is_told_with_all_known_ones():
         parsed("SELECT 1 FROM zzz")
 
 
-def test_qualified_table_names_are_refused_with_what_to_write_instead():
-    with pytest.raises(UnknownTableError, match=r"'db.orders'.*name the table 'orders' alone"):
+def test_qualified_table_names_that_nobody_knows_are_told_with_what_to_write_instead():
+    with pytest.raises(UnknownTableError, match=r"unknown table 'db.orders'.*named alone, as 'orders'"):
         parsed("SELECT 1 FROM db.orders")
+
+
+def test_a_known_qualified_table_becomes_a_name_of_one_part():
+    known = Catalogue(
+        {"db.t": Table("db.t", (("a", "bigint"),), "1"), "t": Table("t", (("b", "bigint"),), "2")}
+    )
+    text = "SELECT db.t.a, other.b FROM DB.T JOIN t AS other ON t.a = other.b"
+    found = parse_query(text, known, now=NOW).expression
+    assert found.sql("spark") == (
+        "SELECT t.a AS a, other.b AS b FROM `db.t` AS t JOIN t AS other ON t.a = other.b"
+    )
+    assert table_names(parse(text)) == {"DB.T", "t"}
+    assert table_names(found) == {"db.t", "t"}
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        (
+            "SELECT prod.o.x FROM prod.o WHERE NOT EXISTS (SELECT 1 FROM staging.o WHERE staging.o.x = prod.o.x)",
+            "SELECT prod_o.x AS x FROM `prod.o` AS prod_o WHERE NOT EXISTS(SELECT 1 AS `1` FROM `staging.o` AS "
+            "staging_o WHERE staging_o.x = prod_o.x)",
+        ),
+        (
+            "SELECT prod.o.* FROM prod.o JOIN staging.o ON prod.o.x = staging.o.x",
+            "SELECT prod_o.x AS x, prod_o.s AS s FROM `prod.o` AS prod_o JOIN `staging.o` AS staging_o ON "
+            "prod_o.x = staging_o.x",
+        ),
+        ("SELECT prod.o.s.f AS f FROM prod.o", "SELECT o.s.f AS f FROM `prod.o` AS o"),
+        ("SELECT p.x FROM prod.o AS p", "SELECT p.x AS x FROM `prod.o` AS p"),
+    ],
+)
+def test_columns_that_name_a_database_are_its_tables(text, means):
+    columns = (("x", "bigint"), ("s", "struct<f: bigint>"))
+    known = Catalogue({name: Table(name, columns, "1") for name in ("prod.o", "staging.o")})
+    assert parse_query(text, known, now=NOW).expression.sql("spark") == means
 
 
 def test_a_name_defined_in_one_with_is_unknown_outside_it():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import duckdb
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.model import Catalogue, ColumnStatistics, Share, Table, TableStatistics, Work
@@ -18,6 +18,7 @@ from ebbflow.planners.query.subqueries.reduction import reduced
 from tests.planners.query.plan.test_staging import HARD, TPCH, small, tpch  # noqa: F401  (fixtures)
 from tests.planners.query.random_queries import fill, random_query
 from tests.planners.query.statements import NOW, analyse, catalogue_of, random_choice, reference, run
+from tests.sweeps import spread
 
 # nothing costs anything but the rows that a condition would keep out: every condition that can be added pays
 EAGER = replace(SPARK, rates=Work(aggregated_rows=1.0), latency=0.0)
@@ -52,7 +53,6 @@ def filled():
     connection.close()
 
 
-@settings(max_examples=40)
 @given(st.integers(0, 10**9))
 def test_a_random_query_keeps_its_rows(filled, seed):
     connection, known = filled
@@ -61,13 +61,12 @@ def test_a_random_query_keeps_its_rows(filled, seed):
 
 
 def test_random_queries_do_get_conditions(filled):
-    connection, known = filled
-    texts = [random_query(random.Random(seed)) for seed in range(30)]
-    changed = sum(agrees(connection, known, text, reference(connection, text)) for text in texts)
-    assert changed >= 1
+    _, known = filled
+    found = (rewritten(random_query(random.Random(seed)), known, factor=True) for seed in range(30))
+    assert any(after is not before for before, after in found)
 
 
-@pytest.mark.parametrize("text", HARD, ids=range(len(HARD)))
+@pytest.mark.parametrize("text", spread(HARD, 3, 1), ids=range(len(HARD)))
 def test_a_hard_query_keeps_its_rows(small, text):  # noqa: F811
     connection, known = small
     agrees(connection, known, text, reference(connection, text))

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_reduction import filled  # noqa: F401  (fixture)
 
@@ -18,34 +18,41 @@ from tests.planners.query.plan.test_staging import HARD, TPCH, small, tpch  # no
 from tests.planners.query.random_queries import random_repeats
 from tests.planners.query.statements import NOW, analyse, random_choice, reference, run
 from tests.planners.query.test_planner import KNOWN
+from tests.sweeps import spread
 
 EAGER = replace(SPARK, rates=Work(built_rows=1.0, sorted_rows=1.0, tasks=1.0), latency=0.0)  # copies are free
 SHARE = Share.uniform(3, 12, nodes=3)
 
 
-def agrees(connection, known, text):
-    """Tell whether something was shared; assert that the rows stay what they were."""
+def shared(known, text):
+    """Return the query with its shared joins; ``None`` where nothing is shared."""
     before = analyse(text, known)
     chain = shared_joins(before.chain, AnalyzedChain(before, known, EAGER, {}))
-    if chain is before.chain:
+    return None if chain is before.chain else Analysis.of(chain, known, "run")
+
+
+def agrees(connection, known, text):
+    """Tell whether something was shared; assert that the rows stay what they were."""
+    after = shared(known, text)
+    if after is None:
         return False
-    after = Analysis.of(chain, known, "run")
     # DuckDB 2.0.0 mixes up the columns of joins that it shares
     connection.execute("SET disabled_optimizers = 'common_subplan'")
     expected = reference(connection, text)
-    for seed in range(3):
+    for seed in range(2):
         assert run(connection, after, random_choice(after, random.Random(seed))).rows == expected, text
     return True
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 10**9))
 def test_a_random_query_keeps_its_rows(filled, seed):  # noqa: F811
     agrees(*filled, random_repeats(random.Random(seed)))
 
 
 def test_random_queries_do_share_joins(filled):  # noqa: F811
-    assert sum(agrees(*filled, random_repeats(random.Random(seed))) for seed in range(40)) >= 5
+    _, known = filled
+    found = [shared(known, random_repeats(random.Random(seed))) for seed in range(16)]
+    assert sum(one is not None for one in found) >= 2
 
 
 @pytest.mark.parametrize("never", ["1 = 0", "FALSE"])
@@ -56,7 +63,7 @@ def test_what_only_one_join_asks_stays_with_it(filled, never, first):  # noqa: F
     assert agrees(*filled, " UNION ALL ".join(arms))
 
 
-@pytest.mark.parametrize("text", HARD, ids=range(len(HARD)))
+@pytest.mark.parametrize("text", spread(HARD, 3, 2), ids=range(len(HARD)))
 def test_a_hard_query_keeps_its_rows(small, text):  # noqa: F811
     agrees(*small, text)
 

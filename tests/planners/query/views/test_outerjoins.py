@@ -3,7 +3,7 @@ import random
 import duckdb
 import pytest
 import sqlglot
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.query.sql.parse import qualified_copy
@@ -100,7 +100,6 @@ def filled():
     connection.close()
 
 
-@settings(max_examples=150)
 @given(st.integers(0, 10**9))
 def test_random_chains_of_outer_joins_keep_their_rows(filled, seed):
     rng = random.Random(seed)

@@ -3,7 +3,7 @@ import random
 import duckdb
 import pytest
 import sqlglot
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.query.sql.parse import qualified_copy
@@ -126,7 +126,6 @@ VIEWS = (
 )
 
 
-@settings(max_examples=150)
 @given(st.integers(0, 10**9))
 def test_random_readers_of_random_views_see_what_they_saw(filled, seed):
     rng = random.Random(seed)

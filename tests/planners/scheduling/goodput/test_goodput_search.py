@@ -33,7 +33,6 @@ def total(problem, rows) -> float:
     return float(problem.costs(rows).sum())
 
 
-@settings(max_examples=60)
 @given(problems(), seeds)
 def test_the_local_search_keeps_every_rule_and_its_bound(problem, seed):
     rows, bound = local_search(problem, generator(seed), SearchBudget(rounds=10))
@@ -42,14 +41,12 @@ def test_the_local_search_keeps_every_rule_and_its_bound(problem, seed):
     assert total(problem, rows) <= total(problem, problem.current) + 1e-9 * abs(bound)
 
 
-@settings(max_examples=40)
 @given(problems(), seeds)
 def test_equal_generators_give_equal_allocations(problem, seed):
     one, other = (local_search(problem, generator(seed), SearchBudget(rounds=10))[0] for _ in range(2))
     assert (one == other).all()
 
 
-@settings(max_examples=60, derandomize=True)
 @given(problems(most_apps=3, nodes=2, gpus=2), seeds)
 def test_the_local_search_finds_the_best_of_all_allocations_of_a_small_round(problem, seed):
     best = problem.costs(every_matrix(problem)).sum(axis=1).min()

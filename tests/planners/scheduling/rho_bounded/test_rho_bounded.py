@@ -4,7 +4,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
@@ -132,7 +132,6 @@ def test_a_gang_larger_than_every_pool_never_finishes():
     assert rollout(gangs([10, 10], [3, 1]), 0.0, Rule()).tolist() == [inf, 10.0]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(1, 1000), st.integers(1, 4), st.floats(1, 8)), min_size=1, max_size=12),
     st.integers(4, 8),
@@ -181,7 +180,6 @@ def test_fast_gpus_go_to_the_shortest():
     assert (grants["a1"].placement, grants["a0"].placement) == ((("n01", 1),), (("n00", 1),))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_capacity_and_gangs_hold_and_equal_inputs_give_equal_decisions(data):
     nodes = data.draw(st.integers(1, 4))

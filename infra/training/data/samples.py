@@ -1,6 +1,6 @@
 """Reads the samples of a step from a data set, in this process or ahead of it in worker processes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ class Samples:
 
     def __init__(self, dataset: Any, collate: Collate | None = None, workers: int = 0) -> None:
         self.dataset, self.collate, self.workers = dataset, collate, workers
-        self.key = (id(dataset), collate, workers)
+        self.key: Hashable = None  # what was asked for
         self._columns = _columns(dataset) if collate is None else None
         if isinstance(dataset, IterableDataset) or not (
             hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ebbflow.infra.training.data import Samples, to_device
+from ebbflow.infra.training.data.samples import Samples, to_device
+from ebbflow.infra.training.metrics import TokenCount
 from ebbflow.infra.training.prepared import PreparedTraining
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.progress import Progress, seed_everything
@@ -24,8 +25,15 @@ class Feed:
     """The batches of one epoch, from wherever the run is in its data."""
 
     def __init__(
-        self, world: World, prepared: PreparedTraining, stepper: Stepper, samples: Samples, order: DataOrder
+        self,
+        world: World,
+        prepared: PreparedTraining,
+        stepper: Stepper,
+        samples: Samples,
+        order: DataOrder,
+        count: TokenCount | None = None,
     ) -> None:
+        self._count = count or TokenCount()
         self._world, self._prepared, self._stepper = world, prepared, stepper
         self._samples, self._order = samples, order
 
@@ -37,8 +45,8 @@ class Feed:
         try:
             while not progress.epoch_over:
                 stepper.reform()
-                rank = self._world.rank
-                if place != (place := (rank, self._world.size)):
+                rank = self._world.data_rank
+                if place != (place := (rank, self._world.data_size)):
                     stream = None
                 turn, split = progress.cursor.turn, _Split(stepper.total, stepper.passes)
                 if stream is None:
@@ -48,7 +56,11 @@ class Feed:
                 seed_everything(self._order.seed, progress.step, rank)
                 for number, share in enumerate(row):
                     stepper.begin(share, number == len(row) - 1, plan)
-                    yield to_device(next(stream), self._world.device)
+                    batch = next(stream)
+                    # of several that get the same samples each counts for its share of them
+                    part = self._world.data_size / self._world.size
+                    self._count.read(batch, share, first=number == 0, part=part)
+                    yield to_device(batch, self._world.device)
                 same = progress.cursor.turn == turn and split == (stepper.total, stepper.passes)
                 if not same or progress.step == step:  # of a step that is repeated, too
                     stream = None  # what was read ahead is for other steps
@@ -61,7 +73,8 @@ class Feed:
         """Return the next step and this process' share of it."""
         cursor, smallest = progress.cursor, self._prepared.limits.smallest_local
         count = min(split.total, self._order.left(cursor))
-        row = shares(cursor.position, count, self._world.size, split.passes, smallest)[self._world.rank]
+        world = self._world
+        row = shares(cursor.position, count, world.data_size, split.passes, smallest)[world.data_rank]
         return StepPlan(count, self._order.after(cursor, count), len(row)), row
 
     def _ahead(self, progress: Progress, split: _Split) -> Iterator[NDArray[np.int64]]:

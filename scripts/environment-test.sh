@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# airflow-test.sh [PYTEST ARGUMENTS]: the Airflow provider in a real Airflow, in an environment of its own (.venv-airflow,
-# or VENV_AIRFLOW). The first time it installs some 150 packages.
+# environment-test.sh NAME TESTS [PYTEST ARGUMENTS]: tests in an environment of their own, .venv-NAME, made from
+# requirements-NAME.lock. The first time it installs some 150 packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=${VENV_AIRFLOW:-.venv-airflow}
-lock=requirements-airflow.lock
+name=$1
+shift
+venv=.venv-$name
+lock=requirements-$name.lock
 
 if ! cmp -s "$lock" "$venv/installed.lock"; then
   echo "setting up $venv (once)"
@@ -15,9 +17,9 @@ if ! cmp -s "$lock" "$venv/installed.lock"; then
 fi
 
 if [ ! "$venv/.installed" -nt pyproject.toml ]; then # which maps the packages
-  # Airflow and Prefect exclude each other (FastAPI), so Ebbflow comes without its dependencies
+  # the lock has what Ebbflow needs here; with Airflow that is not all (it and Prefect exclude each other)
   "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
   touch "$venv/.installed"
 fi
 
-exec "$venv/bin/python" -m pytest --rootdir . --confcutdir tests -m "" --timeout 600 "${@:-tests/airflow_provider}"
+exec "$venv/bin/python" -m pytest --rootdir . --confcutdir tests -m "" --timeout 900 "$@"

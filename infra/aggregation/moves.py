@@ -1,0 +1,309 @@
+"""``TensorMoves``: how an aggregator gives tensors to others, and takes theirs, while they are trained.
+
+The old host asks the new one first: from then on what workers send there waits for the copy. It then answers the
+pulls of a round with the new host's address, and sends its copy while workers compute. The protocol is that of
+``planners.aggregation.migration``, of which the old host runs the manager's part, too.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from ebbflow.infra.aggregation.frames import AggregatorAddress, Kind, TensorFrame
+from ebbflow.infra.aggregation.links import PeerLinks
+from ebbflow.infra.aggregation.master_copy import TRAINING, MasterCopy
+from ebbflow.infra.errors import AggregationError
+from ebbflow.planners.aggregation.messages import (
+    MANAGER,
+    CopyBegin,
+    CopyData,
+    CopyReceived,
+    Noted,
+    Pull,
+    Sends,
+    WorkersDone,
+)
+from ebbflow.planners.aggregation.migration import MigrationManager
+
+_REPEAT = 2.0  # seconds after which what is not answered is sent again
+_REPEAT_COPY = 20.0  # the same of a copy
+_GIVE_UP = 30.0  # seconds in which a new host must be ready
+
+Key = tuple[str, str]  # training, tensor
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Move:
+    """A tensor that goes to another aggregator."""
+
+    target: str
+    where: AggregatorAddress
+    migration: int
+    begun: float
+    manager: MigrationManager | None = None  # once the new host is ready
+    sent: float = 0.0
+    copied: float = -inf  # when the copy was sent last
+
+
+class TensorMoves:
+    """Both sides, in the thread of the aggregator's front.
+
+    Args:
+        name: of the aggregator.
+        tensors: that it has.
+        answer: sends a frame to a connection.
+        apart: does its first argument in a thread, then the second in the front's.
+        call: does its argument in the front's thread.
+        release: takes what has waited for a tensor.
+        redirect: sends what a tensor's host sends to workers.
+        give_up: ends the wait for a tensor's copy, and what waits for it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tensors: dict[Key, MasterCopy],
+        answer: Callable[[bytes, TensorFrame], None],
+        apart: Callable[[Callable[[], None], Callable[[], None]], None],
+        call: Callable[[Callable[[], None]], None],
+        release: Callable[[MasterCopy], None],
+        redirect: Callable[[MasterCopy, Sends], None],
+        give_up: Callable[[MasterCopy], None],
+    ) -> None:
+        self._name, self._tensors = name, tensors
+        self._answer, self._apart, self._release, self._redirect = answer, apart, release, redirect
+        self._give_up = give_up
+        self._moves: dict[Key, _Move] = {}
+        self._links = PeerLinks(lambda who, frame: call(lambda: self._hear(who, frame)))
+        self.done = 0  # tensors that were given to others
+
+    @property
+    def public(self) -> str:
+        """Return the key by which it proves itself to other aggregators."""
+        return self._links.public
+
+    def address(self, tensor: MasterCopy) -> AggregatorAddress | None:
+        """Return where a tensor goes to; ``None`` where it stays."""
+        move = self._moves.get((tensor.job_id, tensor.name))
+        return None if move is None else move.where
+
+    def close(self) -> None:
+        """End the connections to others."""
+        self._links.close()
+
+    # --- the old host ---------------------------------------------------------------------------------------
+
+    def start(self, key: Key, target: str, where: AggregatorAddress) -> bool:
+        """Begin to give a tensor to another aggregator; return whether that is possible now.
+
+        Args:
+            key: training and tensor.
+            target: the aggregator.
+            where: it listens.
+        """
+        tensor = self._tensors.get(key)
+        if tensor is None or key in self._moves or target == self._name:
+            return False
+        host = tensor.host
+        if host.status != "serving" or host.owes or host.unnoted:  # it has just come
+            return False
+        now = time.monotonic()
+        self._moves[key] = _Move(target, where, host.migration + 1, now, sent=now)
+        self._send(key, "expect")
+        return True
+
+    def repeat(self) -> None:
+        """Send again what was not answered."""
+        now = time.monotonic()
+        for key, move in list(self._moves.items()):
+            tensor = self._tensors.get(key)
+            if tensor is None:
+                del self._moves[key]
+            elif move.manager is None and now - move.begun > _GIVE_UP:
+                log.warning("aggregator %s did not take tensor %s of %s", move.target, key[1], key[0])
+                self._send(key, "forget")
+                del self._moves[key]
+            elif now - move.sent > _REPEAT:
+                move.sent = now
+                if move.manager is None:
+                    self._send(key, "expect")
+                elif not tensor.host.copied:
+                    self.carry(tensor, tensor.host.outstanding())
+                else:
+                    self._send(key, "ask")
+
+    def abandon(self, target: str) -> None:
+        """Keep what an aggregator that is lost was to get, where no worker was told of it yet.
+
+        Where one was, all follow, and find a mirror; what was to come from that aggregator is not waited for.
+        """
+        for one in list(self._tensors.values()):
+            if one.source == target and one.host.status == "absent":
+                self._give_up(one)
+        for key, move in list(self._moves.items()):
+            if move.target != target:
+                continue
+            if move.manager is None:
+                del self._moves[key]
+                continue
+            if (tensor := self._tensors.get(key)) is None:  # its training is over
+                del self._moves[key]
+                continue
+            move.manager, sends = move.manager.cancel()
+            self.carry(tensor, sends)
+            tensor.mirror |= self._moves.get(key) is move  # this copy is not the one that counts
+
+    def begin_round(self, tensor: MasterCopy) -> None:
+        """Take note that a tensor's round has begun: the copy may go, which no update changes any more."""
+        if tensor.host.target is not None and tensor.host.redirects:
+            tensor.host, sends, _ = tensor.host.receive(Pull(TRAINING, tensor.host.round))
+            self.carry(tensor, sends)
+
+    def carry(self, tensor: MasterCopy, sends: Sends) -> None:
+        """Deliver what a tensor's host, or the manager of its migration, sends to others than workers."""
+        key = tensor.job_id, tensor.name
+        for to, message in sends:
+            move = self._moves.get(key)
+            if to == MANAGER and isinstance(message, WorkersDone) and message.host == self._name:
+                self._tell(tensor, "pushed")
+            elif to == MANAGER and move is not None and move.manager is not None:
+                move.manager, further = move.manager.receive(message)
+                self.carry(tensor, further)
+                if move.manager.phase == "idle" and self._moves.get(key) is move:
+                    self._end(key, tensor)
+            elif to == self._name:
+                tensor.host, further, _ = tensor.host.receive(message)
+                self._redirect(tensor, further)
+                self.carry(tensor, further)
+            elif isinstance(message, CopyReceived):
+                self._tell(tensor, "copied")
+            elif isinstance(message, Noted) and move is not None:
+                self._send(key, "noted")
+            elif isinstance(message, CopyData) and move is not None:
+                self._send_copy(key, tensor, move)
+
+    def _end(self, key: Key, tensor: MasterCopy) -> None:
+        del self._moves[key]
+        if tensor.host.status == "absent":
+            self._tensors.pop(key, None)
+            self.done += 1
+
+    def _hear(self, who: str, frame: TensorFrame) -> None:
+        """Take an answer of a new host."""
+        key = str(frame.options.get("job", "")), frame.tensor
+        move, tensor = self._moves.get(key), self._tensors.get(key)
+        if (
+            move is None
+            or tensor is None
+            or (who, frame.options.get("migration")) != (move.target, move.migration)
+        ):
+            return
+        match frame.options.get("do"):
+            case "ready" if move.manager is None:
+                move.manager, sends = MigrationManager(move.migration - 1).start(self._name, move.target)
+                self.carry(tensor, sends)
+                self.begin_round(tensor)
+            case "refused":
+                log.warning("tensor %s of %s stays: %s", key[1], key[0], frame.options.get("why"))
+                del self._moves[key]
+            case "copied":
+                self._to_host(tensor, CopyReceived(move.migration))
+            case "pushed" if move.manager is not None:
+                move.manager, sends = move.manager.receive(WorkersDone(move.migration, move.target))
+                self.carry(tensor, sends)
+
+    def _to_host(self, tensor: MasterCopy, message: CopyReceived | Noted) -> None:
+        tensor.host, sends, _ = tensor.host.receive(message)
+        self.carry(tensor, sends)
+
+    def _send(self, key: Key, do: str) -> None:
+        move = self._moves[key]
+        options = {"do": do, "job": key[0], "migration": move.migration}
+        self._links.send(move.target, move.where, lambda: TensorFrame(Kind.MOVE, key[1], options=options))
+
+    def _send_copy(self, key: Key, tensor: MasterCopy, move: _Move) -> None:
+        now, number = time.monotonic(), tensor.host.round
+        if now - move.copied <= _REPEAT_COPY:
+            return
+        move.copied = move.sent = now
+
+        def make() -> TensorFrame:
+            payload, options = tensor.copied()
+            options |= {"do": "copy", "job": key[0], "migration": move.migration}
+            return TensorFrame(Kind.MOVE, key[1], number, payload, options=options)
+
+        self._links.send(move.target, move.where, make)
+
+    # --- the new host ---------------------------------------------------------------------------------------
+
+    def receive(self, who: str, connection: bytes, frame: TensorFrame) -> None:
+        """Take what an old host sends.
+
+        Args:
+            who: name of the old host.
+            connection: of it.
+            frame: of the kind ``MOVE``.
+
+        Raises ``AggregationError`` for what is none of it.
+        """
+        job, migration = frame.options.get("job"), frame.options.get("migration")
+        if not isinstance(job, str) or not job or not isinstance(migration, int) or migration < 1:
+            raise AggregationError("a move must have the training and the number of the migration")
+        key = job, frame.tensor
+        tensor = self._tensors.get(key)
+        if frame.options.get("do") == "expect":
+            self._expect(key, tensor, who, migration, connection)
+            return
+        if tensor is None or tensor.expects != migration:
+            return
+        tensor.mover = connection
+        match frame.options.get("do"):
+            case "copy" if tensor.host.status == "absent":
+                self._take_copy(tensor, who, migration, frame)
+            case "copy" if tensor.host.status == "serving":
+                self._tell(tensor, "copied")
+            case "forget" if tensor.host.status == "absent":
+                self._give_up(tensor)
+            case "noted":
+                self._to_host(tensor, Noted(migration))
+            case "ask":
+                if tensor.host.status == "serving":
+                    self._tell(tensor, "copied")
+                self.carry(tensor, tensor.host.outstanding())
+            case "copy" | "forget":
+                pass  # it is being taken
+            case _:
+                raise AggregationError("a move must be expect, copy, noted, ask or forget")
+
+    def _expect(
+        self, key: Key, tensor: MasterCopy | None, who: str, migration: int, connection: bytes
+    ) -> None:
+        options = {"do": "ready", "job": key[0], "migration": migration}
+        if tensor is None or (tensor.host.status == "absent" and tensor.expects < migration):
+            waiting = tensor.waiting if tensor is not None else []
+            tensor = self._tensors[key] = MasterCopy.expected(self._name, *key, migration)
+            tensor.waiting, tensor.source = waiting, who
+        elif tensor.expects != migration:
+            options |= {"do": "refused", "why": f"aggregator {self._name} has a copy of it already"}
+        tensor.mover = connection
+        self._answer(connection, TensorFrame(Kind.MOVE, key[1], options=options))
+
+    def _take_copy(self, tensor: MasterCopy, who: str, migration: int, frame: TensorFrame) -> None:
+        begin = CopyBegin(migration, who, frame.round, frozenset({TRAINING}))
+        tensor.host, _, _ = tensor.host.receive(begin)
+
+        def filled() -> None:
+            tensor.host, sends, _ = tensor.host.receive(CopyData(migration, who))
+            self.carry(tensor, sends)
+            tensor.busy = False
+            self._release(tensor)
+
+        self._apart(lambda: tensor.fill(frame), filled)
+
+    def _tell(self, tensor: MasterCopy, do: str) -> None:
+        options = {"do": do, "job": tensor.job_id, "migration": tensor.host.migration}
+        if tensor.mover:
+            self._answer(tensor.mover, TensorFrame(Kind.MOVE, tensor.name, options=options))

@@ -1,0 +1,138 @@
+"""The aggregators of a launcher's run: its own, or those of a cluster.
+
+Its own are processes beside the launcher, which is not interrupted as workers' nodes are. They outlive a generation;
+one that has ended is replaced before the next.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Protocol
+
+from ebbflow.infra.aggregation.process import AggregatorProcess
+from ebbflow.infra.errors import AggregationError
+from ebbflow.infra.training.service.joining import AGGREGATORS
+from ebbflow.planners.model.trainings import RunSettings
+
+_LINGER = 30.0  # seconds that aggregators outlive a launcher that is gone, in which workers save
+
+
+class AggregatorSet(Protocol):
+    """The aggregators that a run uses."""
+
+    def start(self) -> None:
+        """Have what a generation needs. Raises ``AggregationError``."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return what workers need to find them."""
+
+    def ended(self) -> list[str]:
+        """Return those that are gone with what they held."""
+
+    def admit(self, job_id: str, peers: Mapping[str, str]) -> None:
+        """Admit nodes of a generation by their public keys. Raises ``AggregationError``."""
+
+    def admits(self, job_id: str, peers: Mapping[str, str]) -> bool:
+        """Ask for their admission, and return whether it is done; call again until it is.
+
+        Raises ``AggregationError`` where it cannot be.
+        """
+
+    def remove(self, job_id: str) -> None:
+        """Forget a generation's tensors and nodes. Raises ``InfraError``."""
+
+    def close(self) -> None:
+        """Use them no more. May be called twice. Raises ``InfraError``."""
+
+
+class AggregatorGroup:
+    """Starts and ends a run's aggregators. Used by one thread.
+
+    Args:
+        host: address of the interface that they listen on.
+        count: number of them.
+    """
+
+    def __init__(self, host: str, count: int) -> None:
+        self._host, self._count = host, count
+        self._started = 0
+        self._processes: dict[str, AggregatorProcess] = {}
+
+    def start(self) -> None:
+        """Start what is missing. Raises ``AggregationError``."""
+        for name in [name for name, one in self._processes.items() if one.ended]:
+            self._processes.pop(name).close()
+        while len(self._processes) < self._count:
+            self._started += 1
+            name = f"aggregator-{self._started}"
+            self._processes[name] = AggregatorProcess(name, self._host, linger_s=_LINGER)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return what workers need to find them."""
+        found = [
+            {"name": name, "address": one.where.address, "public": one.where.public}
+            for name, one in self._processes.items()
+        ]
+        return {AGGREGATORS: json.dumps(found)}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Return their process IDs, by name."""
+        return {name: one.pid for name, one in self._processes.items()}
+
+    def ended(self) -> list[str]:
+        """Return those whose process is gone."""
+        return [name for name, one in self._processes.items() if one.ended]
+
+    def admit(self, job_id: str, peers: Mapping[str, str]) -> None:
+        """Admit nodes of a generation by their public keys. Raises ``AggregationError``."""
+        self._all(do="admit", job=job_id, workers=dict(peers))
+
+    def admits(self, job_id: str, peers: Mapping[str, str]) -> bool:
+        """Admit them, and return that it is done. Raises ``AggregationError``."""
+        self.admit(job_id, peers)
+        return True
+
+    def remove(self, job_id: str) -> None:
+        """Forget a generation's tensors and nodes. Raises ``AggregationError``."""
+        self._all(do="remove", job=job_id)
+
+    def status(self) -> dict[str, dict[str, int]]:
+        """Return the counts of each that runs."""
+        found = {}
+        for name, one in self._processes.items():
+            if not one.ended:
+                found[name] = {key: value for key, value in one.command(do="status").items() if key != "done"}
+        return found
+
+    def close(self) -> None:
+        """End all of them. May be called twice."""
+        for one in self._processes.values():
+            one.close()
+        self._processes = {}
+
+    def _all(self, **values: object) -> None:
+        for one in self._processes.values():
+            try:
+                one.command(**values)
+            except AggregationError:
+                if not one.ended:
+                    raise
+
+
+def aggregators_of(settings: RunSettings, run: str, host: str) -> AggregatorSet:
+    """Return the aggregators of a run: its own, or those of a cluster.
+
+    Args:
+        settings: of the run.
+        run: its ID.
+        host: address of the interface that its own listen on.
+
+    Raises ``LedgerError``.
+    """
+    if not settings.aggregation_cluster:
+        return AggregatorGroup(host, settings.aggregators)
+    from ebbflow.infra.training.service.shared_aggregators import SharedAggregators  # with the ledger
+
+    return SharedAggregators(settings.aggregation_cluster, run, settings.aggregators, settings.mirrors)

@@ -1,0 +1,1 @@
+"""Trainings whose parameters, gradients and optimizer state are sharded over processes (FSDP2, HSDP)."""

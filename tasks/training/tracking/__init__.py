@@ -1,0 +1,1 @@
+"""A training in experiment trackers: one run over all its restarts."""
