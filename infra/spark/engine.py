@@ -15,11 +15,12 @@ from ebbflow.infra.spark import checksums as executors
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.failures import chain, first_line, parse, translate
 from ebbflow.infra.spark.groupwatch import GroupWatch
-from ebbflow.infra.spark.hold import ExecutorHold, drop, hold_of
 from ebbflow.infra.spark.metrics import GroupMetrics, StatusApi, group_metrics
 from ebbflow.infra.spark.native.catalyst import NotNativeError
 from ebbflow.infra.spark.native.stages import Native, NativeStages
-from ebbflow.infra.spark.pools import Pools
+from ebbflow.infra.spark.scheduler.hold import ExecutorHold, drop, hold_of
+from ebbflow.infra.spark.scheduler.losses import LostExecutors
+from ebbflow.infra.spark.scheduler.pools import Pools
 from ebbflow.infra.spark.session import DriverProcess, start_session, stop_session
 from ebbflow.infra.spark.settings import ExecutorShape, mebibytes, settings, stays_on_this_machine
 from ebbflow.infra.storage import checksums
@@ -79,6 +80,7 @@ class SparkEngine:
         self._id = uuid.uuid4().hex
         self.shape = _shape(context) if self._owned else None
         self._hold: ExecutorHold | None = None
+        self.lost_executors = LostExecutors(context)
         self._partitions = 0  # shuffle partitions of jobs that name none; 0: Spark's default
         self._closed = False
 

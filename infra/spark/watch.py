@@ -80,6 +80,13 @@ def merge_nodes(
     return tuple(sorted(nodes, key=lambda n: n.id))
 
 
+def killed(executors: Iterable[Executor], records: Mapping[str, HostRecord]) -> list[Executor]:
+    """Return the executors that the driver counts on although their machine was killed."""
+    return [
+        e for e in executors if e.active and not e.driver and e.host in records and records[e.host].killed
+    ]
+
+
 def worker_nodes(
     workers: Iterable[Worker],
     records: Mapping[str, HostRecord],
@@ -173,6 +180,8 @@ class ExecutorWatch:
     executors of that shape, less what strangers' applications hold. A share is a part of that; measured by
     the application's own executors, a smaller share would make the capacity smaller and that the next share.
 
+    ``lost`` is called, at each look, with the executors that the driver counts on although their machine was killed.
+
     ``memory`` is what an executor offers its tasks, GiB, or how to know it; by default what Spark manages in
     its heap. ``hazard(losses, node_seconds)`` estimates losses per node-hour from what has been seen so far.
     """
@@ -186,6 +195,7 @@ class ExecutorWatch:
         master_url: str = "",
         master_ui: str = "",
         shape: ExecutorShape | None = None,
+        lost: Callable[[Sequence[Executor]], None] = lambda _: None,
         memory: float | Callable[[Executor], float] = usable_memory,
         clock: Clock | None = None,
         timeout: float = 2.0,
@@ -196,6 +206,7 @@ class ExecutorWatch:
         self._hazard = hazard
         self._master_url = master_url
         self._master_ui = master_ui
+        self._tell_lost = lost
         self._memory = memory if callable(memory) else lambda _: float(memory)
         self._local = master_url == "local" or master_url.startswith("local[")
         self._clock = clock or SystemClock()
@@ -274,6 +285,8 @@ class ExecutorWatch:
         now = self._clock.now()
         states = self._look_at_master()
         slot = None
+        if gone := killed(executors, self._records):
+            self._tell_lost(gone)
         own = merge_nodes(executors, states, self._records, self._memory)
         self._held = sum(node.cores for node in own)
         self._check_dropped(bool(own), now)

@@ -196,6 +196,7 @@ def _watched_spark(
         master_url=engine.master,
         master_ui=master.ui if master else "",
         shape=held,
+        lost=engine.lost_executors.tell,
         clock=clock,
     )
     return OpenedEngine(

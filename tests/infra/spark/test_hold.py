@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.spark import masters
-from ebbflow.infra.spark.hold import ExecutorHold, executors, surplus
 from ebbflow.infra.spark.master_api import Executor, parse_master
 from ebbflow.infra.spark.masters import Master, executors_for, find_master
+from ebbflow.infra.spark.scheduler.hold import ExecutorHold, executors, surplus
 from ebbflow.infra.spark.settings import ExecutorShape, executor_memory, executor_shape, mebibytes, settings
 from ebbflow.planners.errors import OptionError
 from tests.infra.conftest import ManualClock
