@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow.infra.machine import processes
+from ebbflow.infra.spark.cluster import cluster as cluster_module
 from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 from ebbflow.infra.spark.master_api import parse_executors
 from ebbflow.infra.spark.watch import HostRecord, killed
@@ -53,7 +54,7 @@ def test_only_executors_of_killed_machines_are_lost() -> None:
     found = parse_executors(
         [driver(), executor("0", "10.0.0.1"), executor("1", "10.0.0.2"), executor("2", "10.0.0.3")]
     )
-    records = {"10.0.0.0": HostRecord("a", killed=True), "10.0.0.1": HostRecord("b", deadline=9.0)}
+    records = {"10.0.0.1": HostRecord("a", killed=True), "10.0.0.2": HostRecord("b", deadline=9.0)}
     assert [e.id for e in killed(found, records)] == ["0"]
 
 
@@ -62,6 +63,8 @@ def test_tasks_of_a_lost_executor_run_elsewhere_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
+    # else the master, whose patience is 60 s, would tell the driver
+    monkeypatch.setitem(cluster_module._DECOMMISSION, "spark.worker.timeout", "600")
     (notes := tmp_path / "notes").mkdir()
     with LocalSparkCluster.start("lost", workers=2, memory="1g") as cluster:
         program = [sys.executable, "-c", DRIVER, cluster.master_url, str(notes), str(tmp_path / "halted")]
