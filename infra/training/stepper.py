@@ -2,8 +2,9 @@
 
 A step is one or more passes, each over a share of its samples on every process. After the last pass one small
 all-reduce carries everything on which the processes must agree: whether to stop, whether the gradient is finite, the
-mean loss, the norms of gradients, how long each process computed, and the next batch. Parameters change only after
-it, so a process whose peers are lost before still holds the whole state of the last complete step.
+mean loss, the norms of gradients, the optimizer's settings, how long each process computed, and the next batch.
+Parameters change only after it, so a process whose peers are lost before still holds the whole state of the last
+complete step.
 """
 
 import time
@@ -18,6 +19,7 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.gradients.preconditioner import rescale_moments
 from ebbflow.infra.training.metrics import RunStatistics
 from ebbflow.infra.training.prepared import PreparedTraining
+from ebbflow.infra.training.process.hyperparameters import are_equal, check_equal, digest_pair, settings_of
 from ebbflow.infra.training.process.world import ViewChangedError, World
 from ebbflow.infra.training.replicas.parallel import Replicas
 from ebbflow.infra.training.schedule import scaled
@@ -29,8 +31,9 @@ MOST_SKIPPED = 100  # steps in a row whose gradient is not finite: then it is no
 WARM_UP = 2  # steps of a new split that are not measured
 
 _VOTES, _SAVE, _LOSS, _BATCH, _PASSES = range(5)
-_NORMS = slice(5, 9)
-_COMPUTE = 9
+_SETTINGS = slice(5, 7)
+_NORMS = slice(7, 11)
+_COMPUTE = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +232,9 @@ class Stepper:
         computed = time.perf_counter() - now.begun - norms.sync
         loss = float(self._loss) / prepared.meter.loss_factor
         norms = norms._replace(sync=norms.sync * samples / size)
-        values = [float(vote[0]), float(vote[0] and vote[1]), loss, *self._proposal(), *norms]
+        settings = settings_of(prepared.optimizer)
+        values = [float(vote[0]), float(vote[0] and vote[1]), loss, *self._proposal()]
+        values += [*digest_pair(settings), *norms]
         values += [computed if rank == world.rank else 0.0 for rank in range(size)]
         values += counts
         if (planned := prepared.communication) is not None:
@@ -240,6 +245,8 @@ class Stepper:
             waited = time.perf_counter() - asked
             if self._members is not None:
                 self._members.stepped()
+            if not are_equal(size, *summed[_SETTINGS]):
+                check_equal(settings, world.from_all, prepared.progress.step + 1)
         ranks = _COMPUTE + size
         if planned is not None:
             planned.settle(summed[ranks + len(counts) :])

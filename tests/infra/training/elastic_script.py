@@ -91,7 +91,7 @@ def main() -> None:
         for _ in run.epochs(CASE.get("epochs", 3)):
             for a, b, index in run.batches((x, y, torch.arange(len(x)))):
                 step = run.progress.step
-                misbehave(step)
+                misbehave(step, optimizer)
                 planned = run._prepared.communication if run._prepared is not None else None
                 if planned is not None and planned.switch.version == 0:
                     time.sleep(CASE.get("pause_unplanned", 0.0))
@@ -124,7 +124,7 @@ def whole(parameter: nn.Parameter) -> torch.Tensor:
     return values.full_tensor() if isinstance(values, DTensor) else values
 
 
-def misbehave(step: int) -> None:
+def misbehave(step: int, optimizer: torch.optim.Optimizer) -> None:
     time.sleep(CASE.get("pause", 0.0))
     if [step, RANK] == CASE.get("also_terminated"):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -137,6 +137,8 @@ def misbehave(step: int) -> None:
             elif what == "hang":
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(60)
+            elif what == "rate":
+                optimizer.param_groups[0]["lr"] = 0.01
             elif what == "error":
                 raise ValueError("the user's own mistake")
 

@@ -148,6 +148,14 @@ def test_processes_that_ask_for_different_things_are_told_so(
         assert f"all processes must ask for the same: {words}" in rank.said
 
 
+def test_a_rate_that_a_script_sets_in_one_process_ends_all_before_the_step(launch: Launch) -> None:
+    ranks = launch.start(2, at={"rate": [4, 1]})
+    assert launch.wait(ranks) == [1, 1]
+    for rank in ranks:
+        assert "step 5 is not taken: lr of group 0 is 0.0" in rank.said
+        assert "in process 0 and 0.01 in process 1" in rank.said
+
+
 def test_a_users_error_ends_the_process_as_it_would_without_us(launch: Launch, static: Log) -> None:
     ranks = launch.start(2, at={"error": [4, 1]})
     exits = launch.wait(ranks)
