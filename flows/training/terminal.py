@@ -124,6 +124,9 @@ def print_training(report: TrainingReport, console: Console) -> None:
     if report.price:
         figures.append(f"cost: ${report.dollars:.4f}")
     console.print(" · ".join(figures), highlight=False, soft_wrap=True)
+    if report.saving is not None:
+        every = f"checkpoints every {seconds_text(report.saving.interval)}: {report.saving.hazard}"
+        console.print(Text(printable(every)), soft_wrap=True)
     for text in report.unusable:
         console.print(Text(printable(f"unusable checkpoint: {text}")), soft_wrap=True)
     if report.spilled is not None:

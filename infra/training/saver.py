@@ -17,7 +17,7 @@ from ebbflow.infra.training.checkpoints.folder import (
 )
 from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.spill import Spill
-from ebbflow.planners.training.saving.checkpointing import save_interval
+from ebbflow.planners.training.saving.checkpointing import StateLosses, save_interval, state_losses
 
 FIRST_PAUSE = 0.5  # seconds before a save that must not fail is tried again, doubled each time...
 LONGEST_PAUSE = 10.0  # ...up to this
@@ -68,8 +68,18 @@ class Saver:
         """Return seconds between checkpoints: as asked for, or Daly's interval for the costs measured."""
         if self._settings.checkpoint_interval is not None:
             return self._settings.checkpoint_interval
-        rate = self._settings.interruption_rate * self._world.nodes / 3600
-        return save_interval(self.costs.stall, self.costs.write, rate)
+        return save_interval(self.costs.stall, self.costs.write, self.losses.rate)
+
+    @property
+    def losses(self) -> StateLosses:
+        """Return how often state is expected to be lost, with the nodes that are there."""
+        nodes, window = self._world.nodes, self._settings.collective_timeout + self.costs.write
+        return state_losses(self._settings.interruption_rate / 3600, nodes, min(self.replicas, nodes), window)
+
+    @property
+    def replicas(self) -> int:
+        """Return how many nodes have each part of the state; after a loss any of them can save it."""
+        return 1 if self._settings.sync == "service" else self._world.nodes
 
     def counts(self) -> Sequence[float]:
         """Return what is summed over processes in the next step for ``maybe``."""
@@ -217,8 +227,20 @@ class Saver:
             content = {"reason": f"taken over from {taken_from}", "uri": found.uri, "bytes": found.bytes}
             self._link.post("checkpoint", found.step, content | {"saved_step": found.step})
 
+    @property
+    def _counted(self) -> str:
+        """Return in words what the interval between checkpoints follows."""
+        if self._settings.checkpoint_interval is not None:
+            return "the interval is asked for"
+        losses = self.losses
+        if not losses.rate:
+            return "no node is expected to be lost"
+        return f"{losses.counted} (once in {1 / losses.rate / 3600:.3g} h)"
+
     def _report_saved(self, saved: SavedCheckpoint, reason: str) -> None:
         self.saved_step = max(self.saved_step, saved.step)
         content = {"reason": reason, "uri": saved.uri, "bytes": saved.bytes}
         content |= {"seconds": saved.seconds, "stalled": saved.stalled, "saved_step": saved.step}
+        if reason == "periodic":
+            content |= {"interval": self.every, "hazard": self._counted}
         self._link.post("checkpoint", saved.step, content)

@@ -24,6 +24,7 @@ from ebbflow.tasks.training.report import (
     PlannedExchange,
     PointReport,
     RecoveryReport,
+    SavingReport,
     SpilledCheckpoint,
     TrainingReport,
     goodput_forecast,
@@ -81,6 +82,7 @@ class RunRecorder:
         self._saved = -1
         self._spilled: SpilledCheckpoint | None = None
         self._unusable: list[str] = []
+        self._saving: SavingReport | None = None
         self._recovery: RecoveryReport | None = None
         self._changes = 0  # of nodes in place
         self._read = 0  # number of the last event taken in
@@ -112,6 +114,8 @@ class RunRecorder:
                 self._checkpoints += 1
                 self._stall += float(content.get("stalled", 0.0))
                 self._is_saved(int(content.get("saved_step", report.step)))
+                if "interval" in content:
+                    self._saving = SavingReport(float(content["interval"]), str(content["hazard"]))
             elif report.kind == "started":
                 self._begun(report.step, content)
             elif report.kind == "members":
@@ -317,6 +321,7 @@ class RunRecorder:
                 skipped_steps=last.skipped if last else 0,
                 checkpoints=self._checkpoints,
                 stall_seconds=self._stall,
+                saving=self._saving,
                 recovery=self._recovery and replace(self._recovery, changes=self._changes),
                 gpu_seconds=sum(g.gpu_seconds for g in self._generations),
                 rented_gpu_seconds=rented,

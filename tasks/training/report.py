@@ -81,6 +81,14 @@ class RecoveryReport:
 
 
 @dataclass(frozen=True, slots=True)
+class SavingReport:
+    """How often a run saved while it trained, as of its last checkpoint at an interval."""
+
+    interval: float  # seconds between two of them
+    hazard: str  # which losses that follows from, and how often they are expected
+
+
+@dataclass(frozen=True, slots=True)
 class PointReport:
     """What the run measured of itself at one moment."""
 
@@ -248,6 +256,7 @@ class TrainingReport:
     unusable: tuple[str, ...] = ()  # checkpoints that were found damaged or of another version, and why
     checkpoints: int = 0
     stall_seconds: float = 0.0  # that checkpoints held training up
+    saving: SavingReport | None = None  # None: there was no checkpoint at an interval
     recovery: RecoveryReport | None = None  # None: it never trained
     gpu_seconds: float = 0.0  # held by generations
     rented_gpu_seconds: float = 0.0  # of all nodes that were there

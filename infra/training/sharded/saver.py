@@ -59,6 +59,11 @@ class ShardedSaver(Saver):
             # what is written without asking others needs a name that all know
             self._rescue_name = str(self._world.from_first(folder.name_of(0)))
 
+    @property
+    def replicas(self) -> int:
+        """Return how many nodes have each part; see ``Saver``. Replicas may share nodes."""
+        return min(self._sharding.division.replicas, self._world.nodes)
+
     def counts(self) -> Sequence[float]:
         """Return whether the first process wants a save, and whether this one has written its part of the last."""
         if self._parts is None:

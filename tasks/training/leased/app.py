@@ -73,6 +73,7 @@ def merge_reports(reports: Sequence[TrainingReport]) -> TrainingReport:
         unusable=tuple(dict.fromkeys(text for report in reports for text in report.unusable)),
         checkpoints=sum(report.checkpoints for report in reports),
         stall_seconds=sum(report.stall_seconds for report in reports),
+        saving=next((one.saving for one in reversed(trained) if one.saving), None),
         recovery=RecoveryReport.merged([report.recovery for report in reports]),
         gpu_seconds=sum(report.gpu_seconds for report in reports),
         rented_gpu_seconds=sum(report.rented_gpu_seconds for report in reports),

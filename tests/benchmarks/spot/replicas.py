@@ -15,7 +15,8 @@ from math import inf
 
 from ebbflow.infra.simulation.traces.rows import SpotRow
 from ebbflow.planners.model.recovery import RecoveryInput
-from ebbflow.planners.training.saving.checkpointing import HazardAware, save_interval
+from ebbflow.planners.model.trainings import RunSettings
+from ebbflow.planners.training.saving.checkpointing import HazardAware, save_interval, state_losses
 from tests.benchmarks.spot.models import SpotModel, position
 from tests.benchmarks.spot.policy import PolicyReplay
 from tests.benchmarks.spot.recovery import PIPELINE_NODES, RENDEZVOUS, Event
@@ -220,13 +221,20 @@ class ReplicaReplay(PolicyReplay):
             return 0
         stall = 8e-9 * self.share / self.costs.copy
         write = self.costs.moving(self.share)
-        every = self.every or save_interval(stall, write, self.hazard.rate(self._seen(now)))
+        every = self.every or save_interval(stall, write, self._losses(now, write))
         if now - self.last_save < 1000 * every:
             return 0
         self.last_save, self.pending = now, (now, now + round(1000 * (stall + write)))
         self.checkpoint += round(1000 * stall)
         self.checkpoints += 1
         return round(1000 * stall)
+
+    def _losses(self, now: int, write: float) -> float:
+        """Return the losses of state per second that a run expects."""
+        nodes = max(len(self.members), 1)
+        a_node = self.hazard.rate(self._seen(now)) / nodes
+        window = RunSettings().collective_timeout + write
+        return state_losses(a_node, nodes, max(nodes // self.shards, 1), window).rate
 
     def _seen(self, now: int) -> RecoveryInput:
         return replace(super()._seen(now), spare=self._spare, unsaved=0.0)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch.optim import lr_scheduler
 
 from ebbflow.infra.training.checkpoints.folder import SavedCheckpoint
+from ebbflow.infra.training.checkpoints.shards import Division
 from ebbflow.infra.training.metrics import Rates, TokenCount
 from ebbflow.infra.training.prepared import CPU_BUCKET, Options, prepare
 from ebbflow.infra.training.process.channel import StopRequest
@@ -20,9 +22,15 @@ from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.progress import Progress
 from ebbflow.infra.training.saver import Costs, Saver
 from ebbflow.infra.training.schedule import ProgressSchedule, rule_for, scaled, script_hyperparameters
+from ebbflow.infra.training.sharded.saver import ShardedSaver
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.trainings import RunSettings
-from ebbflow.planners.training.saving.checkpointing import LEAST_EVERY, UNKNOWN_HAZARD_EVERY, daly_interval
+from ebbflow.planners.training.saving.checkpointing import (
+    LEAST_EVERY,
+    UNKNOWN_HAZARD_EVERY,
+    daly_interval,
+    state_losses,
+)
 from ebbflow.planners.training.saving.data_order import DataPosition, Share
 from ebbflow.planners.training.speed.goodput import GradientStatistics, gain
 
@@ -76,13 +84,31 @@ def saver(settings: RunSettings, world: World | None = None) -> tuple[Saver, Fol
 def test_the_interval_between_checkpoints_follows_costs_and_hazard() -> None:
     assert saver(RunSettings())[0].every == UNKNOWN_HAZARD_EVERY
     assert saver(RunSettings(checkpoint_interval=7.0))[0].every == 7.0
+    aggregated, _, _ = saver(RunSettings(interruption_rate=0.5, sync="service"), World(nodes=4))
+    aggregated.costs = Costs(stall=0.2, write=3.0)
+    assert aggregated.every == pytest.approx(daly_interval(0.2, 1800.0))
     calm, _, _ = saver(RunSettings(interruption_rate=0.5), World(nodes=4))
     calm.costs = Costs(stall=0.2, write=3.0)
-    assert calm.every == pytest.approx(daly_interval(0.2, 1800.0))
+    losses = state_losses(0.5 / 3600, 4, 4, 63.0)
+    assert (calm.losses, calm.every) == (losses, pytest.approx(daly_interval(0.2, 1 / losses.rate)))
+    assert calm.every > 4 * aggregated.every, "a lost node takes no state with it while another one has it"
+    last, _, _ = saver(RunSettings(interruption_rate=0.5), World(nodes=1))
+    last.costs = calm.costs
+    assert last.every == pytest.approx(daly_interval(0.2, 7200.0))
     calm.costs = Costs(stall=1e-6, write=0.1)
     assert calm.every == LEAST_EVERY, "a free checkpoint is not made at every step"
-    calm.costs = Costs(stall=3.0, write=3.0)
-    assert calm.every == 300.0, "training waits for one per cent of the time at most"
+    aggregated.costs = Costs(stall=3.0, write=3.0)
+    assert aggregated.every == 300.0, "training waits for one per cent of the time at most"
+
+
+@pytest.mark.parametrize(("replicas", "nodes", "holders"), [(1, 4, 1), (2, 4, 2), (4, 2, 2)])
+def test_a_part_of_a_sharded_state_is_on_as_many_nodes_as_have_replicas(
+    replicas: int, nodes: int, holders: int
+) -> None:
+    sharding: Any = SimpleNamespace(division=Division(0, 2, 0, replicas))
+    settings = RunSettings(interruption_rate=0.5)
+    one = ShardedSaver(None, Generation(World(nodes=nodes), Link(None, 0, 30.0), settings), sharding)
+    assert one.losses == state_losses(0.5 / 3600, nodes, holders, 60.0)
 
 
 def test_one_save_at_a_time_and_only_by_the_first_process() -> None:

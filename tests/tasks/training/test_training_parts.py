@@ -27,7 +27,7 @@ from ebbflow.tasks.training.leased.spec import training_spec
 from ebbflow.tasks.training.listening import NullTrainingListener, event_text
 from ebbflow.tasks.training.node_names import node_of
 from ebbflow.tasks.training.recorder import RunRecorder
-from ebbflow.tasks.training.report import EventReport, PointReport, RecoveryReport
+from ebbflow.tasks.training.report import EventReport, PointReport, RecoveryReport, SavingReport
 from ebbflow.tasks.training.request import TrainingRequest
 from tests.tasks.apps.lease_cases import book_of, lease
 
@@ -347,6 +347,16 @@ def test_a_report_follows_what_the_script_is_found_to_do_and_counts_changes(tmp_
     assert found.reason.endswith("without its first process it restarts, for it has asked")
     recorder.record_report(Report("members", 0, 0.0, 9, {"fixed": "it has groups", "first": ""}))
     assert recorder.report(status).recovery == RecoveryReport("restart", "it has groups", 3)
+
+
+def test_a_report_has_the_interval_of_checkpoints_and_which_losses_it_follows(tmp_path: Path) -> None:
+    recorder, status = recorder_of(tmp_path), TrainingStatus("stopped", 1, {}, 5)
+    recorder.record_report(Report("checkpoint", 0, 0.0, 3, {"reason": "stop", "saved_step": 3}))
+    assert recorder.report(status).saving is None
+    said = {"reason": "periodic", "saved_step": 4, "interval": 91.5, "hazard": "state is lost (once in 22 h)"}
+    recorder.record_report(Report("checkpoint", 0, 0.0, 4, said))
+    recorder.record_report(Report("checkpoint", 0, 0.0, 5, {"reason": "finished", "saved_step": 5}))
+    assert recorder.report(status).saving == SavingReport(91.5, "state is lost (once in 22 h)")
 
 
 def recorder_of(folder: Path, **options: Any) -> RunRecorder:
