@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from ebbflow.infra.simulation.traces.cluster import Cluster
     from ebbflow.infra.simulation.traces.generators import philly_like
     from ebbflow.infra.training.checkpoints.reading import load_checkpoint
+    from ebbflow.infra.training.data.streams import SampleStream
     from ebbflow.infra.training.frameworks import (
         accelerate_saves,
         hugging_face_callback,
@@ -215,6 +216,7 @@ __all__ = [
     "RunLockedError",
     "RunStatistics",
     "RunStopped",
+    "SampleStream",
     "SettingsError",
     "Share",
     "SimulationError",
@@ -293,6 +295,7 @@ _NAMES = {
     "ebbflow.tasks.tuning.report": "TuningReport",
     "ebbflow.tasks.pipeline.outcome": "PipelineOutcome",
     "ebbflow.infra.training.checkpoints.reading": "load_checkpoint",
+    "ebbflow.infra.training.data.streams": "SampleStream",
     "ebbflow.infra.training.frameworks": "accelerate_saves hugging_face_callback lightning_callback",
     "ebbflow.infra.training.frameworks.checkpoints": "newest_checkpoint",
     "ebbflow.infra.training.run": "ElasticRun",

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ebbflow.infra.errors import DatasetError
 from ebbflow.infra.training.data.samples import Collate, Samples
+from ebbflow.infra.training.data.streams import SampleStream
 from ebbflow.infra.training.metrics import Tokens
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.packing import Packing, pack
@@ -89,6 +90,11 @@ def samples_of(
     key = (id(dataset), collate, workers, tokens if packed else None)
     if packed and collate is not None:
         raise OptionError("pack=True makes batches itself; leave collate out")
+    if isinstance(dataset, SampleStream) and (shuffle or workers or packed):
+        raise OptionError(
+            "a SampleStream is read in its own order, by the process itself: shuffle=False, workers=0, without pack; "
+            f"got shuffle={shuffle}, workers={workers}, pack={packed}"
+        )
     if before is None or before.key != key:
         if packed:
             before = packed_samples(dataset, tokens, seed, shuffle, workers)

@@ -32,7 +32,8 @@ class Samples:
         ):
             raise DatasetError(
                 "the order of the data must survive restarts, so samples are read by number: a data set needs "
-                f"__len__ and __getitem__; {type(dataset).__name__} can only be iterated"
+                f"__len__ and __getitem__; {type(dataset).__name__} can only be iterated: a SampleStream reads it in "
+                "its own order"
             )
         if workers < 0:
             raise DatasetError(f"workers must be >= 0; got {workers}")
