@@ -244,7 +244,7 @@ class ElasticRun:
         world come between; the order follows from the run's seed.
 
         Args:
-            dataset: tensors, arrays, a tuple of them, anything with ``__len__`` and ``__getitem__``, ``SampleStream``.
+            dataset: tensors, arrays, tuples of them, anything with ``__len__`` and ``__getitem__``, ``SampleStream``.
             shuffle: whether each pass has a new order.
             collate: makes a batch of a list of samples; torch's default unless given.
             workers: processes that read ahead.
