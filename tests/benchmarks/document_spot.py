@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.benchmarks.spot.sensitivity import BEHIND, DEFAULT_SAVES
+from tests.benchmarks.spot.sensitivity import BEHIND, DEFAULT_SAVES, EACH_NODE
 
 _OURS, _THEIRS = "replicas", "in-place"
 _HEAD = (
@@ -92,9 +92,9 @@ With other costs: rows that meet the goal, and the least difference to `in-place
 |---|---|---|
 {variants}
 
-{_by_default(found["sensitivity"])} A run saves at Daly's interval for lost nodes, though training waits for saves at
-most 1 % of the time, whether or not a lost node takes the state with it; `--checkpoint-interval` says otherwise. Over
-NCCL a peer's death is noticed by the collective's timeout only, which is then the pause.
+{_by_default(found["sensitivity"])} A run saves at Daly's interval for [losses of state](training.md#how-often-it-saves):
+here for the whole run's, once a day, and for a tenth of a node's losses, which are taken to be all nodes'. No loss of either kind is in
+these traces, so what saves cost shows and what they are worth does not. `--checkpoint-interval` says otherwise. Over NCCL a peer's death is noticed by the collective's timeout only, which is then the pause.
 
 ![share of effective training](benchmarks/spot_recovery.svg)
 """
@@ -102,11 +102,14 @@ NCCL a peer's death is noticed by the collective's timeout only, which is then t
 
 def _by_default(variants: Sequence[Mapping[str, Any]]) -> str:
     """Return what checkpoints cost whole replicas, which Oobleck's column does without."""
-    whole = next(row["whole"] for row in variants if row["variant"] == DEFAULT_SAVES)
-    missed, (least, model, trace) = whole["rows"] - whole["met"], whole["least"]
+    found = {row["variant"]: row["whole"] for row in variants}
+    whole, before = found[DEFAULT_SAVES], found[EACH_NODE]
+    least, model, trace = whole["least"]
+    below = f", by {-100 * least:.2f} points at most ({model}, {trace})" if least < 0 else ""
     return (
-        f"With the checkpoints that a run makes by default, {missed} of the {whole['rows']} rows with whole replicas "
-        f"are below `in-place`, which makes none, by {-100 * least:.2f} points at most ({model}, {trace})."
+        f"With the checkpoints that a run makes by default, {whole['met']} of the {whole['rows']} rows with whole replicas "
+        f"are at or above `in-place`, which makes none; the others are below{below}. Were each lost node taken for lost "
+        f"state, {before['met']} were."
     )
 
 

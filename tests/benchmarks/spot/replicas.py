@@ -12,11 +12,12 @@ Nodes without a part in it count as idle. Speeds are those of the public in-plac
 import heapq
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Literal
 
 from ebbflow.infra.simulation.traces.rows import SpotRow
 from ebbflow.planners.model.recovery import RecoveryInput
 from ebbflow.planners.model.trainings import RunSettings
-from ebbflow.planners.training.saving.checkpointing import HazardAware, save_interval, state_losses
+from ebbflow.planners.training.saving.checkpointing import WHOLE_RUN, HazardAware, save_interval, state_losses
 from tests.benchmarks.spot.models import SpotModel, position
 from tests.benchmarks.spot.policy import PolicyReplay
 from tests.benchmarks.spot.recovery import PIPELINE_NODES, RENDEZVOUS, Event
@@ -60,6 +61,8 @@ class ReplicaReplay(PolicyReplay):
         costs: of recovery.
         notice: ms by which a removal is announced ahead; 0: not at all.
         every: seconds between checkpoints beside, ``None``: as a run chooses them; none are made unless given.
+        counts: what a run that chooses takes for a loss of state: as it does by default, each lost node, or as by
+            default without the floor for what ends the whole run.
         shards: nodes of a replica; as few as have the memory unless given.
         piped: whether speeds are those of the checkpoint-restart model.
     """
@@ -72,12 +75,14 @@ class ReplicaReplay(PolicyReplay):
         *,
         notice: int = 0,
         every: float | None = inf,
+        counts: Literal["state", "nodes", "no floor"] = "state",
         shards: int | None = None,
         piped: bool = False,
     ) -> None:
         self.hazard = HazardAware()
         super().__init__(model, rows, self.hazard, notice, strict=True)
         self.costs, self.every, self.piped = costs or RecoveryCosts(), every, piped
+        self.counts = counts
         self.shards = shards or shards_of(model)
         self.share = SAVED_BYTES * model.parameters / self.shards  # bytes of a node
         self.parts: dict[int, int] = {}  # node -> which shard it holds
@@ -231,10 +236,12 @@ class ReplicaReplay(PolicyReplay):
 
     def _losses(self, now: int, write: float) -> float:
         """Return the losses of state per second that a run expects."""
-        nodes = max(len(self.members), 1)
-        a_node = self.hazard.rate(self._seen(now)) / nodes
+        rate, nodes = self.hazard.rate(self._seen(now)), max(len(self.members), 1)
+        if self.counts == "nodes":
+            return rate
         window = RunSettings().collective_timeout + write
-        return state_losses(a_node, nodes, max(nodes // self.shards, 1), window).rate
+        floor = WHOLE_RUN if self.counts == "state" else 0.0
+        return state_losses(rate / nodes, nodes, max(nodes // self.shards, 1), window, whole_run=floor).rate
 
     def _seen(self, now: int) -> RecoveryInput:
         return replace(super()._seen(now), spare=self._spare, unsaved=0.0)

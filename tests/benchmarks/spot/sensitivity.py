@@ -12,6 +12,7 @@ from tests.benchmarks.spot.table import Row
 
 NCCL = 0.53  # s in which NCCL's process group was ended and made anew, on one H100
 DEFAULT_SAVES = "checkpoints as a run chooses by default"
+EACH_NODE = "the same, if each lost node lost state"
 BEHIND = 0.05  # of the share, that sharded replicas may be behind
 
 
@@ -53,6 +54,8 @@ VARIANTS = (
     Variant("links of 100 Gbit/s", replace(_BASE, link=100.0)),
     Variant("a checkpoint an hour", more={"every": 3600.0}),
     Variant(DEFAULT_SAVES, more={"every": None}),
+    Variant("the same, without the floor for the whole run", more={"every": None, "counts": "no floor"}),
+    Variant(EACH_NODE, more={"every": None, "counts": "nodes"}),
     Variant("a notice of two minutes", more={"notice": 120_000}),
     Variant("speeds of checkpoint-restart", more={"piped": True}),
     Variant("sharded replicas of a node more", larger=1),

@@ -185,6 +185,15 @@ def test_sharded_replicas_leave_nodes_idle_that_make_no_whole_one() -> None:
     assert ours.idle == pytest.approx((36_000_000 - 3_600_000) * 2 / 29, rel=0.02)
 
 
+def test_replicas_save_more_seldom_where_state_survives_a_lost_node() -> None:
+    rows = [*nodes(30), *(SpotRow(at * 3_600_000, "remove", f"n{at}") for at in range(1, 12))]
+    saves = {
+        counts: ReplicaReplay(MODELS["GPT-2"], rows, every=None, counts=counts).run().checkpoints
+        for counts in ("nodes", "state", "no floor")
+    }
+    assert saves["nodes"] > 1.5 * saves["state"] > 1.5 * saves["no floor"] > 0
+
+
 def test_a_shard_that_is_lost_everywhere_takes_the_work_since_the_last_checkpoint() -> None:
     model = MODELS["GPT-3 2.7B"]
 
