@@ -92,9 +92,11 @@ With other costs: rows that meet the goal, and the least difference to `in-place
 |---|---|---|
 {variants}
 
-{_by_default(found["sensitivity"])} A run saves at Daly's interval for [losses of state](training.md#how-often-it-saves):
-here for the whole run's, once a day, and for a tenth of a node's losses, which are taken to be all nodes'. No loss of either kind is in
-these traces, so what saves cost shows and what they are worth does not. `--checkpoint-interval` says otherwise. Over NCCL a peer's death is noticed by the collective's timeout only, which is then the pause.
+{_by_default(found["sensitivity"])}
+A run saves at Daly's interval for [losses of state](training.md#how-often-it-saves): here for the whole run's, once a
+day, and for a tenth of a node's, which are taken to be all nodes'. No loss of either kind is in these traces, so what
+saves cost shows and what they are worth does not. `--checkpoint-interval` says otherwise. Over NCCL a peer's death is
+noticed by the collective's timeout only, which is then the pause.
 
 ![share of effective training](benchmarks/spot_recovery.svg)
 """
@@ -107,9 +109,9 @@ def _by_default(variants: Sequence[Mapping[str, Any]]) -> str:
     least, model, trace = whole["least"]
     below = f", by {-100 * least:.2f} points at most ({model}, {trace})" if least < 0 else ""
     return (
-        f"With the checkpoints that a run makes by default, {whole['met']} of the {whole['rows']} rows with whole replicas "
-        f"are at or above `in-place`, which makes none; the others are below{below}. Were each lost node taken for lost "
-        f"state, {before['met']} were."
+        f"With the checkpoints that a run makes by default, {whole['met']} of the {whole['rows']} rows with whole "
+        f"replicas are at or above `in-place`, which makes none; the others are below{below}. Were each lost node "
+        f"taken for lost state, {before['met']} were."
     )
 
 
