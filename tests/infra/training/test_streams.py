@@ -107,6 +107,7 @@ def test_a_run_over_a_stream_resumes_at_the_sample_after_the_last(
                         used += x[:, 0].tolist()
                         run.backward(model(x).square().mean())
                         if run.progress.step == stop:
+                            stop = None
                             os.kill(os.getpid(), signal.SIGTERM)
                         run.step()
         except RunStopped:
