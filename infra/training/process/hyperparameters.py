@@ -16,25 +16,27 @@ from typing import Any
 import torch
 
 from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.training.checkpoints.shards import is_sharded
 
 _BITS = 20
 # which parameters, and which of several programs does the same arithmetic: nodes may differ in these
 _LEFT_OUT = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 _MISSING = "nothing"
+_UNREAD = object()  # a value that is not compared
 
 Settings = list[dict[str, Any]]
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> Settings:
     """Return the hyperparameters of each group: plain values, and tensors of one element as numbers."""
-    return [
-        {
-            str(name): _plain(value)
-            for name, value in group.items()
-            if name not in _LEFT_OUT and _is_plain(value)
-        }
-        for group in optimizer.param_groups
-    ]
+    found: Settings = []
+    for group in optimizer.param_groups:
+        mine = {}
+        for name, value in group.items():
+            if name not in _LEFT_OUT and (plain := _plain(value)) is not _UNREAD:
+                mine[str(name)] = plain
+        found.append(mine)
+    return found
 
 
 def digest_pair(settings: Settings) -> tuple[float, float]:
@@ -104,17 +106,17 @@ def _shown(group: Mapping[str, Any], name: str) -> str:
     return repr(group[name]) if name in group else _MISSING
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1 and not hasattr(value, "to_local")
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, str | Real)
-
-
 def _plain(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return tuple(map(_plain, value))
-    if isinstance(value, torch.Tensor | Real):
+    kind = type(value)
+    if kind is float or kind is str or value is None:  # most of them, and each step asks
+        return value
+    if kind is bool or kind is int:
         return float(value)
-    return value
+    if isinstance(value, list | tuple):
+        found = tuple(map(_plain, value))
+        return _UNREAD if _UNREAD in found else found
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.numel() == 1 and not is_sharded(value) else _UNREAD
+    if isinstance(value, Real):
+        return float(value)
+    return value if isinstance(value, str) else _UNREAD

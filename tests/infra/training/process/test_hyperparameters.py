@@ -70,7 +70,7 @@ def test_differences_are_told_with_group_values_and_processes() -> None:
     assert difference([plain, plain[:1]]) == "the number of groups is 2 in process 0 and 1 in process 1"
     more = settings_of(adam())
     more[1]["warm"] = True
-    assert difference([more, plain]) == "warm of group 1 is 1.0 in process 0 and nothing in process 1"
+    assert difference([more, plain]) == "warm of group 1 is True in process 0 and nothing in process 1"
     assert "and 6 more" in difference([*[plain] * 10, other])
 
 
