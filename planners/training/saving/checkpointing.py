@@ -117,9 +117,7 @@ def state_losses(
     rate = together + common * node_rate + whole_run
     if rate >= each:
         return StateLosses(each, "each lost node is counted: the floor for whole runs is above that")
-    return StateLosses(
-        rate, f"state is lost where all {replicas} nodes that have a part of it are lost together"
-    )
+    return StateLosses(rate, f"only the loss of all {replicas} nodes that have a part of it loses state")
 
 
 def _check(checkpoint: float, between_losses: float) -> None:

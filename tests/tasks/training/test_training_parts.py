@@ -353,10 +353,15 @@ def test_a_report_has_the_interval_of_checkpoints_and_which_losses_it_follows(tm
     recorder, status = recorder_of(tmp_path), TrainingStatus("stopped", 1, {}, 5)
     recorder.record_report(Report("checkpoint", 0, 0.0, 3, {"reason": "stop", "saved_step": 3}))
     assert recorder.report(status).saving is None
-    said = {"reason": "periodic", "saved_step": 4, "interval": 91.5, "hazard": "state is lost (once in 22 h)"}
+    said = {
+        "reason": "periodic",
+        "saved_step": 4,
+        "interval": 91.5,
+        "hazard": "each lost node loses state (once in 22 h)",
+    }
     recorder.record_report(Report("checkpoint", 0, 0.0, 4, said))
     recorder.record_report(Report("checkpoint", 0, 0.0, 5, {"reason": "finished", "saved_step": 5}))
-    assert recorder.report(status).saving == SavingReport(91.5, "state is lost (once in 22 h)")
+    assert recorder.report(status).saving == SavingReport(91.5, "each lost node loses state (once in 22 h)")
 
 
 def recorder_of(folder: Path, **options: Any) -> RunRecorder:

@@ -93,7 +93,7 @@ def test_losses_of_state_are_those_of_the_formula() -> None:
     assert pair < 2 * rate
     six = 6 * alone * (1 - exp(-alone * window)) ** 2 + 0.1 * rate + 1 / 86400
     assert state_losses(rate, 6, 3, window).rate == pytest.approx(six)
-    assert "all 3 nodes that have a part" in state_losses(rate, 6, 3, window).counted
+    assert "the loss of all 3 nodes that have a part" in state_losses(rate, 6, 3, window).counted
     seldom = state_losses(1e-8, 4, 4, window)
     assert seldom.rate == 4e-8
     assert "the floor for whole runs" in seldom.counted
