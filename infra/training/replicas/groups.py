@@ -103,7 +103,7 @@ class GroupState:
     sums: list[float] | None = None  # with which the last one ended
     broken: BaseException | None = None  # how the group was lost
     due: bool = False  # whether the launcher waits for the end of a step to change the members
-    enters: bool = False  # whether a member does not know the training's state
+    joining: tuple[int, ...] = ()  # ranks of members that do not know the training's state
     fixed: str = ""  # why the members cannot change; empty: they can
     found: str = ""  # the same, of what this process alone knows
     asks: bool = False  # whether one of them has found something

@@ -1,9 +1,11 @@
 """The state of a training, from the first process to those that join, over the process group.
 
-What is no tensor travels as JSON (``process.agreeing``), tensors as their bytes, many at a time.
+What is no tensor travels as JSON (``process.agreeing``). Tensors travel as their bytes, many at a time, along a
+chain: each that joins passes on what it receives. So the first sends once, and those that know the state nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +20,7 @@ from ebbflow.infra.training.service.handover import packed
 _TENSOR = "tensor"  # before a tensor's type and shape
 _CHUNK = 32 << 20  # bytes that are sent at a time
 _LARGE = 1 << 20  # bytes of a tensor that is sent by itself, from and to where it is
+_UNDER_WAY = 4  # chunks that are sent at a time
 
 State = dict[str, Any]
 
@@ -27,13 +30,17 @@ def check(value: Any) -> None:
     agreeing.to_text(_outline(value, []))
 
 
-def exchange(prepared: PreparedTraining, asked: State, *, knows: bool) -> State | None:
-    """Return the training's state as the group's first process has it; ``None`` where that has none. Collective.
+def exchange(
+    prepared: PreparedTraining, asked: State, joining: Sequence[int], *, knows: bool
+) -> State | None:
+    """Return the training's state as the group's first process has it; ``None`` where that has none, and to processes
+    that know it. Collective.
 
     Args:
         prepared: the training; the parameters of one that is not known change here.
         asked: what the script asks of it.
-        knows: whether this process knows its state.
+        joining: ranks of the processes that do not know its state.
+        knows: whether this process knows it.
 
     Raises ``RuntimeError`` where a process is lost.
     """
@@ -41,11 +48,13 @@ def exchange(prepared: PreparedTraining, asked: State, *, knows: bool) -> State 
     gives = dist.get_rank() == 0
     outline = _outline(state_of(prepared, asked), tensors) if gives and knows else None
     outline = agreeing.from_first(outline)
-    if outline is None:
+    if outline is None or not (gives or dist.get_rank() in joining):
         return None
     if not gives:
-        _prepare(outline, tensors, {} if knows else prepared.inner.state_dict())
-    _broadcast(tensors, gives=gives)
+        _prepare(outline, tensors, prepared.inner.state_dict())
+    _pass_on(tensors, [0, *joining])
+    if gives:
+        return None
     found = iter(tensors)
     state: State = _filled(outline, lambda kind, shape: next(found))
     return state
@@ -123,20 +132,30 @@ def _noted(tensors: list[torch.Tensor], kind: str, shape: list[int], mine: Any) 
     return tensors[-1]
 
 
-def _broadcast(tensors: list[torch.Tensor], *, gives: bool) -> None:
-    """Send the first process's values into the others' tensors."""
+def _pass_on(tensors: list[torch.Tensor], chain: list[int]) -> None:
+    """Send the values of the first of ``chain`` into the tensors of the others, from each to the next."""
+    place = chain.index(dist.get_rank())
+    receives, sends = place > 0, place + 1 < len(chain)
+    under_way: deque[tuple[dist.Work, torch.Tensor]] = deque()  # a buffer must outlive its sending
     for part in _parts([_bytes(one) for one in tensors]):
         alone = len(part) == 1
         if alone:
             sent = part[0]
-        elif gives:
-            sent = torch.cat(part)
-        else:
+        elif receives:
             sent = torch.empty(sum(one.numel() for one in part), dtype=torch.uint8)
-        dist.broadcast(sent, group_src=0)
-        if not gives and not alone:
+        else:
+            sent = torch.cat(part)
+        if receives:
+            dist.recv(sent, group_src=chain[place - 1])
+        if sends:
+            under_way.append((dist.isend(sent, group_dst=chain[place + 1]), sent))
+            if len(under_way) > _UNDER_WAY:
+                under_way.popleft()[0].wait()
+        if receives and not alone:
             for one, value in zip(part, sent.split([one.numel() for one in part]), strict=True):
                 one.copy_(value)
+    for work, _ in under_way:
+        work.wait()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -138,7 +138,7 @@ class ReplicaMembers:
         """Hand the training's state to those that have entered the group, and reduce gradients in it."""
         world, prepared = self._world, self._prepared
         assert prepared is not None
-        if world.whole and world.enters:
+        if world.whole and world.joining:
             self._hand_over(prepared)
         if world.whole and (model := self._model) is not None:
             prepared.optimizer.zero_grad()
@@ -181,7 +181,7 @@ class ReplicaMembers:
     def _hand_over(self, prepared: PreparedTraining) -> None:
         world = self._world
         try:
-            state = handover.exchange(prepared, self._asked, knows=world.knows)
+            state = handover.exchange(prepared, self._asked, world.joining, knows=world.knows)
         except RuntimeError as exc:
             world.broke(exc)
             return

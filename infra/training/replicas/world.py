@@ -125,9 +125,9 @@ class ReplicaWorld(MemberWorld):
         return self._group.epoch
 
     @property
-    def enters(self) -> bool:
-        """Tell whether a member of the group does not know the training's state yet."""
-        return self._group.enters
+    def joining(self) -> tuple[int, ...]:
+        """Return the ranks of the group's members that do not know the training's state yet."""
+        return self._group.joining
 
     @property
     def knows(self) -> bool:
@@ -341,7 +341,7 @@ class ReplicaWorld(MemberWorld):
         top = max(standings, key=lambda one: int(one["ended"]))
         if 0 <= group.ended < top["ended"]:
             group.ended, group.sums = int(top["ended"]), list(top["sums"])
-        group.enters = any(one["ended"] < 0 for one in standings)
+        group.joining = tuple(rank for rank, one in enumerate(standings) if one["ended"] < 0)
         group.epoch = self._seat.index
         self._count(int(top["ended"]), cause)
         group.fixed = reason

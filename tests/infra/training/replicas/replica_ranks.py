@@ -1,5 +1,6 @@
 """Two processes that reduce gradients by ``Replicas``, and by DDP itself. Run by ``test_replica_ranks``."""
 
+import copy
 import itertools
 import json
 import sys
@@ -113,29 +114,35 @@ def accumulate(world: World) -> dict[str, torch.Tensor]:
 
 
 def hand_over(rank: int) -> dict[str, bool]:
-    """Return whether parameters, buffers and moments are the first process's once that has handed them over."""
+    """Return whether all that the first process has is that of the last two, once they were given it, and not of the
+    second, which knew the state."""
     torch.manual_seed(rank)
     model = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.BatchNorm1d(600), torch.nn.Linear(600, 2))
     optimizer = torch.optim.Adam(model.parameters())
     options, settings = Options(batch_size=4), RunSettings(adaptive=False)
     prepared = prepare(World(), model, optimizer, options, settings, lambda _: None)
-    if rank == 0:
+    if rank < 2:
         model(torch.randn(4, 600)).sum().backward()
         optimizer.step()
+    if rank == 0:
         model[0].bias.requires_grad_(False)
     where = [one.data_ptr() for one in model.parameters()]
-    state = handover.exchange(prepared, {"seed": 3}, knows=rank == 0)
-    assert state is not None
-    if rank == 1:
+    before = copy.deepcopy(model.state_dict())
+    state = handover.exchange(prepared, {"seed": 3}, (2, 3), knows=rank < 2)
+    assert (state is None) == (rank < 2)
+    if state is not None:
         handover.take(prepared, state)
     frozen = [one.requires_grad for one in model.parameters()]
     moments = [value for one in optimizer.state.values() for value in one.values()]
-    same = {"handed over": True, "in place": where == [one.data_ptr() for one in model.parameters()]}
-    same["frozen"] = frozen == [True, False, *[True] * 4]
+    same = {"in place": where == [one.data_ptr() for one in model.parameters()]}
+    same["frozen"] = frozen == [True, rank == 1, *[True] * 4]
+    same["handed over"] = True
     for value in (*model.state_dict().values(), *moments):
         first = value.clone()
         dist.broadcast(first, 0)
-        same["handed over"] &= torch.equal(first, value)
+        same["handed over"] &= rank == 1 or torch.equal(first, value)
+    if rank == 1:
+        same["handed over"] = all(torch.equal(before[name], one) for name, one in model.state_dict().items())
     return same
 
 
@@ -219,10 +226,11 @@ def main(folder: Path) -> None:
             join(rank, folder)
         together, one = accumulate(World(rank, 2)), accumulate(World())
         found["accumulation"] = all(torch.allclose(one[name], value) for name, value in together.items())
-        found |= hand_over(rank) | leave_out()
+        found |= leave_out()
         (folder / f"{rank}.json").write_text(json.dumps(found))
         lose(rank)
 
+    fork_world(lambda rank: (folder / f"given-{rank}.json").write_text(json.dumps(hand_over(rank))), 4)
     fork_world(ranks, 2)
 
 

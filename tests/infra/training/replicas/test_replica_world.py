@@ -87,7 +87,7 @@ def test_who_has_not_ended_a_step_that_another_has_takes_its_sums_from_there(
     assert found[1] == [6.0, 1.0]
     assert (ahead.size, ahead.rank, behind.size, behind.rank) == (2, 0, 2, 1)
     assert ahead.epoch == behind.epoch > 0
-    assert not ahead.enters
+    assert not ahead.joining
 
 
 def test_nobody_takes_a_step_that_none_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_one_that_comes_is_taken_in_after_a_step_and_does_not_know_the_state(
     assert [world.rank for world in everybody] == [0, 1, 2]
     assert {world.size for world in everybody} == {3}
     assert {world.epoch for world in everybody} == {joiner.epoch}
-    assert all(world.enters for world in everybody)
+    assert all(world.joining == (2,) for world in everybody)
     assert [world.knows for world in everybody] == [True, True, False]
     joiner.took_over()
     assert joiner._group.ended == 1
