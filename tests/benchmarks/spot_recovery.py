@@ -14,6 +14,7 @@ from ebbflow.planners.training.saving.checkpointing import HazardAware
 from ebbflow.tasks.drawing.charts import bars_svg
 from tests.benchmarks.spot.models import MODELS
 from tests.benchmarks.spot.sensitivity import replica_rows, sensitivity
+from tests.benchmarks.spot.service import service_rows
 from tests.benchmarks.spot.table import recovery_table
 
 DATA = Path(__file__).parent.parent / "fixtures" / "training" / "oobleck"
@@ -32,21 +33,24 @@ def main() -> None:
     traces = {name: read_spot_rows(DATA / f"{name}.csv") for name in TRACES}
     models = list(MODELS.values())
     rows = [*recovery_table(models, traces, [HazardAware()]), *replica_rows(models, traces)]
+    rows += service_rows(models, traces)
     rows = [row for row in rows if (row["model"], row["trace"]) != STRANGE]
     found = {"rows": rows, "sensitivity": sensitivity(models, traces, STRANGE)}
     (given.out / "spot_recovery.json").write_text(json.dumps(found, indent=1) + "\n")
     cases = list(dict.fromkeys((row["model"], row["trace"]) for row in rows))
     ways = list(dict.fromkeys(str(row["recovery"]) for row in rows))
     shares = {(row["model"], row["trace"], row["recovery"]): float(row["share"]) for row in rows}
+    drawn_ways = [way for way in ways if all((*case, way) in shares for case in cases)]
     drawn = bars_svg(
         "Share of effective training",
         [f"{model}, {trace}" for model, trace in cases],
-        {way: [shares[*case, way] for case in cases] for way in ways},
+        {way: [shares[*case, way] for case in cases] for way in drawn_ways},
         unit="",
     )
     (given.out / "spot_recovery.svg").write_text(drawn)
     for model, trace in cases:
-        print(f"{model:14} {trace:11}", *(f"{way} {shares[model, trace, way]:.4f}" for way in ways))
+        told = {way: shares[model, trace, way] for way in ways if (model, trace, way) in shares}
+        print(f"{model:14} {trace:11}", *(f"{way} {share:.4f}" for way, share in told.items()))
     for row in found["sensitivity"]:
         print(row)
 
