@@ -125,6 +125,12 @@ def serve(
     threads: Annotated[
         int, typer.Option(help="Number of threads that sum and update tensors.", min=1, max=1024)
     ] = 1,
+    node: Annotated[
+        str,
+        typer.Option(
+            help="ID of the node that it is on, for the capacity loop. Default: none.", metavar="NODE"
+        ),
+    ] = "",
     within: Within = 120.0,
 ) -> None:
     """Serve trainings of a cluster as an aggregator, in this terminal, until an interrupt or SIGTERM.
@@ -146,6 +152,7 @@ def serve(
             threads,
             within,
             lambda address: _say(f"aggregator {name} serves cluster {cluster} at {address}"),
+            node,
         )
 
 
@@ -209,7 +216,8 @@ def _print(found: dict[str, Any]) -> None:
     from ebbflow.tasks.drawing.wording import bytes_text
 
     if not found["aggregators"]:
-        _say("no aggregator serves this cluster; start one: ebbflow aggregation serve NAME")
+        loop = f"; the capacity loop can launch {found['launchable']}" if found["launchable"] else ""
+        _say(f"no aggregator serves this cluster{loop or '; start one: ebbflow aggregation serve NAME'}")
         return
     table = Table(
         "aggregator", "address", "state", "trainings", "tensors", "held", "updates", "moved away", box=None
@@ -234,6 +242,13 @@ def _print(found: dict[str, Any]) -> None:
         f"\n{found['used_aggregators']} aggregators instead of {found['private_servers']} private servers:"
         f" {found['saved']:.0%} saved; in charge: {found['manager'] or 'none'} (term {found['term']})"
     )
+    if found["launchable"]:
+        console.print(f"the capacity loop can have {found['launchable']} nodes for aggregators")
+    if found["dollars"]:
+        paid = ", ".join(
+            f"{escape(run) or 'none'} ${one:.4f}" for run, one in sorted(found["dollars"].items())
+        )
+        console.print(f"cost of their nodes so far, by training: {paid}", highlight=False)
     if found["missing_aggregators"]:
         _say(f"{found['missing_aggregators']} more aggregators would keep all trainings under the loss limit")
 

@@ -1,7 +1,5 @@
 """What commands do for the aggregation service: serve, tell who serves what, and simulate what sharing saves."""
 
-import signal
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,7 +20,6 @@ from ebbflow.planners.aggregation.simulator import (
 )
 from ebbflow.planners.aggregation.workload import REDUCTION_RATE, TraceJob, WorkloadOptions, with_profiles
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model import names
 from ebbflow.tasks.simulation.sources import Source
 
 
@@ -111,6 +108,7 @@ def serve(
     threads: int,
     within_s: float,
     started: Callable[[str], None],
+    node: str = "",
 ) -> None:
     """Run an aggregator of a cluster until SIGINT or SIGTERM, after which its tensors are moved to others.
 
@@ -122,37 +120,13 @@ def serve(
         threads: that sum and update.
         within_s: seconds in which others must have taken its tensors; a second signal does not wait.
         started: called with its address.
+        node: ID of the node that it is on; empty: not known.
 
     Raises ``AggregationError`` where it cannot listen or its name is taken, and ``LedgerError``.
     """
-    from ebbflow.infra.aggregation.aggregator import Aggregator
-    from ebbflow.infra.aggregation.registry import ServiceRegistry, incarnation
-    from ebbflow.infra.aggregation.shared import SharedAggregator
+    from ebbflow.infra.aggregation.shared_process import serve_shared
 
-    names.AGGREGATOR.check(name)
-    aggregator = Aggregator(incarnation(name), host, port, threads=threads)
-    try:
-        shared = SharedAggregator(aggregator, ServiceRegistry(ledger.records))
-    except BaseException:
-        aggregator.close()
-        raise
-    stop, told = threading.Event(), False
-
-    def end(*_: object) -> None:
-        nonlocal told
-        if told:
-            stop.set()
-        told = True
-        shared.leave(within_s)
-
-    handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        started(aggregator.address)
-        shared.serve(stop)
-    finally:
-        shared.close()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    serve_shared(ledger, name, host, port, threads, within_s, started, node)
 
 
 def drain(ledger: Ledger, name: str, within_s: float) -> None:
@@ -174,15 +148,16 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
     """Return who serves whom, as plain values.
 
     Returns:
-        ``manager`` and its ``term``; ``aggregators`` (``name``, ``address``, ``state``, ``trainings``, ``tensors``,
-        ``bytes``, ``updates``, ``moved``); ``trainings`` (``training``, ``aggregators``, ``servers``,
+        ``manager`` and its ``term``; ``aggregators`` (``name``, ``address``, ``state``, ``node``, ``trainings``,
+        ``tensors``, ``bytes``, ``updates``, ``moved``); ``trainings`` (``training``, ``aggregators``, ``servers``,
         ``iteration_s``, ``update_s``); ``private_servers``, ``used_aggregators`` and the fraction ``saved``;
-        ``missing_aggregators``;
+        ``missing_aggregators``; ``launchable``, the aggregators that a capacity loop can have; ``dollars``, what
+        leased nodes have cost, by run, under the empty name what no training used;
         ``reasons`` with their times.
 
     Raises ``LedgerError``.
     """
-    from ebbflow.infra.aggregation.registry import MANAGER, ServiceRegistry, plain_name, savings
+    from ebbflow.infra.aggregation.registry import ACCOUNTS, MANAGER, ServiceRegistry, plain_name, savings
 
     view = ServiceRegistry(ledger.records).read()
     manager = view.kind(MANAGER.kind).get(MANAGER.name, {})
@@ -194,6 +169,7 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
                 "name": plain_name(name),
                 "address": one.address,
                 "state": "serving" if one.leaving is None else "draining",
+                "node": one.node,
                 "trainings": sorted(one.held),
                 "tensors": len(held),
                 "bytes": sum(tensor.bytes for tensor in held),
@@ -224,5 +200,7 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
         "used_aggregators": saved["used"],
         "saved": saved["saved"],
         "missing_aggregators": manager.get("missing", 0),
+        "launchable": view.provisions(),
+        "dollars": dict(view.kind(ACCOUNTS.kind).get(ACCOUNTS.name, {}).get("dollars", {})),
         "reasons": list(manager.get("reasons", [])),
     }

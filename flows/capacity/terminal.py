@@ -28,7 +28,7 @@ def cluster_view(view: ClusterView, *, everything: bool = False) -> RenderableTy
     head = (
         f"cluster {view.cluster}, {clock_text(view.at)} UTC, revision {view.revision}:"
         f" {plural(len(view.nodes), 'node')}, "
-        f"{len(view.leases)} of {plural(gpus, 'GPU')} leased, {money(price)}/h"
+        f"{sum(node.leased for node in view.nodes if node.gpus)} of {plural(gpus, 'GPU')} leased, {money(price)}/h"
     )
     parts: list[RenderableType] = [Text(head), _loop(view)]
     if view.nodes:

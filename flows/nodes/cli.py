@@ -35,7 +35,7 @@ DEFAULT = "local"
 Name = Annotated[str, typer.Option(help="Name of the local fleet.", metavar="NAME")]
 NodeId = Annotated[str, typer.Argument(help="Node ID, as ebbflow local status shows it.", metavar="NODE")]
 PoolName = Annotated[str, typer.Argument(help="Pool name: spark or gpu.", metavar="POOL")]
-_SPARK, _GPU, _BOTH = "Spark workers", "GPU nodes", "All nodes"
+_SPARK, _GPU, _AGGREGATORS, _BOTH = "Spark workers", "GPU nodes", "Aggregators", "All nodes"
 _UP_S = 120.0  # for the first nodes, beside their provision time
 
 
@@ -83,6 +83,20 @@ def up(
             metavar="N",
         ),
     ] = 2,
+    aggregators: Annotated[
+        int,
+        typer.Option(
+            help="Initial number of shared aggregators.", rich_help_panel=_AGGREGATORS, min=0, metavar="N"
+        ),
+    ] = 0,
+    aggregation_cluster: Annotated[
+        str,
+        typer.Option(
+            help="Cluster of aggregators. Default: no aggregators.",
+            rich_help_panel=_AGGREGATORS,
+            metavar="NAME",
+        ),
+    ] = "",
     max_nodes: Annotated[
         int,
         typer.Option(help="Maximum number of nodes of each pool.", min=1, rich_help_panel=_BOTH, metavar="N"),
@@ -143,6 +157,7 @@ def up(
     """
     from ebbflow.flows.nodes.status import print_status, status_of_fleet
     from ebbflow.infra.local_fleet import LocalFleet, LocalPool
+    from ebbflow.infra.local_fleet.state.pools import PoolKind
     from ebbflow.infra.machine.network.plan import parse_rates
     from ebbflow.infra.spark.cluster.options import parse_memory
     from ebbflow.planners.hazard import hazard
@@ -153,8 +168,15 @@ def up(
         lent = parse_gib(memory_lend) if memory_lend is not None else 0.0
     except OptionError as error:
         raise OptionError(f"--memory-lend {error}") from error
-    if spark + gpu == 0:
+    if spark + gpu == 0 and not aggregation_cluster:
         raise OptionError("at least one of --spark and --gpu must be above 0; got 0 and 0")
+    if aggregators and not aggregation_cluster:
+        raise OptionError(f"--aggregators must come with --aggregation-cluster; got {aggregators}")
+    kinds: tuple[tuple[PoolKind, int, int, float], ...] = (
+        ("spark", spark, cores, parse_memory(memory) / 1024),
+        ("gpu", gpu, slots, 1.0),
+        ("cpu", aggregators, 1, 1.0),
+    )
     pools = [
         LocalPool(
             kind,
@@ -167,13 +189,11 @@ def up(
             price=price,
             provision_time=provision_time,
             cpus_per_slot=cpus_per_slot,
-            memory_lend=lent,
+            aggregation=aggregation_cluster if kind == "cpu" else "",
+            memory_lend=lent if kind != "cpu" else 0.0,
         )
-        for kind, count, each, gib in (
-            ("spark", spark, cores, parse_memory(memory) / 1024),
-            ("gpu", gpu, slots, 1.0),
-        )
-        if count
+        for kind, count, each, gib in kinds
+        if count or (kind == "cpu" and aggregation_cluster)
     ]
     with messages.status("starting nodes"):
         fleet = LocalFleet.start(

@@ -80,6 +80,7 @@ PANELS = {
             "sync",
             "aggregators",
             "mirrors",
+            "mirror_every",
             "aggregation_cluster",
         ),
         _GPUS,

@@ -81,6 +81,7 @@ def train(
     recovery: Literal["auto", "in-place", "restart"] = "auto",
     aggregators: int = 1,
     mirrors: int = 0,
+    mirror_every: int = 1,
     aggregation_cluster: str = "",
     checkpoint_interval: float | None = None,
     keep_checkpoints: int = 2,
@@ -148,6 +149,7 @@ def train(
             of them again, ``auto`` is in-place where the script and its options allow it.
         aggregators: with ``service``: number of aggregator processes.
         mirrors: with ``service``: number of further aggregators that hold each tensor, so that one can be lost.
+        mirror_every: rounds after which they are brought up to date; moments may be so many rounds old after a loss.
         aggregation_cluster: with ``service``: the cluster whose shared aggregators hold the tensors, in the ledger
             that ``$EBBFLOW_LEDGER`` names; aggregators of the run's own by default.
         checkpoint_interval: seconds between two full checkpoints; from the measured costs and the interruption rate

@@ -6,43 +6,28 @@ is sent again: aggregators know by round, view and place what they have.
 
 A tensor may have mirrors: aggregators that get the same pushes and commits, and so hold the same master copy. No
 worker gets parameters before all mirrors of a tensor have applied the step.
+
+Spares are mirrors of earlier rounds, which ``refresh`` brings up to date. Where a tensor's aggregator is lost, each
+worker offers the parameters that it has to the spare, which keeps its moments; the first of the newest round count.
 """
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from zmq import constants
-from zmq.error import Again
-from zmq.sugar.context import Context
-from zmq.sugar.poll import Poller
-from zmq.sugar.socket import Socket
-
-from ebbflow.infra.aggregation.connections import connect
-from ebbflow.infra.aggregation.frames import AggregatorAddress, Buffer, Kind, TensorFrame, decode, encode
+from ebbflow.infra.aggregation.connections import ExpectedAnswer, WorkerLinks
+from ebbflow.infra.aggregation.frames import AggregatorAddress, Buffer, Kind, TensorFrame
 from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.machine.encrypted_router import CurveKeys
 
-_FULL = 1 << 20  # bytes of frames that are sent together
-_MOST = 1024  # frames of a message
 _LOOK = 0.02  # seconds between two calls of ``watch``
 
 Watch = Callable[[bool], None]
 """Called while answers are waited for, with whether they depend on other workers; ends the wait by raising."""
-
-
-@dataclass(slots=True)
-class _Expected:
-    """An answer that is due, and what is sent again until it has come."""
-
-    frames: tuple[TensorFrame, ...]
-    round: int
-    view: int
-    sent: float = 0.0
-    answer: TensorFrame | None = None
+Offer = Callable[[str], tuple[Buffer, Mapping[str, Any], int]]
+"""Returns float32 parameters of a tensor as they are here, its options as in ``init``, and the round that begins."""
 
 
 _Key = tuple[str, Kind, str]  # aggregator, kind of the answer, tensor
@@ -59,6 +44,7 @@ class AggregationAgent:
             pushes has no end but that of ``watch``.
         retry_s: seconds after which a request is sent again.
         watch: see ``Watch``.
+        spares: aggregators that hold copies of earlier rounds of a tensor.
     """
 
     def __init__(
@@ -70,23 +56,23 @@ class AggregationAgent:
         timeout_s: float = 60.0,
         retry_s: float = 5.0,
         watch: Watch = lambda others: None,
+        spares: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self._timeout, self._retry, self._watch, self._keys = timeout_s, retry_s, watch, keys
+        self._timeout, self._retry, self._watch = timeout_s, retry_s, watch
         self._table = {name: list(hosts) for name, hosts in table.items()}
+        self._spares = {name: list(hosts) for name, hosts in (spares or {}).items()}
+        self._adopted: dict[
+            str, int
+        ] = {}  # tensors that continue on a spare: the round in which none was pushed
+        self.offer: Offer | None = None  # what spares continue with
+        self.mirrored_bytes = 0  # of payloads that went to mirrors and spares
         self._request = 0
         self._lock = threading.RLock()
-        self._context = Context(io_threads=1)
-        self._poller = Poller()
-        self._sockets: dict[str, Socket[bytes]] = {}
-        self._names: dict[Socket[bytes], str] = {}
-        self._where: dict[str, AggregatorAddress] = {}
-        self._expected: dict[_Key, _Expected] = {}
-        self._outbox: dict[str, list[TensorFrame]] = {}
-        self._bytes: dict[str, int] = {}
+        self._links = WorkerLinks(keys, retry_s)
+        self._expected: dict[_Key, ExpectedAnswer] = {}
         self._dropped: set[str] = set()  # aggregators that are done without
-        self.sent_bytes = 0  # of payloads, in all
         for name, where in aggregators.items():
-            self._connect(name, where)
+            self._links.connect(name, where)
 
     @property
     def table(self) -> dict[str, tuple[str, ...]]:
@@ -95,10 +81,22 @@ class AggregationAgent:
             return {name: tuple(hosts) for name, hosts in self._table.items()}
 
     @property
+    def spares(self) -> dict[str, tuple[str, ...]]:
+        """Return the aggregators that hold copies of earlier rounds of each tensor."""
+        with self._lock:
+            return {name: tuple(hosts) for name, hosts in self._spares.items() if hosts}
+
+    @property
+    def adopted(self) -> set[str]:
+        """Return the tensors that continue on a spare and were not pushed since."""
+        with self._lock:
+            return set(self._adopted)
+
+    @property
     def addresses(self) -> dict[str, AggregatorAddress]:
         """Return where its aggregators listen."""
         with self._lock:
-            return {name: self._where[name] for name in self._sockets}
+            return {name: self._links.where[name] for name in self._links.sockets}
 
     # --- what a worker does -------------------------------------------------------------------------------
 
@@ -120,7 +118,20 @@ class AggregationAgent:
                     values = {**options[name], "mirror": place > 0}
                     frame = TensorFrame(Kind.INIT, name, number, data, options=values)
                     self._ask(host, Kind.READY, name, (frame,), number)
-        self._take(Kind.READY, tensors, everywhere=True)
+        self.refresh(tensors, options, number)
+
+    def refresh(
+        self, tensors: Mapping[str, Buffer], options: Mapping[str, Mapping[str, Any]], number: int
+    ) -> None:
+        """Bring the spares of tensors to a round; arguments as of ``init``. Raises ``AggregationError``."""
+        with self._lock:
+            for name, data in tensors.items():
+                for host in self._spares.get(name, ()):
+                    values = {**options[name], "mirror": True, "spare": True}
+                    frame = TensorFrame(Kind.INIT, name, number, data, options=values)
+                    self.mirrored_bytes += len(data)
+                    self._ask(host, Kind.READY, name, (frame,), number)
+        self._take(Kind.READY, tensors)
 
     def push(
         self,
@@ -150,14 +161,15 @@ class AggregationAgent:
             Kind.PUSH, tensor, number, memoryview(data), dtype, view=view, place=place, places=places
         )
         with self._lock:
-            for host in self._hosts(tensor):
+            self._adopted.pop(tensor, None)
+            for place_, host in enumerate(self._hosts(tensor)):
+                self.mirrored_bytes += len(frame.payload) if place_ else 0
                 self._ask(host, Kind.SUMMED, tensor, (frame,), number, view)
 
     def flush(self) -> None:
         """Send what has been pushed."""
         with self._lock:
-            for host in list(self._outbox):
-                self._send(host)
+            self._links.flush()
 
     def norms(self, tensors: Iterable[str]) -> dict[str, float]:
         """Return the squared norm of the sum of each tensor's gradients, once all workers have pushed.
@@ -186,6 +198,9 @@ class AggregationAgent:
         """
         with self._lock:
             for name, values in options.items():
+                if name in self._adopted:  # its sum is lost with the aggregator that had it
+                    self._adopt(name, number + 1)
+                    continue
                 commit = TensorFrame(Kind.COMMIT, name, number, options=values, view=view)
                 pull = TensorFrame(Kind.PULL, name, number + 1)
                 first, *mirrors = self._hosts(name)
@@ -224,42 +239,34 @@ class AggregationAgent:
     def abandon(self) -> None:
         """Forget the pushes of a round that is repeated."""
         with self._lock:
-            self._outbox, self._bytes = {}, {}
+            self._links.forget()
             for key in [key for key in self._expected if key[1] in (Kind.SUMMED, Kind.SUM)]:
                 del self._expected[key]
 
     def drop(self, aggregator: str) -> None:
-        """Do without an aggregator: its tensors are pulled from their mirrors from now on.
+        """Do without an aggregator: its tensors are pulled from their mirrors, or continue on spares, from now on.
 
         Raises ``AggregationError`` for a tensor that has none.
         """
         with self._lock:
             self._dropped.add(aggregator)
-            if aggregator not in self._sockets:
+            if aggregator not in self._links.sockets:
                 return
-            socket = self._sockets.pop(aggregator)
-            self._poller.unregister(socket)
-            del self._names[socket]
-            socket.close(linger=0)
-            self._outbox.pop(aggregator, None)
+            self._links.disconnect(aggregator)
             asked = {key[2] for key in self._expected if key[0] == aggregator}
-            for name in [name for name, hosts in self._table.items() if aggregator in hosts or name in asked]:
-                self._without(aggregator, name)
+            for name, hosts in self._table.items():
+                if aggregator in self._spares.get(name, ()):
+                    self._spares[name].remove(aggregator)
+                if aggregator in hosts or name in asked:
+                    self._without(aggregator, name)
         self.flush()
 
     def close(self) -> None:
         """End the connections. May be called twice."""
         with self._lock:
-            if not self._context.closed:
-                self._context.destroy(linger=0)
+            self._links.close()
 
     # --- how ----------------------------------------------------------------------------------------------
-
-    def _connect(self, name: str, where: AggregatorAddress) -> None:
-        one = connect(self._context, self._keys, where)
-        one.sndtimeo = max(round(self._retry * 1000), 1)
-        self._poller.register(one, constants.POLLIN)
-        self._sockets[name], self._names[one], self._where[name] = one, name, where
 
     def _hosts(self, tensor: str) -> list[str]:
         if not (hosts := self._table.get(tensor)):
@@ -271,22 +278,8 @@ class AggregationAgent:
     ) -> None:
         self._request = (self._request + 1) % (1 << 32)
         frames = tuple(replace(one, request=self._request) for one in frames)
-        self._expected[host, kind, tensor] = _Expected(frames, number, view, time.monotonic())
-        self._queue(host, frames)
-
-    def _queue(self, host: str, frames: tuple[TensorFrame, ...]) -> None:
-        box = self._outbox.setdefault(host, [])
-        box += frames
-        self._bytes[host] = self._bytes.get(host, 0) + sum(len(one.payload) for one in frames)
-        if self._bytes[host] >= _FULL or len(box) >= _MOST:
-            self._send(host)
-
-    def _send(self, host: str) -> None:
-        frames, self._outbox[host] = self._outbox.get(host, []), []
-        self.sent_bytes += self._bytes.pop(host, 0)
-        if frames:
-            with contextlib.suppress(Again):  # it takes no more now; what is missing is sent again
-                self._sockets[host].send_multipart(encode(frames), copy=False)
+        self._expected[host, kind, tensor] = ExpectedAnswer(frames, number, view, time.monotonic())
+        self._links.queue(host, frames)
 
     def _take(
         self, kind: Kind, tensors: Iterable[str], *, everywhere: bool = False, patient: bool = False
@@ -308,7 +301,7 @@ class AggregationAgent:
         with self._lock:
             found: dict[str, TensorFrame] = {}
             for name in names:
-                for host in self._table[name]:
+                for host in self._holding(kind, name):
                     due = self._expected.pop((host, kind, name), None)
                     if due is not None and due.answer is not None:
                         found.setdefault(name, due.answer)
@@ -316,10 +309,14 @@ class AggregationAgent:
 
     def _missing(self, kind: Kind, names: Iterable[str]) -> list[_Key]:
         with self._lock:
-            keys = ((host, kind, name) for name in names for host in self._table[name])
+            keys = ((host, kind, name) for name in names for host in self._holding(kind, name))
             return [
                 key for key in keys if (due := self._expected.get(key)) is not None and due.answer is None
             ]
+
+    def _holding(self, kind: Kind, tensor: str) -> list[str]:
+        """Return the aggregators that may answer."""
+        return [*self._table[tensor], *(self._spares.get(tensor, ()) if kind is Kind.READY else ())]
 
     def _again(self, missing: Iterable[_Key]) -> None:
         now = time.monotonic()
@@ -328,22 +325,27 @@ class AggregationAgent:
                 due = self._expected.get(key)
                 if due is not None and due.answer is None and now - due.sent > self._retry:
                     due.sent = now
-                    self._queue(key[0], due.frames)
+                    self._links.queue(key[0], due.frames)
         self.flush()
 
     def _pump(self, timeout: float) -> None:
         """Take what has arrived, after ``timeout`` seconds at most. Raises ``AggregationError`` for a refusal."""
         with self._lock:
-            for ready, _ in self._poller.poll(timeout * 1000):
-                parts = ready.recv_multipart(copy=False)
-                for frame in decode([memoryview(one.buffer) for one in parts]):
-                    self._hear(self._names[ready], frame)
+            for name, frame in self._links.received(timeout):
+                self._hear(name, frame)
 
     def _without(self, host: str, tensor: str) -> None:
         """Do without an aggregator for a tensor. Raises ``AggregationError`` where it has no mirror."""
         hosts = self._table[tensor]
         if host in hosts:
             hosts.remove(host)
+        if not hosts and self._spares.get(tensor) and self.offer is not None:
+            due = self._expected.get((host, Kind.PARAMETERS, tensor))
+            for key in [key for key in self._expected if key[0] == host and key[2] == tensor]:
+                del self._expected[key]
+            hosts.append(self._spares[tensor].pop(0))
+            self._adopt(tensor, self.offer(tensor)[2] if due is None else due.round)
+            return
         if not hosts:
             raise AggregationError(f"aggregator {host} is gone, and {tensor!r} has no mirror")
         for key in [key for key in self._expected if key[0] == host and key[2] == tensor]:
@@ -354,6 +356,16 @@ class AggregationAgent:
                 self._ask(hosts[0], key[1], tensor, due.frames, due.round, due.view)
             else:
                 self._expected[hosts[0], key[1], tensor] = due
+
+    def _adopt(self, tensor: str, number: int) -> None:
+        """Let a spare continue with this worker's parameters from a round on, unless it has another's."""
+        assert self.offer is not None
+        data, options, _ = self.offer(tensor)
+        values = {**options, "moments": [], "adopt": True}
+        adopt = TensorFrame(Kind.INIT, tensor, number, data, options=values)
+        pull = TensorFrame(Kind.PULL, tensor, number)
+        self._adopted[tensor] = number
+        self._ask(self._hosts(tensor)[0], Kind.PARAMETERS, tensor, (adopt, pull), number)
 
     def _hear(self, host: str, frame: TensorFrame) -> None:
         if frame.kind is Kind.ERROR:
@@ -381,7 +393,7 @@ class AggregationAgent:
         if name in self._dropped:  # on its way to an aggregator that is lost meanwhile
             self._without(host, frame.tensor)
             return
-        if name not in self._sockets:
-            self._connect(name, AggregatorAddress(str(values["address"]), str(values["public"])))
+        if name not in self._links.sockets:
+            self._links.connect(name, AggregatorAddress(str(values["address"]), str(values["public"])))
         hosts[hosts.index(host)] = name
         self._expected[name, frame.kind, frame.tensor] = self._expected.pop((host, frame.kind, frame.tensor))

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from ebbflow.infra.aggregation.frames import AggregatorAddress, Kind, TensorFrame, decode, encode
 from ebbflow.infra.aggregation.front import AggregatorFront, Peer
@@ -163,6 +164,12 @@ class Aggregator:
 
     def _init(self, peer: Peer, connection: bytes, frame: TensorFrame) -> None:
         key = (peer.job_id, frame.tensor)
+        if (there := self._tensors.get(key)) is not None and not there.busy:
+            try:
+                there.renew(self.name, frame)
+            except AggregationError as exc:
+                self._refuse(connection, frame, str(exc))
+                return
         held = [one.nbytes for one in self._tensors.values() if one.job_id == peer.job_id]
         if sum(held) + len(frame.payload) > self._max_bytes or len(held) >= _MAX_TENSORS:
             self._refuse(
@@ -231,7 +238,7 @@ class Aggregator:
         else:
             self.rounds += 1
             tensor.forget()
-            tensor.view = 0
+            tensor.view = tensor.age = 0
             tensor.timing.end_round(time.monotonic())
             self._step(tensor, Push(TRAINING, commit.round))
             self._moves.begin_round(tensor)
@@ -255,9 +262,9 @@ class Aggregator:
         for one in sends:
             if not isinstance(one.message, Parameters) or one.to == TRAINING:
                 continue
-            options = {}
+            options: dict[str, Any] = {"age": tensor.age} if tensor.age else {}
             if one.message.host != self.name and (where := self._moves.address(tensor)) is not None:
-                options = {"host": one.message.host, "address": where.address, "public": where.public}
+                options |= {"host": one.message.host, "address": where.address, "public": where.public}
             frame = TensorFrame(
                 Kind.PARAMETERS, tensor.name, one.message.round, tensor.encoded, options=options
             )

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ebbflow.infra.aggregation.registry import (
+    ABANDONED,
     AGGREGATOR,
+    DEMAND,
     DRAIN,
     HEARTBEAT,
     MANAGER,
@@ -26,7 +28,6 @@ from ebbflow.planners.aggregation.assignment import RECOMMENDED, HeuristicOption
 from ebbflow.planners.aggregation.placement import ServiceState, plan_placement
 
 LEASE = 5.0  # seconds without a record after which another takes over
-ABANDONED = 60.0  # seconds without a sign of life of its launcher after which a training is forgotten
 _FORGOTTEN = 600.0  # seconds without one after which an aggregator's record is removed
 _REASONS = 50  # that are kept
 
@@ -93,6 +94,9 @@ class ServiceManager:
         for job in [job for job in trainings if view.silence(TRAINING, job) > ABANDONED]:
             del trainings[job]
             changes[RecordKey(TRAINING, job)] = None
+        for name in view.kind(DEMAND):
+            if view.silence(DEMAND, name) > ABANDONED:
+                changes[RecordKey(DEMAND, name)] = None
         for kind in (PROFILE, PLACEMENT):
             gone = view.kind(kind).keys() - trainings.keys()
             changes |= {RecordKey(kind, job): None for job in gone}
@@ -109,6 +113,7 @@ class ServiceManager:
             leaving=[name for name, one in view.aggregators().items() if one.leaving is not None],
             hosts={key: host for key, host in view.intended().items() if key[0] in trainings},
             mirrors=view.mirrors(),
+            squeezed={job: lack for job, lack in before.get("squeezed", {}).items() if job in profiles},
             profiles=profiles,
             placed=placed,
             exited=bool(set(before.get("jobs", ())) - trainings.keys()),
@@ -123,6 +128,7 @@ class ServiceManager:
             "term": before.get("term", 0) + (holder != self._holder),
             "jobs": sorted(trainings),
             "placed": list(plan.placed),
+            "squeezed": dict(plan.squeezed),
             "missing": plan.missing or (before.get("missing", 0) if not plan.reasons else 0),
             "reasons": [*before.get("reasons", ()), *([view.now, one] for one in plan.reasons)][-_REASONS:],
         }

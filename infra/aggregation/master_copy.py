@@ -47,6 +47,8 @@ class MasterCopy:
         busy: whether a sum or an update is under way.
         waiting: what has arrived meanwhile, with its connection.
         mirror: whether another aggregator answers pulls.
+        spare: whether it is a copy of an earlier round, which its training renews from time to time.
+        age: rounds by which moments are older than parameters, until the next update.
         timing: of its last rounds.
         mover: connection of the aggregator that it comes from.
         source: name of that aggregator.
@@ -68,6 +70,8 @@ class MasterCopy:
     busy: bool = False
     waiting: list[tuple[bytes, TensorFrame]] = field(default_factory=list)
     mirror: bool = False
+    spare: bool = False
+    age: int = 0
     timing: TensorTiming = field(default_factory=TensorTiming)
     mover: bytes = b""
     source: str = ""
@@ -98,7 +102,38 @@ class MasterCopy:
         host = TensorHost(aggregator, "serving", frozenset({TRAINING}), frame.round)
         made = cls(job_id, frame.tensor, host, rule, parameters, state, parameters.tobytes())
         made.mirror = bool(frame.options.get("mirror", False))
+        made.spare = bool(frame.options.get("spare", False))
         return made
+
+    def renew(self, aggregator: str, frame: TensorFrame) -> None:
+        """Take a newer copy in place of an earlier one, as a spare, or parameters to continue with where all others
+        of the tensor are gone: these keep the moments that are here. What is not newer changes nothing.
+
+        Args:
+            aggregator: where it is.
+            frame: as in ``of``.
+
+        Raises ``AggregationError`` for a frame that describes none, or another tensor.
+        """
+        adopts = bool(frame.options.get("adopt", False))
+        newer = frame.round > self.host.round
+        if not newer and not (adopts and self.spare and frame.round == self.host.round):
+            return
+        if not adopts and not self.spare:
+            return
+        rule, parameters, state = _contents(frame)
+        if len(parameters) != len(self.parameters):
+            raise AggregationError(
+                f"a copy of {frame.tensor!r} must have {len(self.parameters)} elements, not {len(parameters)}"
+            )
+        self.forget()
+        if not adopts:
+            self.state = state
+        elif self.spare:
+            self.age = frame.round - self.host.round
+            self.spare = self.mirror = False
+        self.rule, self.parameters, self.encoded, self.view = rule, parameters, parameters.tobytes(), 0
+        self.host = TensorHost(aggregator, "serving", frozenset({TRAINING}), frame.round)
 
     def fill(self, frame: TensorFrame) -> None:
         """Take the copy of another aggregator. Raises ``AggregationError`` for a frame that has none."""

@@ -25,6 +25,10 @@ MANAGER = RecordKey("aggregation-manager", "manager")
 AGGREGATOR, TRAINING = "aggregator", "aggregated-training"
 PROFILE, PLACEMENT = "aggregation-profile", "aggregation-placement"
 DRAIN = "aggregation-drain"
+DEMAND = "aggregation-demand"  # of runs, also of those for which no aggregator is there yet
+PROVISIONING = RecordKey("aggregation-provisioning", "loop")  # what the capacity loop may launch
+ACCOUNTS = RecordKey("aggregation-accounts", "accounts")
+ABANDONED = 60.0  # seconds without a sign of life of its launcher after which a training is forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class AggregatorRecord:
         ended: whether it has ended with nothing left on it.
         moved: tensors that it has given to others so far.
         updates: of tensors so far.
+        node: ID of the node that it is on, as the capacity loop knows it; empty: not known.
     """
 
     address: str
@@ -71,6 +76,7 @@ class AggregatorRecord:
     ended: bool = False
     moved: int = 0
     updates: int = 0
+    node: str = ""
 
     @property
     def where(self) -> AggregatorAddress:
@@ -210,6 +216,24 @@ class ServiceRegistry:
         """Remove a training. Raises ``LedgerError``."""
         self._records.write(lambda _: {RecordKey(TRAINING, job): None})
 
+    def put_demand(self, run: str, app: str, servers: int) -> None:
+        """Write what a run needs of the service, which is its sign of life. Raises ``LedgerError``.
+
+        Args:
+            run: of it, unique.
+            app: its ID as others know it.
+            servers: aggregators that it begins on, mirrors included.
+        """
+        self._records.put(RecordKey(DEMAND, run), {"app": app, "servers": servers})
+
+    def drop_demand(self, run: str) -> None:
+        """Remove what a run needs. Raises ``LedgerError``."""
+        self._records.write(lambda _: {RecordKey(DEMAND, run): None})
+
+    def put_provisioning(self, max_nodes: int) -> None:
+        """Write how many nodes for aggregators the capacity loop may launch. Raises ``LedgerError``."""
+        self._records.put(PROVISIONING, {"max_nodes": max_nodes})
+
     def drain(self, name: str, deadline: float) -> None:
         """Ask an aggregator to end by a time, seconds since the Unix epoch. Raises ``LedgerError``."""
         self._records.put(RecordKey(DRAIN, name), {"deadline": deadline})
@@ -257,6 +281,19 @@ class ServiceView:
     def trainings(self) -> dict[str, TrainingRecord]:
         """Return the trainings, by id."""
         return {name: TrainingRecord(**body) for name, body in self.kind(TRAINING).items()}
+
+    def provisions(self) -> int:
+        """Return how many aggregators a capacity loop can have at most; 0: none works on that."""
+        found = self.kind(PROVISIONING.kind).get(PROVISIONING.name)
+        if found is None or self.silence(*PROVISIONING) > ABANDONED:
+            return 0
+        return int(found["max_nodes"])
+
+    def demands(self) -> dict[str, Mapping[str, Any]]:
+        """Return what runs need of the service, by run."""
+        return {
+            name: body for name, body in self.kind(DEMAND).items() if self.silence(DEMAND, name) <= ABANDONED
+        }
 
     def drain_of(self, name: str) -> float | None:
         """Return by when an aggregator was asked to end, seconds since the Unix epoch."""

@@ -37,16 +37,22 @@ class SharedAggregator:
         aggregator: that listens.
         registry: of the cluster's service.
         options: of the assignment, where it is in charge.
+        node: ID of the node that it is on; empty: not known.
 
     Raises ``AggregationError`` where another aggregator has its name.
     """
 
     def __init__(
-        self, aggregator: Aggregator, registry: ServiceRegistry, options: HeuristicOptions = RECOMMENDED
+        self,
+        aggregator: Aggregator,
+        registry: ServiceRegistry,
+        options: HeuristicOptions = RECOMMENDED,
+        *,
+        node: str = "",
     ) -> None:
         self._aggregator, self._registry, self._name = aggregator, registry, aggregator.name
         self._manager = ServiceManager(registry, aggregator.name, options)
-        self._record = AggregatorRecord(aggregator.address, aggregator.public, aggregator.peer)
+        self._record = AggregatorRecord(aggregator.address, aggregator.public, aggregator.peer, node=node)
         self._admitted: dict[str, int] = {}
         self._refused: dict[str, int] = {}  # the same of those whose workers cannot be admitted
         self._peers: dict[str, str] = {}  # keys of other aggregators

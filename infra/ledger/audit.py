@@ -44,6 +44,7 @@ class _AuditState:
     number: int | None = None
     token: int = 0
     apps: set[str] = field(default_factory=set)
+    serving: set[str] = field(default_factory=set)  # apps to which a node without GPUs is one slot
     gpus: dict[str, int] = field(default_factory=dict)  # by node that is there
     gone: set[str] = field(default_factory=set)
     firm: dict[str, float] = field(default_factory=dict)  # deadlines by node
@@ -54,6 +55,7 @@ class _AuditState:
     def begin(self, state: State) -> None:
         self.number, self.token, self.used = state.number, state.token, state.last_lease
         self.apps |= set(state.apps)
+        self.serving |= {id_ for id_, one in state.apps.items() if one.spec.kind == "aggregation"}
         self.gpus |= {node.id: node.gpus for node in state.nodes.values()}
         self.firm |= {n.node_id: n.deadline for n in state.notices.values() if n.kind == "interruption"}
         for lease in state.leases.values():
@@ -72,6 +74,8 @@ class _AuditState:
                 self.token = event.change.token
             case AppEntered():
                 self.apps.add(event.change.spec.id)
+                if event.change.spec.kind == "aggregation":
+                    self.serving.add(event.change.spec.id)
             case CapacityChanged():
                 self._capacity(event.change)
             case Granted():
@@ -105,7 +109,7 @@ class _AuditState:
             self._add_violation(event, f"{what}: node {lease.node!r} has left")
         elif lease.node not in self.gpus:
             self._add_violation(event, f"{what}: node {lease.node!r} was never there")
-        elif not 0 <= lease.slot < self.gpus[lease.node]:
+        elif not 0 <= lease.slot < (self.gpus[lease.node] or lease.app in self.serving):
             self._add_violation(
                 event, f"{what}: node {lease.node!r} has {self.gpus[lease.node]} GPUs, none is {lease.slot}"
             )

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
+from ebbflow.infra.ledger.address import VARIABLE
 from ebbflow.infra.local_fleet.provider import network
 from ebbflow.infra.local_fleet.provider.lending import providers
 from ebbflow.infra.local_fleet.provider.life import teardown
@@ -46,7 +47,10 @@ def spawn_supervisor(file: LocalFleetStateFile, uid: str, clock: Clock) -> subpr
     """Start a supervisor and wait until one is there. Raises ``ClusterError``."""
     log = file.folder / "logs" / "supervisor.log"
     command = [sys.executable, "-P", "-m", _SUPERVISOR, str(file.folder), uid]
-    child = processes.spawn(command, processes.inherited(), supervisor_label(uid), log)
+    state = file.read()
+    serves = state is not None and any(pool.aggregation for pool in state.pools)
+    kept = (VARIABLE,) if serves else ()  # aggregators, which it starts, find trainings in the ledger
+    child = processes.spawn(command, processes.inherited(*kept), supervisor_label(uid), log)
     end = clock.now() + _UP
     while not _kept(file, uid):
         if child.poll() is not None and not _kept(file, uid):

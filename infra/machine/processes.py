@@ -32,9 +32,13 @@ _READABLE = 10.0  # seconds that a new process has to show its mark; on a busy m
 _PAUSE = 0.05  # seconds between looks at processes that are being killed
 
 
-def inherited() -> dict[str, str]:
-    """Return this process' environment as others may have it: scripts and statements of users could tell it."""
-    return {name: value for name, value in os.environ.items() if name not in SECRET}
+def inherited(*kept: str) -> dict[str, str]:
+    """Return this process' environment as others may have it: scripts and statements of users could tell it.
+
+    Args:
+        kept: secrets among the variables that a process of ours needs, which runs nothing of users.
+    """
+    return {name: value for name, value in os.environ.items() if name in kept or name not in SECRET}
 
 
 def spawn(

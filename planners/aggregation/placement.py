@@ -6,7 +6,7 @@ are not started here: an idle one stands for one that would be allocated.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ebbflow.planners.aggregation.assignment import RECOMMENDED, HeuristicOptions, assign_job, by_execution
 from ebbflow.planners.aggregation.model import AggregationTask, AggregatorPool, JobProfile
@@ -27,6 +27,8 @@ class ServiceState:
         placed: trainings that the heuristic has placed.
         exited: whether a training has ended since tensors were placed last.
         mirrors: aggregators that have a copy of a tensor already, and cannot be its host, too.
+        squeezed: aggregators that each training lacks which was placed above the limit; it is placed again where
+            one is idle.
     """
 
     aggregators: Collection[str]
@@ -36,6 +38,7 @@ class ServiceState:
     placed: Collection[str] = ()
     exited: bool = False
     mirrors: Mapping[TensorKey, Collection[str]] = field(default_factory=dict)
+    squeezed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,14 @@ class PlacementPlan:
         placed: trainings that the heuristic has placed, those of before included.
         reasons: why, a sentence for each decision.
         missing: aggregators that are lacking for trainings to stay under the loss limit.
+        squeezed: how many each training lacks that more aggregators would help.
     """
 
     hosts: Mapping[TensorKey, str]
     placed: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     missing: int = 0
+    squeezed: Mapping[str, int] = field(default_factory=dict)
 
 
 def plan_placement(state: ServiceState, options: HeuristicOptions = RECOMMENDED) -> PlacementPlan:
@@ -66,7 +71,15 @@ def plan_placement(state: ServiceState, options: HeuristicOptions = RECOMMENDED)
         options: of the heuristic.
     """
     if not set(state.aggregators) - set(state.leaving):
-        return PlacementPlan({}, tuple(sorted(state.placed)), missing=1 if state.hosts else 0)
+        missing = 1 if state.hosts else 0
+        return PlacementPlan({}, tuple(sorted(state.placed)), missing=missing, squeezed=state.squeezed)
+    idle = set(state.aggregators) - set(state.leaving) - set(state.hosts.values())
+    for hosts in state.mirrors.values():
+        idle -= set(hosts)
+    again = set(state.squeezed) & state.profiles.keys() if idle else set()
+    if again:
+        kept = {job: count for job, count in state.squeezed.items() if job not in again}
+        state = replace(state, placed=sorted(set(state.placed) - again), squeezed=kept)
     work = _Placing(state, options)
     for name in sorted(set(state.leaving) & set(state.aggregators)):
         work.empty(name)
@@ -88,6 +101,7 @@ class _Placing:
         self._unmeasured = {key: host for key, host in state.hosts.items() if key[0] not in state.profiles}
         self._reasons: list[str] = []
         self._missing = 0
+        self._squeezed = {job: count for job, count in state.squeezed.items() if job in self._placed}
         self._moved: dict[TensorKey, str] = {}
         for job in sorted(self._placed):
             self._pool.register(state.profiles[job])
@@ -117,6 +131,8 @@ class _Placing:
             self._name([self._pool.allocate() for _ in range(limit)], spare)
             squeeze(self._pool, profile, by_execution(profile.tasks))
             self._missing += max(profile.requested_servers - limit, 1)
+            if profile.requested_servers > limit:
+                self._squeezed[job] = profile.requested_servers - limit
             self._reasons.append(
                 f"{job} is placed above the loss limit: {limit} aggregators were idle, and it may ask for"
                 f" {profile.requested_servers}"
@@ -155,7 +171,9 @@ class _Placing:
             if self._state.hosts.get(key) != self._names[one]:
                 hosts[key] = self._names[one]
         hosts = {key: host for key, wanted in hosts.items() if (host := self._beside_mirrors(key, wanted))}
-        return PlacementPlan(hosts, tuple(sorted(self._placed)), tuple(self._reasons), self._missing)
+        return PlacementPlan(
+            hosts, tuple(sorted(self._placed)), tuple(self._reasons), self._missing, self._squeezed
+        )
 
     def _squeeze_out(self, one: int, spare: list[str]) -> None:
         tasks: dict[str, list[AggregationTask]] = {
@@ -170,6 +188,9 @@ class _Placing:
             squeeze(self._pool, self._state.profiles[job], by_execution(own))
         self._pool.aggregators[one] = left
         self._missing += 1
+        if tasks:
+            most = max(tasks, key=lambda job: (sum(task.execution_us for task in tasks[job]), job))
+            self._squeezed[most] = max(self._squeezed.get(most, 0), 1)
 
     def _beside_mirrors(self, key: TensorKey, wanted: str) -> str:
         """Return where a tensor moves in place of one of its mirrors; empty where it stays."""

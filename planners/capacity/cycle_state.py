@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+from ebbflow.planners.aggregation.demand import AggregationDemand
 from ebbflow.planners.capacity.values import SchedulerInput, Settings
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import GONE, AppRecord, AppReport, Lease
@@ -32,6 +33,7 @@ class CycleState:
     draining: frozenset[str]  # nodes that are being drained, as last known
     links: ClusterLinks = field(default_factory=ClusterLinks)
     ended: list[int] = field(default_factory=list)
+    aggregation: AggregationDemand | None = None
 
     @classmethod
     def of(
@@ -44,13 +46,16 @@ class CycleState:
         mine: dict[str, dict[int, Lease]] = {}
         taken: dict[str, set[int]] = {}
         for number, lease in sorted(state.leases.items()):
+            if state.apps[lease.app].spec.kind == "aggregation":
+                continue  # ``planners.capacity.aggregation`` sees to those
             mine.setdefault(lease.app, {})[number] = lease
             taken.setdefault(lease.node, set()).add(lease.slot)
         closed = closed_nodes(situation, settings, draining)
         usable = tuple(
             node for id_, node in sorted(state.nodes.items()) if node.gpus > 0 and id_ not in closed
         )
-        active = sorted((a for a in state.apps.values() if a.phase not in GONE), key=lambda a: a.number)
+        there = (a for a in state.apps.values() if a.phase not in GONE and a.spec.kind != "aggregation")
+        active = sorted(there, key=lambda a: a.number)
         return cls(
             situation.now,
             state,
@@ -63,6 +68,7 @@ class CycleState:
             tuple(active),
             draining,
             settings.links.with_rack(situation.network * 1e6),
+            aggregation=situation.aggregation,
         )
 
     def end(self, leases: Iterable[Lease]) -> None:
@@ -96,11 +102,12 @@ class CycleState:
         return self.reports.get(app)
 
     def dollars(self, record: AppRecord) -> float:
-        """Return what the leases of an app have cost until now."""
+        """Return what the leases of an app have cost until now, and its share of aggregators."""
         running = sum(
             max(0.0, self.now - lease.since) / HOUR * lease.price for lease in self.held(record.spec.id)
         )
-        return record.dollars + running
+        shared = self.aggregation.dollars.get(record.spec.id, 0.0) if self.aggregation is not None else 0.0
+        return record.dollars + running + shared
 
     def rate(self, app: str) -> float:
         """Return what the leases of an app cost, dollars an hour."""

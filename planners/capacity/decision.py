@@ -11,7 +11,7 @@ from ebbflow.planners.capacity import triggers, view
 from ebbflow.planners.capacity.admission import over_budget
 from ebbflow.planners.capacity.cycle_state import CycleState
 from ebbflow.planners.capacity.decision_records import auction_event, guard_events
-from ebbflow.planners.capacity.leases import Moves, carry_out, without
+from ebbflow.planners.capacity.leases import Moves, carry_out, serving, without
 from ebbflow.planners.capacity.liveness import LivenessResult
 from ebbflow.planners.capacity.policy_call import ask
 from ebbflow.planners.capacity.scaling import scale
@@ -76,6 +76,9 @@ class _Cycle:
         )
         self.changes += moves.changes
         self.changes += reported
+        numbers = [scene.state.last_lease, *(lease.number for lease in moves.granted)]
+        leased, drain = serving(scene, max(numbers))
+        self.changes += leased
         memory = self._settled(memory, moves)
         sized = scale(self.situation, scene, memory, presence, self.last_logged)
         self.changes += sized.changes
@@ -87,6 +90,7 @@ class _Cycle:
             replacing=sized.replacing,
             last_logged=self.last_logged,
             draining=scene.draining,
+            lacking=sized.lacking,
         )
         wake = triggers.wake(scene, memory, presence, min(moves.refresh, next_spent), bool(moves.waiting))
         return Cycle(
@@ -98,6 +102,7 @@ class _Cycle:
             sized.end,
             due.now,
             sized.replace,
+            drain,
         )
 
     def _auction(

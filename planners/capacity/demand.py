@@ -2,16 +2,20 @@
 
 What elastic apps hold beyond what they asked for is no need: it costs nothing more while it is there, and nothing is
 rented for it, unless ``Scaling.min_marginal_goodput`` says what is worth renting.
+
+What nodes do and hold, for who is to choose those that leave.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
+from ebbflow.planners.aggregation.demand import RunDemand, aggregators_needed
 from ebbflow.planners.capacity.cycle_state import CycleState, bounds, needs
 from ebbflow.planners.capacity.estimates import AppEstimate, belief
-from ebbflow.planners.capacity.values import Memory, Scaling
+from ebbflow.planners.capacity.values import Memory, Plan, Scaling, SchedulerInput
 from ebbflow.planners.capacity.view import active, service_of
+from ebbflow.planners.fleet.scaling.scale_in import NodeUse
 from ebbflow.planners.model.ledger import AppRecord
 from ebbflow.planners.model.scheduling import gpus_of
 
@@ -69,6 +73,39 @@ def gpu_need(scene: CycleState, memory: Memory, rules: Scaling, out: Collection[
             most, why, driver, seconds = need, said, id_, left
     total = sum(apps.values())
     return Need(total, why or f"{total} GPUs are needed", apps, driver, seconds, soonest)
+
+
+def aggregator_need(
+    scene: CycleState, memory: Memory, rules: Scaling, out: Collection[str]
+) -> tuple[Need, float | None]:
+    """Return the nodes that trainings' shared aggregators need, and since when some are lacking.
+
+    A training's aggregators are asked for with its GPUs: as soon as it holds some, is to, or has waited for so long
+    that nodes are launched for it. One that has no GPUs, or takes no part, needs none.
+    """
+    found, now = scene.aggregation, scene.now
+    if found is None:
+        return Need(0, "no training uses aggregators"), None
+    known = {one.run for one in found.runs}
+    waiting, without = [], set(out)
+    for record in active(scene):
+        id_ = record.spec.id
+        wanted = memory.plan.wanted.get(id_)
+        has = bool(scene.held(id_)) or (wanted is not None and bool(wanted.placement))
+        if not has and now - memory.waits.get(id_, now) < rules.scale_out_after_s:
+            without.add(id_)
+        elif record.spec.aggregators and id_ not in known:
+            waiting.append(RunDemand(id_, record.spec.aggregators))
+    since = memory.lacking if memory.lacking is not None else now
+    need = aggregators_needed(
+        found, waiting, without, scene.closed, lacked_s=now - since, patience_s=rules.scale_out_after_s
+    )
+    soonest = (
+        since + rules.scale_out_after_s if need.lacking and since + rules.scale_out_after_s > now else inf
+    )
+    apps = {need.run: need.count} if need.run else {}
+    app = need.run if need.run in scene.state.apps else ""
+    return Need(need.count, need.reason, apps, app, None, soonest), since if need.lacking else None
 
 
 def believed(scene: CycleState, record: AppRecord) -> AppEstimate:
@@ -158,3 +195,26 @@ def core_need(scene: CycleState, rules: Scaling, cores: int, each: int, planned:
         f"{len(queries)} queries could use {usable:.0f} cores" if queries else "no query is active"
     )
     return Need(units, said, apps, driver, seconds)
+
+
+def uses_of(situation: SchedulerInput, scene: CycleState, plan: Plan) -> dict[str, NodeUse]:
+    """Return what nodes do and hold, leases included: a node with a lease is busy until it was let go of, and one
+    that the plan wants is so already."""
+    found = dict(situation.uses)
+    counts: dict[str, int] = {}
+    for leases in scene.mine.values():
+        for lease in leases.values():
+            counts[lease.node] = counts.get(lease.node, 0) + 1
+    for wanted in plan.wanted.values():
+        for node, gpus in wanted.placement:
+            if node not in scene.closed:
+                counts[node] = max(counts.get(node, 0), gpus)
+    for serving in scene.aggregation.nodes if scene.aggregation is not None else ():
+        if serving.tensors and serving.node:  # it is busy until others have its tensors
+            counts[serving.node] = max(counts.get(serving.node, 0), 1)
+    for node, gpus in counts.items():
+        use = found.get(node, NodeUse())
+        found[node] = replace(
+            use, busy=use.busy + gpus * scene.settings.termination_grace_s, work=max(use.work, float(gpus))
+        )
+    return found

@@ -3,6 +3,8 @@
 Nothing is granted that anybody may still use. What must wait for others stays in the plan and is granted in a later
 cycle, as soon as they have let go. A gang is granted whole or not at all, and gives all of its GPUs back when it
 loses one: so no two gangs can each hold a part of what both need.
+
+Nodes of shared aggregators are leased to the service as soon as one serves there, until it has ended.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,8 +15,23 @@ from ebbflow.planners.capacity.admission import TeamHeadroom
 from ebbflow.planners.capacity.cycle_state import CycleState, bounds, is_gang, placement_of
 from ebbflow.planners.capacity.values import DesiredAllocation, Plan
 from ebbflow.planners.model.capacity import Node
-from ebbflow.planners.model.ledger import AppRecord, Change, Extended, Granted, Lease, Recalled
+from ebbflow.planners.model.ledger import (
+    GONE,
+    AppEntered,
+    AppMoved,
+    AppRecord,
+    AppSpec,
+    Change,
+    Ended,
+    Extended,
+    Granted,
+    Lease,
+    Recalled,
+)
 
+SERVICE = "aggregation-service"
+"""ID of the app that has the leases on nodes of shared aggregators, each as slot 0."""
+_EMPTY = 600.0  # s for an aggregator that is not needed to give its tensors away
 HEAD = 10.0  # s before a lease's end at which apps begin to leave, if nobody has extended it
 
 Counts = dict[str, int]
@@ -301,3 +318,59 @@ def _lease(scene: CycleState, desk: _PendingGrant, node: Node, slot: int, number
         None,
         desk.wanted.reason,
     )
+
+
+def serving(scene: CycleState, last: int) -> tuple[list[Change], tuple[tuple[str, float], ...]]:
+    """Return what changes of the leases on aggregators' nodes, and which aggregators must be empty by when.
+
+    Args:
+        scene: of the cycle.
+        last: the highest number of a lease, those included that are granted in this cycle.
+    """
+    found, state, now = scene.aggregation, scene.state, scene.now
+    held = {lease.node: lease for lease in state.leases.values() if lease.app == SERVICE}
+    if found is None:  # whether they serve is not known
+        there = dict.fromkeys(held, "")
+    else:
+        there = {one.node: one.aggregator for one in found.nodes if one.node in state.nodes}
+    changes: list[Change] = []
+    for node, lease in sorted(held.items()):
+        if node not in state.nodes:
+            changes.append(Ended((lease.number,), f"{node} is gone"))
+        elif node not in there:
+            changes.append(Ended((lease.number,), f"the aggregator on {node} has ended"))
+        elif node in scene.closed and lease.recalled is None:
+            by, why = scene.closed[node]
+            changes.append(Recalled((lease.number,), by if isfinite(by) else now + _EMPTY, why))
+        elif (
+            node not in scene.closed
+            and lease.recalled is None
+            and lease.until - now < scene.settings.lease_s / 2
+        ):
+            changes.append(Extended((lease.number,), now + scene.settings.lease_s, "its aggregator serves"))
+    if found is None:
+        return changes, ()
+    granted = []
+    for node, name in sorted(there.items()):
+        if node in held or node in scene.closed or state.nodes[node].gpus:
+            continue  # nodes with GPUs are leased by slot to who trains on them
+        last += 1
+        until, price = now + scene.settings.lease_s, state.nodes[node].price
+        why = f"aggregator {name.partition('@')[0]} serves the cluster's trainings"
+        granted.append(Lease(last, SERVICE, node, 0, now, until, state.revision, price, None, why))
+    record = state.apps.get(SERVICE)
+    if granted:
+        if record is None or record.phase in GONE:
+            spec = AppSpec(SERVICE, "aggregation", title="shared aggregators")
+            changes += [AppEntered(spec), AppMoved(SERVICE, "running")]
+        changes.append(Granted(tuple(granted)))
+    elif record is not None and record.phase not in GONE and not there:
+        changes.append(AppMoved(SERVICE, "finished", "no aggregator serves"))
+    drains = []
+    for one in found.nodes:
+        if one.node in scene.closed:
+            by = scene.closed[one.node][0]
+            by = by if isfinite(by) else now + _EMPTY
+            if one.draining is None or (by < one.draining - 1.0 and isfinite(scene.closed[one.node][0])):
+                drains.append((one.aggregator, by))
+    return changes, tuple(drains)

@@ -65,7 +65,7 @@ def room(
     leaving = {notice.node_id for notice in notices if notice.kind == "interruption"}
     usable = {node.id: node for node in nodes if node.id not in leaving}
     gpus = sum(node.gpus for node in usable.values())
-    held = sum(slot.node in usable for slot in booked)
+    held = sum(slot.node in usable and usable[slot.node].gpus > 0 for slot in booked)
     cores = sum(node.cores for node in usable.values())
     return UsableCapacity(
         nodes=len(usable),

@@ -4,8 +4,6 @@ Nodes are added when an app's deadline cannot be met on what there is, and when 
 with the cheapest useful GPU or core (``planners.fleet.market``) grow first. Nodes leave when they have been of no use
 for a while, drained first; of those with leases none is taken. Every wish goes through hysteresis
 (``scaling.steady``), on-demand nodes where spot is dry (``fallback``) and the guard.
-
-What nodes do and hold, for who is to choose those that leave.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -13,39 +11,19 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 from ebbflow.planners.capacity.cycle_state import CycleState
-from ebbflow.planners.capacity.demand import Need, core_need, gpu_need
+from ebbflow.planners.capacity.demand import Need, aggregator_need, core_need, gpu_need, uses_of
 from ebbflow.planners.capacity.liveness import LivenessResult
 from ebbflow.planners.capacity.replacements import Replacements, successors
-from ebbflow.planners.capacity.values import Memory, Plan, Scaling, SchedulerInput
+from ebbflow.planners.capacity.values import Memory, Scaling, SchedulerInput
 from ebbflow.planners.fleet import guard
 from ebbflow.planners.fleet.fallback import amended
 from ebbflow.planners.fleet.guard import RunMoney
 from ebbflow.planners.fleet.market import Interruption
-from ebbflow.planners.fleet.scaling.scale_in import NodeUse, may_end, with_drains
+from ebbflow.planners.fleet.scaling.scale_in import may_end, with_drains
 from ebbflow.planners.fleet.scaling.steady import StabilizedTarget
-from ebbflow.planners.model.capacity import Notice
-from ebbflow.planners.model.fleet import Fleet, PoolState, Target
+from ebbflow.planners.model.capacity import Node, Notice
+from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
 from ebbflow.planners.model.ledger import Change, Decided
-
-
-def uses_of(situation: SchedulerInput, scene: CycleState, plan: Plan) -> dict[str, NodeUse]:
-    """Return what nodes do and hold, leases included: a node with a lease is busy until it was let go of, and one
-    that the plan wants is so already."""
-    found = dict(situation.uses)
-    counts: dict[str, int] = {}
-    for leases in scene.mine.values():
-        for lease in leases.values():
-            counts[lease.node] = counts.get(lease.node, 0) + 1
-    for wanted in plan.wanted.values():
-        for node, gpus in wanted.placement:
-            if node not in scene.closed:
-                counts[node] = max(counts.get(node, 0), gpus)
-    for node, gpus in counts.items():
-        use = found.get(node, NodeUse())
-        found[node] = replace(
-            use, busy=use.busy + gpus * scene.settings.termination_grace_s, work=max(use.work, float(gpus))
-        )
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +40,7 @@ class FleetPlan:
         default_factory=dict
     )  # leaving node -> when another was last asked for
     replace: tuple[Notice, ...] = ()  # of nodes that others are to be started for now
+    lacking: float | None = None  # since when trainings lack aggregators
 
 
 def scale(
@@ -110,9 +89,11 @@ class _Scaling:
         scene, rules = self.scene, self.rules
         pools = [pool for pool in self.fleet.pools if "/" not in pool.name]  # gangs have their own requests
         kinds = {pool.name: self.kind(pool) for pool in pools}
-        sorts = {what: [pool for pool in pools if kinds[pool.name] == what] for what in ("gpus", "cores")}
+        whats = ("gpus", "cores", "aggregators")
+        sorts = {what: [pool for pool in pools if kinds[pool.name] == what] for what in whats}
         gpus = gpu_need(scene, self.memory, rules, self.out)
-        needs = {"gpus": gpus, "cores": self.cores(sorts["cores"])}
+        aggregators, lacking = aggregator_need(scene, self.memory, rules, self.out)
+        needs = {"gpus": gpus, "cores": self.cores(sorts["cores"]), "aggregators": aggregators}
         wishes = {
             name: (nodes, needs[what])
             for what, some in sorts.items()
@@ -135,10 +116,11 @@ class _Scaling:
             tuple(self.changes),
             self.held,
             end,
-            min(gpus.soonest, self.next_shrink(), found.wake),
+            min(gpus.soonest, aggregators.soonest, self.next_shrink(), found.wake),
             self.sizes(),
             found.asked,
             found.now,
+            lacking,
         )
 
     def successors(
@@ -173,11 +155,12 @@ class _Scaling:
 
     def kind(self, pool: PoolState) -> str:
         """Return what a pool is for: as the settings say, else by what its nodes have."""
-        reported = self.rules.pools.get(pool.name)
-        return reported or ("gpus" if self.each(pool, "gpus") > 0 else "cores")
+        return self.rules.purpose(pool) or ("gpus" if self.each(pool, "gpus") > 0 else "cores")
 
     def each(self, pool: PoolState, what: str) -> int:
         """Return the GPUs or cores of one node, the fewest that one can have; 0 where that is not known."""
+        if what == "aggregators":
+            return 1
         known = [getattr(node, what) for node in pool.nodes]
         known += [getattr(offer, what) for offer in self.situation.offers.get(pool.name, ())]
         fewest = min((int(one) for one in known if one > 0), default=0)
@@ -190,9 +173,11 @@ class _Scaling:
         return {(pool.name, one): self.each(pool, one) for pool in self.fleet.pools for one in kinds}
 
     def used(self, pool: PoolState) -> int:
-        """Return the nodes of a pool on which apps hold GPUs, or are to hold some."""
+        """Return the nodes of a pool on which apps hold GPUs, or are to hold some, or have tensors."""
         wanted = {node for one in self.memory.plan.wanted.values() for node, _ in one.placement}
         held = {lease.node for leases in self.scene.mine.values() for lease in leases.values()}
+        if self.scene.aggregation is not None:
+            held |= {one.node for one in self.scene.aggregation.nodes if one.tensors}
         gone = {*pool.draining, *self.scene.closed}
         return sum(node.id in wanted | held and node.id not in gone for node in pool.nodes)
 
@@ -225,13 +210,13 @@ class _Scaling:
             (
                 o.price / units / interruption.useful(o.interruptions)
                 for o in offers
-                if (units := getattr(o, what)) > 0
+                if (units := _units(o, what)) > 0
             ),
             default=inf,
         )
         if not offers:
             cheapest = min(
-                (n.price / units for n in pool.nodes if (units := getattr(n, what)) > 0), default=inf
+                (n.price / units for n in pool.nodes if (units := _units(n, what)) > 0), default=inf
             )
         return dry, cheapest, pool.name
 
@@ -382,6 +367,11 @@ def _planned(fleet: Fleet, target: Target) -> Fleet:
         for pool in fleet.pools
     ]
     return replace(fleet, pools=tuple(pools))
+
+
+def _units(one: Node | Offer, what: str) -> int:
+    """Return the GPUs or cores of a machine; an aggregator is a whole one."""
+    return 1 if what == "aggregators" else int(getattr(one, what))
 
 
 def _nodes(count: int) -> str:

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, fields
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
+from ebbflow.planners.aggregation.demand import AggregationDemand
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet.fallback import Fallback
 from ebbflow.planners.fleet.limits import Limits, Quota
 from ebbflow.planners.fleet.scaling.scale_in import NodeUse
 from ebbflow.planners.fleet.scaling.steady import StabilizationWindow, StabilizedTarget
 from ebbflow.planners.model.capacity import Notice
-from ebbflow.planners.model.fleet import Fleet, Offer, Target
+from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
 from ebbflow.planners.model.ledger import AppReport, Change, Lease
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.planners.model.scheduling import Placement, Policy
@@ -41,6 +42,7 @@ class SchedulerInput:
     evicted: frozenset[tuple[str, str]] = frozenset()  # (app, node) of which no process is left for certain
     asks: bool = False  # nodes that leave are replaced before they are gone only where that is asked for
     network: float = 0.0  # MB/s of each node's link, as its source has it; 0: not known
+    aggregation: AggregationDemand | None = None  # None: no service, or nothing is known of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,9 @@ def teams_of(weights: Mapping[str, float], quotas: Limits) -> dict[str, Team]:
 class Scaling:
     """When nodes are launched and terminated. Raises ``OptionError`` for values outside their rules."""
 
-    pools: Mapping[str, str] = field(default_factory=dict)  # pool -> "gpus" or "cores"; else by its nodes
+    pools: Mapping[str, str] = field(
+        default_factory=dict
+    )  # pool -> "gpus", "cores" or "aggregators"; else by its nodes
     provision_time_s: float = 180.0  # from the launch request of a node to the first work on it
     scale_out_after_s: float = 60.0  # that an app is pending before nodes are launched for it
     scale_in_idle_s: float = 300.0  # that nodes are unneeded before they are drained
@@ -104,8 +108,12 @@ class Scaling:
                 f"scale_tolerance must be in [0, 1), a share of the nodes; got {self.scale_tolerance}"
             )
         for pool, kind in self.pools.items():
-            if kind not in ("gpus", "cores"):
-                raise OptionError(f"pool {pool} must be for 'gpus' or 'cores'; got {kind!r}")
+            if kind not in ("gpus", "cores", "aggregators"):
+                raise OptionError(f"pool {pool} must be for 'gpus', 'cores' or 'aggregators'; got {kind!r}")
+
+    def purpose(self, pool: PoolState) -> str:
+        """Return what a pool is for as far as it is said: by these rules, else by the pool."""
+        return self.pools.get(pool.name) or pool.purpose
 
     @property
     def steady(self) -> StabilizationWindow:
@@ -238,6 +246,7 @@ class Memory:
     seen: Any = None  # what the last auction was decided on
     dirty: float | None = None  # since when there are changes that no auction has seen
     asked: float = inf  # when the policy wants to be asked again
+    lacking: float | None = None  # since when trainings lack aggregators
     heartbeats: Mapping[str, LastHeartbeat] = field(default_factory=dict)
     ran: Mapping[str, AppHistoryRecord] = field(default_factory=dict)
     crowd: tuple[float, float] = (0.0, 0.0)  # app-seconds up to the last cycle, and the apps since then
@@ -270,3 +279,4 @@ class Cycle:
     end: tuple[str, ...] = ()  # drained nodes on which nothing is left, to be ended
     auction: bool = False  # the policy was asked
     replace: tuple[Notice, ...] = ()  # of nodes that others are to be started for now
+    drain: tuple[tuple[str, float], ...] = ()  # aggregators that are to be empty, and by when

@@ -35,6 +35,7 @@ class PoolState:
     base: int = 0  # nodes that are to be on-demand at any time
     on_demand_since: float = 0.0  # Unix time, s, of the last change of ``on_demand``
     draining: tuple[str, ...] = ()  # nodes that targets have named to leave, not ended yet
+    purpose: str = ""  # "aggregators" for nodes that can do nothing else
 
     @property
     def family(self) -> str:

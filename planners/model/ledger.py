@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from ebbflow.planners.model.capacity import Node, Notice
 
-AppKind = Literal["query", "training", "tuning", "elastic"]
+AppKind = Literal["query", "training", "tuning", "elastic", "aggregation"]
 AppPhase = Literal[
     "waiting",  # for its first lease or share, or for another after it lost all
     "running",
@@ -54,6 +54,7 @@ class AppSpec:
     flow_run: str = ""  # of the orchestrator, where there is one
     resume: Mapping[str, Any] = field(default_factory=dict)  # what starts it again; never a secret
     pipeline_budget: float | None = None  # dollars, of all apps of its pipeline
+    aggregators: int = 0  # nodes of the cluster's aggregation service that it begins on; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class AppReport:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One GPU for one app until a time.
+    """One GPU for one app until a time; for the aggregation service a node without GPUs, as its slot 0.
 
     A lease that is called back is still held until the app has let go of the GPU, or was ended by force: only then
     can the GPU be granted again.

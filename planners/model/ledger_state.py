@@ -206,7 +206,10 @@ def _check(state: State, event: Event) -> None:
             node = state.nodes.get(lease.node)
             if lease.app not in state.apps:
                 raise _wrong(event, f"lease {lease.number} is for an app that is not there: {lease.app!r}")
-            if node is None or not 0 <= lease.slot < node.gpus:
+            serving = (
+                state.apps[lease.app].spec.kind == "aggregation"
+            )  # a node without GPUs is one slot to it
+            if node is None or not 0 <= lease.slot < (node.gpus or serving):
                 raise _wrong(event, f"lease {lease.number} is for a GPU that is not there: {slot}")
             other = state.booked.get(slot, taken.get(slot))
             if other is not None:

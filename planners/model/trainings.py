@@ -47,6 +47,7 @@ class RunSettings:
     sync: SyncChoice = "allreduce"
     aggregators: int = 1  # processes of the aggregation service
     mirrors: int = 0  # further aggregators that hold each tensor
+    mirror_every: int = 1  # rounds after which they are brought up to date; 1: with each
     aggregation_cluster: str = ""  # whose shared aggregators are used; "": aggregators of the run's own
     recovery: RecoveryChoice = "auto"
     weighs_sync: bool = False  # whether a preflight run measures what aggregators would cost

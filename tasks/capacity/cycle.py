@@ -17,6 +17,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.model.ledger import AppReport, Change, Decided, Event, Granted
 from ebbflow.planners.model.ledger_state import State
+from ebbflow.tasks.apps.aggregation import ServiceWatch
 from ebbflow.tasks.apps.loop_report import RESERVED
 from ebbflow.tasks.capacity import events as loop_events
 from ebbflow.tasks.capacity.actuator import ActionExecutor, Done, EvictionResult, Evictor, ScaleResult
@@ -90,6 +91,7 @@ class Cycles:
         self._settings, self._pace, self._clock = parts.settings, parts.pace, parts.clock
         self._point = parts.point
         self._rng = np.random.default_rng(seed)
+        self._service = ServiceWatch(parts.ledger.records)
         self.metrics = LoopMetrics()
         self.sight = ObservedState()  # what the last cycle saw
         self.memory = Memory()
@@ -120,7 +122,7 @@ class Cycles:
         done = self._hands.done()
         self.notify(loop_events.of_done(done, now))
         self._notice(state, apps, done, now)
-        if now >= self.next:
+        if now >= self.next or self._service.look(state, now, self._launchable(sight)):
             self._pending.due = True
         cycle = self._decide(state, apps, sight, now) if self._pending.due else None
         if now >= self._repair_at:
@@ -188,6 +190,14 @@ class Cycles:
                 elif one.applied is not None and (one.applied.asked or one.applied.refused):
                     self._watch.refresh()  # it is another fleet now, or was when it was asked
 
+    def _launchable(self, sight: ObservedState) -> int:
+        """Return how many nodes for aggregators there may be."""
+        rules = self._settings.scaling
+        if rules is None or sight.rented is None:
+            return 0
+        pools = sight.rented.fleet.pools
+        return sum(pool.max_nodes for pool in pools if rules.purpose(pool) == "aggregators")
+
     # --- decide -------------------------------------------------------------------------------------------------
 
     def _decide(
@@ -205,6 +215,7 @@ class Cycles:
             frozenset(self._evicted),
             self._hands.replaces,
             sight.capacity.network if sight.capacity is not None else 0.0,
+            self._service.demand,
         )
         before = time.perf_counter()
         try:
@@ -284,6 +295,8 @@ class Cycles:
                 self._known = written[-1].number
         self._refused = 0
         self._point("written")
+        for aggregator, by in cycle.drain:
+            self._service.drain(aggregator, by)
         self._hands.scale(cycle.targets)
         self._hands.replace(cycle.replace)
         self._point("scaled")

@@ -220,7 +220,7 @@ def _node_metrics(view: ClusterView) -> Iterator["Metric"]:
         sums["nodes"][key] += 1
         sums["cores"][key] += node.cores
         sums["gpus"][key] += node.gpus
-        sums["gpus_leased"][key] += node.leased
+        sums["gpus_leased"][key] += node.leased if node.gpus else 0
         sums["dollars_per_hour"][key] += node.price  # type: ignore[assignment]
     texts = {
         "nodes": "Nodes of the cluster.",

@@ -135,6 +135,8 @@ def check_sync(request: Any) -> None:
     """Raise ``OptionError`` for what the aggregation service does not do."""
     if request.mirrors >= request.aggregators:
         raise OptionError(f"mirrors must be below aggregators ({request.aggregators}); got {request.mirrors}")
+    if request.mirror_every > 1 and not request.mirrors:
+        raise OptionError(f"mirror_every must come with mirrors above 0; got {request.mirror_every}")
     if request.aggregation_cluster:
         names.CLUSTER.check(request.aggregation_cluster)
         if request.sync == "allreduce":

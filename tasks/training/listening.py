@@ -101,6 +101,9 @@ def event_text(event: TrainingEvent) -> str:
             return f"all processes start again without those of {said.get('node')}: {said.get('reason')}"
         case "aggregator-lost":
             return f"{said.get('aggregator')} was lost"
+        case "moments":
+            old = plural(int(said.get("rounds", 0)), "round")  # type: ignore[call-overload]
+            return f"moments of its tensors are {old} old: training continues with the last mirrored ones"
         case "node-notice":
             return f"{said.get('node')} received an interruption notice"
         case "hang":

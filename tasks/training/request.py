@@ -146,6 +146,9 @@ class TrainingRequest:
     )
     aggregators: int = option(1, "With --sync service: number of aggregator processes", min=1, max=64)
     mirrors: int = option(0, "With --sync service: number of mirrors of a tensor", min=0, max=63, unless="0")
+    mirror_every: int = option(
+        1, "With --mirrors: rounds between two updates of mirrors", min=1, max=1_000_000, unless="each"
+    )
     aggregation_cluster: str = option(
         "", "With --sync service: cluster of shared aggregators", unless="its own", metavar="NAME"
     )
@@ -319,6 +322,7 @@ class TrainingRequest:
             recovery="restart" if self.pool else self.recovery,
             aggregators=self.aggregators,
             mirrors=self.mirrors,
+            mirror_every=self.mirror_every,
             aggregation_cluster=self.aggregation_cluster,
             collective_timeout=self.collective_timeout,
             final_save_timeout=self.final_save_timeout,

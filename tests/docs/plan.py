@@ -77,6 +77,11 @@ PLANS: dict[str, tuple[Plan, ...]] = {
             "check",
             "serves until it is ended; tests/infra/training/service/test_shared_aggregators.py shares some",
         ),
+        Plan(
+            "ebbflow local up",
+            "check",
+            "runs until it is ended; tests/tasks/capacity/test_loop_aggregators.py runs such nodes and a loop",
+        ),
         Plan("from ebbflow import", "check", OURS),
         Plan("ebbflow simulate aggregation", "slow"),
     ),

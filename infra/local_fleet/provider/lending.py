@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.local_fleet.provider.provider import (
+    AggregatorNodeProvider,
     GpuNodeProvider,
     NodeProvider,
     SparkNodeProvider,
@@ -105,6 +106,7 @@ def providers(folder: Path, clock: Clock) -> Mapping[PoolKind, NodeProvider]:
     found: dict[PoolKind, NodeProvider] = {
         "gpu": GpuNodeProvider(folder, clock),
         "spark": SparkNodeProvider(clock),
+        "cpu": AggregatorNodeProvider(folder, clock),
     }
     return {kind: LendingNodeProvider(one, folder, clock) for kind, one in found.items()}
 

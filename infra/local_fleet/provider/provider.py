@@ -16,6 +16,7 @@ from typing import Protocol
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.ledger.address import VARIABLE
 from ebbflow.infra.local_fleet.provider import network
 from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.clock import shift
@@ -28,6 +29,9 @@ _MACHINE = "ebbflow.infra.local_fleet.provider.machine"
 READY = "ready"  # file in a machine's directory, once it is up
 RUNS = "runs"  # directory with one directory for each pool of an app, named by the pool's uid
 BY = "owner"  # file in that: "pid ticks" of the launcher's process
+_AGGREGATOR = "ebbflow.infra.aggregation.shared_process"
+_AGGREGATOR_PID = "aggregator"  # file in a node's directory: "pid ticks" of its aggregator
+_DRAINED = "drained"  # the same, once that has ended with nothing on it
 _POLL = 0.02  # s between looks at a machine that starts
 _START = 60.0  # s that a machine may take
 
@@ -131,6 +135,54 @@ class GpuNodeProvider:
 
     def close(self, state: LocalFleetState) -> None:
         """Do nothing: the machines have nothing in common."""
+
+
+class AggregatorNodeProvider(GpuNodeProvider):
+    """CPU nodes, each of which serves trainings of a cluster as an aggregator, and is gone when that fails.
+
+    A notice is the capacity loop's to act on, which drains the aggregator by the cluster's ledger.
+    """
+
+    def start(self, state: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
+        """See ``NodeProvider``. Raises ``ClusterError``."""
+        started = super().start(state, pool, node)
+        folder = work(self._folder, node.id)
+        command = [
+            sys.executable, "-P", "-m", _AGGREGATOR, aggregator_name(state.name, node.id), pool.aggregation,
+            started.host, str(pool.cores), node.id, str(folder / _DRAINED),
+        ]  # fmt: skip
+        log = self._folder / "logs" / f"{node.id}-aggregator.log"
+        child = processes.spawn(
+            command,
+            processes.inherited(VARIABLE),
+            labels.aggregator_mark(state.uid, node.id),
+            log,
+            namespace="" if state.network is None else state.network.namespace(node.id),
+        )
+        found = labels.identity(child.pid)
+        if found is None:
+            raise ClusterError(f"the aggregator of {node.id} has ended; {processes.tail(log)}")
+        private.write_text(folder / _AGGREGATOR_PID, f"{found.pid} {found.ticks}")
+        return started
+
+    def alive(self, state: LocalFleetState, node: LocalNode) -> bool:
+        """See ``NodeProvider``: a node whose aggregator was drained is there until it is ended."""
+        folder = work(self._folder, node.id)
+        if not super().alive(state, node):
+            return False
+        try:
+            pid, ticks = map(int, (folder / _AGGREGATOR_PID).read_text().split())
+        except (OSError, ValueError):
+            return True  # it is being ended
+        return labels.alive(Identity(pid, ticks)) or (folder / _DRAINED).exists()
+
+    def notify(self, state: LocalFleetState, node: LocalNode, deadline: float) -> None:
+        """Do nothing: the capacity loop sees the notice."""
+
+
+def aggregator_name(fleet: str, node: str) -> str:
+    """Return what the aggregator on a fleet's node is called."""
+    return f"{fleet}.{node}"[-64:].lstrip("._-")
 
 
 class SparkNodeProvider:

@@ -187,6 +187,7 @@ class LocalFleetState:
             base=pool.base,
             on_demand_since=plan.on_demand_since,
             draining=plan.drain,
+            purpose="aggregators" if pool.kind == "cpu" else "",
         )
 
     def _why(self, plan: PoolPlan, lasting: int, now: float) -> str:

@@ -59,6 +59,11 @@ def memory_mark(fleet: str, node: str) -> str:
     return f"{fleet}/{node}/{MACHINE}/memory"
 
 
+def aggregator_mark(fleet: str, node: str) -> str:
+    """Return the mark of the aggregator that a node is for."""
+    return f"{fleet}/{node}/{MACHINE}/aggregator"
+
+
 def below(fleet: str, node: str = "", app: str = "") -> str:
     """Return what the labels of a whole fleet, of one node, or of one app on it begin with, with the last slash."""
     parts = [fleet, *([node] if node else []), *([quote(app, safe="")] if app else [])]

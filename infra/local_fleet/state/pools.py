@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Market
 
-PoolKind = Literal["spark", "gpu"]
+PoolKind = Literal["spark", "gpu", "cpu"]
 _NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z][a-z0-9_]*)*")
 _COUNTS = ("cores", "slots", "min_nodes", "max_nodes", "initial", "base")
 _REALS = ("memory", "price", "on_demand_price", "provision_time", "cpus_per_slot", "memory_lend")
@@ -17,7 +17,8 @@ _MIN_LEND = 1 / 64  # GiB: a slab
 
 @dataclass(frozen=True, slots=True)
 class LocalPool:
-    """A node pool of one kind: workers of a Spark cluster, or GPU nodes with slots for training processes.
+    """A node pool of one kind: workers of a Spark cluster, GPU nodes with slots for training processes, or CPU nodes
+    that are aggregators of trainings.
 
     Prices are simulated. Raises ``OptionError`` for values outside their rules.
     """
@@ -38,6 +39,7 @@ class LocalPool:
     zone: str = ""
     provision_time: float = 0.0  # simulated, s from the request of a node to its start
     cpus_per_slot: float | None = None  # CPU cores behind one core or slot (control groups); None: by kind
+    aggregation: str = ""  # cpu: the cluster, in the ledger, whose trainings its nodes serve as aggregators
     memory_lend: float = 0.0  # GiB that each node lends other nodes at most (``infra.memory``); 0: nothing
 
     def __post_init__(self) -> None:
@@ -47,7 +49,18 @@ class LocalPool:
                 f"letter, at most 40; got {self.name!r}"
             )
         if self.kind not in get_args(PoolKind):
-            raise OptionError(f"the kind of pool {self.name} must be 'spark' or 'gpu'; got {self.kind!r}")
+            raise OptionError(
+                f"the kind of pool {self.name} must be 'spark', 'gpu' or 'cpu'; got {self.kind!r}"
+            )
+        if (self.kind == "cpu") != bool(self.aggregation):
+            raise OptionError(
+                f"pool {self.name} of kind {self.kind!r} must "
+                + (
+                    "name the cluster that it serves: aggregation"
+                    if self.kind == "cpu"
+                    else "have no aggregation"
+                )
+            )
         if self.market not in get_args(Market):
             raise OptionError(
                 f"the market of pool {self.name} must be 'spot' or 'on-demand'; got {self.market!r}"
@@ -103,7 +116,7 @@ class LocalPool:
                 f"pool {name} has no setting {unknown[0]!r}; there are {', '.join(sorted(known))}"
             )
         if "kind" not in content:
-            raise OptionError(f"pool {name} must say its kind: spark or gpu")
+            raise OptionError(f"pool {name} must say its kind: spark, gpu or cpu")
         return cls(name, **content)
 
 

@@ -29,6 +29,7 @@ ReportKind = Literal[
     "damaged",  # checkpoints that cannot serve
     "communication",  # what became of planned communication
     "members",  # whether processes may come and go from now on
+    "moments",  # by how many rounds the optimizer's moments were older, of tensors of a lost aggregator
 ]
 
 

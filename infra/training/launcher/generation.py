@@ -236,7 +236,7 @@ class Generation:
             begins = report.kind == "started"
             if begins and self.own_checkpoints and self._first >= 0:
                 continue  # its output has said so
-            if (begins and not self.own_checkpoints) or report.kind in (*_SAID_END, "members"):
+            if (begins and not self.own_checkpoints) or report.kind in (*_SAID_END, "members", "moments"):
                 said = {**report.content, "step": report.step, "rank": report.rank, "at": report.time}
                 self.note(report.kind, **said)
             if self.workforce is not None and self.workforce.hear(report):

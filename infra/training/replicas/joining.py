@@ -35,7 +35,7 @@ def take_part(
     ``infra.training.service.joining.take_part``.
     """
     if not isinstance(world, ReplicaWorld):
-        return joining.take_part(world, sync, options, asked, settings, link.launched)
+        return joining.take_part(world, sync, options, asked, settings, link.launched, link.post)
     joining.check_choice(world, sync, launched=link.launched)
     forced = settings.recovery == "in-place"
     if not world.later:  # one that comes later compares with the training's state once it has that

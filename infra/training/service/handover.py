@@ -26,6 +26,7 @@ def state_of(prepared: PreparedTraining, asked: dict[str, Any], number: int) -> 
     assert service is not None
     return {
         "table": service.agent.table,
+        "spares": service.agent.spares,
         "aggregators": {name: asdict(where) for name, where in service.agent.addresses.items()},
         "asked": packed(asked),
         "number": number,
@@ -39,10 +40,12 @@ def state_of(prepared: PreparedTraining, asked: dict[str, Any], number: int) -> 
 
 def aggregators_of(
     state: Mapping[str, Any],
-) -> tuple[dict[str, AggregatorAddress], dict[str, list[str]]]:
-    """Return where aggregators listen, and which of them each tensor has, of what ``state_of`` gave."""
+) -> tuple[dict[str, AggregatorAddress], dict[str, list[str]], dict[str, list[str]]]:
+    """Return where aggregators listen, and which of them each tensor has, and which have earlier copies, of what
+    ``state_of`` gave."""
     where = {name: AggregatorAddress(**one) for name, one in state["aggregators"].items()}
-    return where, {name: list(hosts) for name, hosts in state["table"].items()}
+    table, spares = ({name: list(hosts) for name, hosts in state[key].items()} for key in ("table", "spares"))
+    return where, table, spares
 
 
 def take_over(prepared: PreparedTraining, state: dict[str, Any]) -> None:

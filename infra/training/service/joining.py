@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from ebbflow.infra.aggregation.agent import AggregationAgent
 from ebbflow.infra.aggregation.frames import AggregatorAddress
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.channel import keys
+from ebbflow.infra.training.channel.messages import ReportKind
 from ebbflow.infra.training.prepared import Options, PreparedTraining
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.service import handover
@@ -23,6 +24,9 @@ from ebbflow.planners.model.trainings import RunSettings, SyncChoice
 AGGREGATORS = "EBBFLOW_AGGREGATORS"  # JSON: name, address and public key of each, which are public
 
 
+Post = Callable[[ReportKind, int, dict[str, Any]], None]
+
+
 class ServiceMembers:
     """One process's taking part; see ``infra.training.stepper.Members``.
 
@@ -32,12 +36,15 @@ class ServiceMembers:
         world: the training's processes.
         asked: what the script asks of the training.
         settings: of the run.
+        post: says something to the launcher: kind, step and values; see ``Link.post``.
 
     Raises ``TrainingError`` where a process asks for something else than the others.
     """
 
-    def __init__(self, world: ServiceWorld, asked: dict[str, Any], settings: RunSettings) -> None:
-        self._world, self._asked, self._settings = world, asked, settings
+    def __init__(
+        self, world: ServiceWorld, asked: dict[str, Any], settings: RunSettings, post: Post | None = None
+    ) -> None:
+        self._world, self._asked, self._settings, self._post = world, asked, settings, post
         self._prepared: PreparedTraining | None = None
         self._state: dict[str, Any] | None = None
         if world.later:
@@ -70,7 +77,7 @@ class ServiceMembers:
     def connect(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> ServiceOptimizer:
         """Connect to the aggregators. Raises ``OptionError`` for what they cannot train."""
         parameters = trained(model, optimizer)
-        where, table = self._aggregators(parameters)
+        where, table, spares = self._aggregators(parameters)
         _, pair = keys.handed_down(os.environ)
         watched: list[ServiceOptimizer] = []
 
@@ -78,21 +85,31 @@ class ServiceMembers:
             for one in watched:
                 one.watch(others)
 
-        agent = AggregationAgent(pair, where, table, timeout_s=self._settings.collective_timeout, watch=watch)
+        agent = AggregationAgent(pair, where, table, timeout_s=self._settings.collective_timeout, watch=watch,
+                                 spares=spares)  # fmt: skip
         made = ServiceOptimizer(self._world, model, optimizer, parameters, agent)
+        made.mirror_every = self._settings.mirror_every
         watched.append(made)
         made.without(self._world.view)
         return made
 
     def _aggregators(
         self, parameters: Mapping[str, torch.nn.Parameter]
-    ) -> tuple[dict[str, AggregatorAddress], Mapping[str, Sequence[str]]]:
-        """Return where aggregators listen, and which of them each tensor has: those of the others where it joins."""
+    ) -> tuple[dict[str, AggregatorAddress], Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]]:
+        """Return where aggregators listen, and which of them each tensor has, and which have earlier copies: those of
+        the others where it joins."""
         if self._state is not None:
             return handover.aggregators_of(self._state)
         where = addresses()
         sizes = {name: 4 * parameter.numel() for name, parameter in parameters.items()}
-        return where, spread_tensors(sizes, list(where), self._settings.mirrors)
+        table = spread_tensors(sizes, list(where), self._settings.mirrors)
+        if self._settings.mirror_every == 1:
+            return where, table, {}
+        return (
+            where,
+            {name: own[:1] for name, own in table.items()},
+            {name: own[1:] for name, own in table.items()},
+        )
 
     def begin(self, prepared: PreparedTraining) -> None:
         """Take up the training, once everything is prepared. Raises ``AggregationError``."""
@@ -118,7 +135,13 @@ class ServiceMembers:
             self._world.from_first_of(self._describe)
 
     def stepped(self) -> None:
-        """Take note that all have ended a step: aggregators know."""
+        """Take note that all have ended a step: aggregators know. The first one says how old moments were."""
+        prepared = self._prepared
+        service = prepared.service if prepared is not None else None
+        if prepared is not None and service is not None and service.age:
+            if self._world.rank == 0 and self._post is not None:
+                self._post("moments", prepared.progress.step, {"rounds": service.age})
+            service.age = 0
 
     def _hand_over(self) -> object:
         prepared = self._prepared
@@ -141,6 +164,7 @@ def take_part(
     asked: dict[str, Any],
     settings: RunSettings,
     launched: bool,
+    post: Post | None = None,
 ) -> ServiceMembers | None:
     """Take part in a training over the aggregation service; ``None`` where gradients meet otherwise.
 
@@ -151,6 +175,7 @@ def take_part(
         asked: all of it, in which processes must agree.
         settings: of the run.
         launched: whether there is a launcher.
+        post: says something to it.
 
     Raises ``OptionError`` where the launcher has prepared something else, and ``TrainingError`` where processes ask
     for different things.
@@ -160,7 +185,7 @@ def take_part(
         world.check_same(asked)
         return None
     check_options(options, settings)
-    return ServiceMembers(world, asked, settings)
+    return ServiceMembers(world, asked, settings, post)
 
 
 def check_choice(world: World, sync: SyncChoice | None, *, launched: bool) -> None:

@@ -107,6 +107,12 @@ class ServiceOptimizer:
         self.norm = 0.0  # of the last step's gradient
         self.pushing = False
         self.on_push: Ready = lambda name, gradient: None
+        self.age = (
+            0  # rounds by which moments of tensors of a lost aggregator were older, the most since ``told``
+        )
+        self.mirror_every = 1  # rounds; above 1 the first process brings spares up to date
+        self._mirrored: int | None = None  # round that this process has brought spares to
+        agent.offer = self._offered
         world.on_loss(self.without)
         for name, parameter in self._parameters.items():
             parameter.register_post_accumulate_grad_hook(self._hook(name))
@@ -131,9 +137,29 @@ class ServiceOptimizer:
 
     def hand_over(self) -> None:
         """Give the aggregators parameters and moments as they are here."""
+        self._agent.init(*self._described(self._parameters), self.number)
+        self._mirrored = self.number
+
+    def mirror(self) -> None:
+        """Bring spares to the round that begins, where they are ``mirror_every`` rounds old or of an unknown age.
+
+        One process of the training does this, after a step.
+        """
+        if self._mirrored is not None and self.number - self._mirrored < self.mirror_every:
+            return
+        names = list(self._agent.spares)
+        if names:
+            self.fetch_moments(names)
+            kept = [name for name in names if name not in self._agent.adopted]
+            self._agent.refresh(*self._described(kept), self.number)
+        self._mirrored = self.number
+
+    def _described(self, names: Iterable[str]) -> tuple[dict[str, Buffer], dict[str, dict[str, Any]]]:
+        """Return parameters and moments as they are here, and what describes them."""
         data: dict[str, Buffer] = {}
         options: dict[str, dict[str, Any]] = {}
-        for name, parameter in self._parameters.items():
+        for name in names:
+            parameter = self._parameters[name]
             rule = self._rules[self._groups[id(parameter)]]
             state = self._optimizer.state.get(parameter, {})
             moments = [one for one in rule.moments if state.get(_MOMENTS[one]) is not None]
@@ -142,7 +168,14 @@ class ServiceOptimizer:
             step = int(state["step"]) if "step" in state else int(bool(moments))
             data[name] = memoryview(flat.numpy()).cast("B")
             options[name] = {"rule": rule_values(rule), "step": step, "moments": moments}
-        self._agent.init(data, options, self.number)
+        return data, options
+
+    def _offered(self, name: str) -> tuple[Buffer, dict[str, Any], int]:
+        """Return a parameter as it is here; see ``infra.aggregation.agent.Offer``."""
+        parameter = self._parameters[name]
+        flat = parameter.detach().to("cpu", torch.float32).reshape(-1).clone()
+        rule = self._rules[self._groups[id(parameter)]]
+        return memoryview(flat.numpy()).cast("B"), {"rule": rule_values(rule), "step": 0}, self.number
 
     def pull(self) -> None:
         """Ask for the parameters of the round that begins."""
@@ -220,31 +253,38 @@ class ServiceOptimizer:
             with torch.no_grad():
                 for name, frame in found.items():
                     self._parameters[name].copy_(self._shaped(name, frame))
+                    self.age = max(self.age, int(frame.options.get("age", 0)))
             self._pending -= wanted
 
     def settle(self) -> None:
         """Wait for all parameters."""
         self.need(self._parameters)
 
-    def fetch_moments(self) -> None:
-        """Bring the optimizer's state to what aggregators have."""
+    def fetch_moments(self, names: Iterable[str] | None = None) -> None:
+        """Bring the optimizer's state to what aggregators have, of all parameters or those named."""
         with self._lock:
             self.settle()
-            for name, frame in self._agent.states(self._parameters, self.number).items():
-                parameter, names = self._parameters[name], frame.options["moments"]
-                if not names:
+            wanted = self._parameters if names is None else names
+            for name, frame in self._agent.states(wanted, self.number).items():
+                parameter, moments = self._parameters[name], frame.options["moments"]
+                if not moments:
                     continue
                 values = torch.frombuffer(bytearray(frame.payload), dtype=torch.float32)
                 state = self._optimizer.state[parameter]
-                for one, part in zip(names, values.chunk(len(names)), strict=True):
+                for one, part in zip(moments, values.chunk(len(moments)), strict=True):
                     state[_MOMENTS[one]] = part.reshape(parameter.shape).to(parameter.device, parameter.dtype)
                 if isinstance(self._rules[self._groups[id(parameter)]], Adam):
                     state["step"] = torch.tensor(float(frame.options["step"]))
 
     def without(self, view: View) -> None:
-        """Do without the aggregators that a view has lost. Raises ``AggregationError`` where they had no mirrors."""
-        for name in view.lost:
-            self._agent.drop(name)
+        """Do without the aggregators that a view has lost. Raises ``AggregationError`` where they had no mirrors.
+
+        What continues on a spare is pulled before it is used again: all processes then have the same.
+        """
+        with self._lock:
+            for name in view.lost:
+                self._agent.drop(name)
+            self._pending |= self._agent.adopted
 
     def watch(self, others: bool) -> None:
         """Look for a new view while an answer is waited for; see ``infra.aggregation.agent.Watch``.
@@ -284,11 +324,15 @@ class ServiceOptimizer:
 
     def _commit(self, options: dict[str, dict[str, Any]], view: int) -> None:
         with self._lock:
+            self._pending -= self._agent.adopted  # its sum is gone, and ``commit`` takes what is here
             self.settle()
             self._agent.commit(options, self.number, view)
             self._pending = set(self._parameters)
             self._pushed.clear()
             self.number += 1
+            # nobody can end the next round without this process, so the state stays what it is
+            if self.mirror_every > 1 and self.world.rank == 0:
+                self.mirror()
 
     def _shaped(self, name: str, frame: TensorFrame) -> torch.Tensor:
         values = torch.frombuffer(bytearray(frame.payload), dtype=torch.float32)

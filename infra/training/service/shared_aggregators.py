@@ -17,6 +17,7 @@ from ebbflow.infra.training.service.joining import AGGREGATORS
 _LOOK = 0.5  # seconds between two looks at the ledger
 _BEAT = 2.0  # seconds between two signs of life
 _SHOW = 2.5  # seconds in which an aggregator that serves shows it, whatever its node's clock says
+_PROVISION = 600.0  # seconds that a run waits for aggregators which a capacity loop is to launch
 _CLOSING = 10.0  # seconds for the ledger to be told that the run is over; else the service finds it out
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class SharedAggregators:
         self, cluster: str, run: str, servers: int, mirrors: int = 0, *, timeout_s: float = 60.0
     ) -> None:
         self._cluster, self._servers, self._mirrors = cluster, servers, mirrors
+        self._app = run
         self._run = f"{run}-{secrets.token_hex(4)}"  # IDs of runs are unique in their directory only
         self._timeout = timeout_s
         self._ledger = Ledger.open(cluster=cluster)
@@ -54,6 +56,7 @@ class SharedAggregators:
         self._holding: dict[str, bool] = {}  # by aggregator that was seen: whether it has tensors of this run
         self._lost: list[str] = []
         self._followed = 0  # reads
+        self._asks = False  # whether the run's demand is to be written
         self._begun = False
         self._ended = threading.Event()
         self._wake = threading.Event()
@@ -64,10 +67,19 @@ class SharedAggregators:
     def start(self) -> None:
         """Choose aggregators to begin with, idle ones first; those of a run that has begun are waited for.
 
+        So are those that a capacity loop is to launch.
+
         Raises ``AggregationError`` for too few, and ``LedgerError`` where it does not answer in time.
         """
-        end = time.monotonic() + (self._timeout if self._begun else _SHOW)
-        while len(there := self._staying()) <= self._mirrors and time.monotonic() < end:
+        count = max(self._servers, self._mirrors + 1)
+        began = time.monotonic()
+        while len(there := self._staying()) < count:
+            waited = time.monotonic() - began
+            launched = self._launched()
+            if waited >= (_PROVISION if launched > len(there) else self._timeout if self._begun else _SHOW):
+                break
+            if len(there) > self._mirrors and launched <= len(there):
+                break  # no more of them will come
             time.sleep(_LOOK / 2)
         if len(there) <= self._mirrors:
             raise AggregationError(
@@ -78,7 +90,6 @@ class SharedAggregators:
             name: sum(held.bytes for own in one.held.values() for held in own.values())
             for name, one in there.items()
         }
-        count = max(self._servers, self._mirrors + 1)
         chosen = sorted(there, key=lambda name: (load[name], name))[:count]
         self._addresses = {name: there[name].where for name in chosen}
         self._holding, self._lost = dict.fromkeys(chosen, True), []
@@ -155,6 +166,10 @@ class SharedAggregators:
             assert self._view is not None
             return {name: one for name, one in self._view.aggregators().items() if one.leaving is None}
 
+    def _launched(self) -> int:
+        with self._changed:
+            return self._view.provisions() if self._view is not None else 0
+
     def _late(self, job: str) -> list[str]:
         found = self._view.aggregators() if self._view is not None else {}
         revision = self._trainings[job].revision
@@ -175,12 +190,13 @@ class SharedAggregators:
     # --- in the thread of its own ---------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        beaten = time.monotonic()
+        beaten = float("-inf")
         while not self._ended.is_set():
             if time.monotonic() - beaten >= _BEAT:
                 beaten = time.monotonic()
                 with self._changed:
                     self._unwritten |= self._trainings.keys()
+                self._asks = True
             self._talk()
             self._wake.wait(_LOOK)
             self._wake.clear()
@@ -189,6 +205,7 @@ class SharedAggregators:
             self._trainings = {}
         try:
             self._write()
+            self._registry.drop_demand(self._run)
         except InfraError as exc:
             log.warning("the aggregation service finds out by itself that run %s is over: %s", self._run, exc)
         self._ledger.close()
@@ -211,6 +228,9 @@ class SharedAggregators:
     def _write(self) -> None:
         with self._changed:
             due = {job: self._trainings.get(job) for job in self._unwritten}
+        if self._asks:
+            self._registry.put_demand(self._run, self._app, max(self._servers, self._mirrors + 1))
+            self._asks = False
         for job, record in due.items():
             if record is None:
                 self._registry.drop_training(job)

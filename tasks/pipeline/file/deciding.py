@@ -45,7 +45,8 @@ def _scaling(loop: LoopSpec, pipeline: Pipeline) -> Scaling:
     cluster = pipeline.cluster
     if not isinstance(cluster, LocalSpec):
         return Scaling(**given)
-    pools = {pool.name: "gpus" if pool.kind == "gpu" else "cores" for pool in cluster.pools}
+    whats = {"gpu": "gpus", "spark": "cores", "cpu": "aggregators"}
+    pools = {pool.name: whats[pool.kind] for pool in cluster.pools}
     # nodes of this machine come as fast as they boot, not in the minutes that a cloud takes
     given.setdefault(
         "provision_time_s", 5.0 + max((pool.provision_time for pool in cluster.pools), default=0.0)

@@ -16,7 +16,7 @@ TRIAL_OPTIONS = (
 TRAINING_OPTIONS = (
     "keep_checkpoints", "partial_checkpoint_interval", "partial_checkpoint_fraction", "interruption_rate",
     "communication", "own_checkpoints", "step_pattern", "sync", "aggregators", "mirrors",
-    "aggregation_cluster", "preflight",
+    "mirror_every", "aggregation_cluster", "preflight",
     "retry_policy", "retry_backoff", "node_timeout",
     "collective_timeout", "track",
 )  # fmt: skip

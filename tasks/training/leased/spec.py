@@ -22,6 +22,7 @@ def training_spec(request: TrainingRequest, *, deployment: str = "", **fields: A
         "gpus": wanted - wanted % replica,
         "min_gpus": least_whole(request.min_gpus, replica),
         "max_gpus": most - most % replica,
+        "aggregators": max(request.aggregators, request.mirrors + 1) if request.aggregation_cluster else 0,
         "resume": Resume("training", request.runs_dir, request.run_id, deployment).to_dict(),
     }
     return app_spec("training", given, fields)

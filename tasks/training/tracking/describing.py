@@ -16,7 +16,7 @@ from ebbflow.tasks.training.request import TrainingRequest
 CHECKPOINTS = "checkpoints"  # in a run's directory
 _ASKED = (
     "script", "workdir", "requirements", "nodes", "min_gpus", "max_gpus", "replica_gpus", "adaptive", "communication",
-    "sync", "aggregators", "mirrors", "aggregation_cluster",
+    "sync", "aggregators", "mirrors", "mirror_every", "aggregation_cluster",
     "own_checkpoints", "preflight", "checkpoint_interval", "partial_checkpoint_interval",
     "interruption_rate", "price",
 )  # fmt: skip

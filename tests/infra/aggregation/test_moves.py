@@ -227,7 +227,7 @@ def test_only_aggregators_may_move_tensors(caplog: pytest.LogCaptureFixture) -> 
         worker, other = service.team("job", {"weight": ["A"]}, 2)
         worker.init({"weight": np.zeros(3, np.float32)}, Sgd(lr=1.0))
         options = {"do": "expect", "job": "other", "migration": 1}
-        socket = other.agent._sockets["A"]
+        socket = other.agent._links.sockets["A"]
         socket.send_multipart(encode([TensorFrame(Kind.MOVE, "weight", options=options)]))
         _until(lambda: service.aggregators["A"].refused == 1, "the connection is ended")
         assert service.hosts("other") == {}

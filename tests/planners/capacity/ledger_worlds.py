@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ebbflow.planners.aggregation.demand import AggregationDemand
 from ebbflow.planners.capacity.decision import decide
+from ebbflow.planners.capacity.leases import SERVICE
 from ebbflow.planners.capacity.values import Cycle, Memory, SchedulerInput, Settings
 from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
@@ -62,6 +64,7 @@ class World:
     """Time passes by ``step``; after each the loop decides and everything is carried out and checked."""
 
     asks = False  # whether nodes that leave are replaced early only where that is asked for
+    aggregation: AggregationDemand | None = None
 
     def __init__(
         self, settings: Settings, nodes: list[Node], *, seed: int = 0, fleet: Fleet | None = None
@@ -160,6 +163,7 @@ class World:
             self.offers,
             evicted=frozenset(self.evicted),
             asks=self.asks,
+            aggregation=self.aggregation,
         )
         dice = self.rng.bit_generator.state
         cycle = decide(situation, self.settings, self.memory, self.rng)
@@ -225,7 +229,8 @@ class World:
                     for ghost in self.ghosts.values():
                         over = self.now >= ghost.until + self.settings.termination_grace_s
                         assert over or ghost.node != lease.node, f"{lease} is where {ghost} may still be used"
-                    assert state.apps[lease.app].phase not in {*OVER, "lost"}
+                    if lease.app != SERVICE:  # which enters with its first lease
+                        assert state.apps[lease.app].phase not in {*OVER, "lost"}
             if isinstance(change, Extended):
                 for number in change.leases:
                     held = state.leases[number]
@@ -235,6 +240,8 @@ class World:
             if isinstance(change, Ended):
                 for number in change.leases:
                     lease = state.leases[number]
+                    if state.apps[lease.app].spec.kind == "aggregation":
+                        continue
                     self._may_end(lease)
                     if lease.node not in state.nodes and not self._has_let_go(lease):
                         self.ghosts[number] = lease
@@ -263,6 +270,8 @@ class World:
         elastic = self.settings.elastic
         for record in state.apps.values():
             spec = record.spec
+            if spec.kind == "aggregation":
+                continue
             live = [x for x in state.held(spec.id) if x.recalled is None and x.node in state.nodes]
             assert len(live) <= max(spec.max_gpus, spec.gpus), f"{spec.id} holds {len(live)} GPUs"
             quiet = cycle.memory.heartbeats.get(spec.id)

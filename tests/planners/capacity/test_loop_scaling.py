@@ -261,7 +261,7 @@ def test_without_rules_the_fleet_is_left_alone():
     [
         ({"provision_time_s": -1.0}, "provision_time_s must be >= 0 s"),
         ({"deadline_safety_factor": 0.5}, "deadline_safety_factor must be >= 1"),
-        ({"pools": {"x": "disks"}}, "pool x must be for 'gpus' or 'cores'; got 'disks'"),
+        ({"pools": {"x": "disks"}}, "pool x must be for 'gpus', 'cores' or 'aggregators'; got 'disks'"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(values, said):

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -118,7 +119,7 @@ class Worker:
         world = ServiceWorld(seat, seat, self.member, 1, torch.device("cpu"), later=self.later)  # type: ignore[arg-type]
         if not self.later:
             world.enter()
-        members = ServiceMembers(world, {"seed": SEED}, team.settings)
+        members = ServiceMembers(world, {"seed": SEED}, team.settings, team.post)
         model = team.make()
         prepared = self.prepared = prepare(
             world, model, team.make_optimizer(model), team.options, team.settings, lambda _: None, None,
@@ -173,10 +174,16 @@ class Team:
     aggregators: list[Aggregator] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
     before_step: Callable[[Worker, int], None] = lambda worker, step: None
+    posted: list[tuple[str, dict[str, Any]]] = field(
+        default_factory=list
+    )  # to the launcher, which there is none
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.board = Board(Membership(range(self.founders)))
+
+    def post(self, kind: str, step: int, content: dict[str, Any]) -> None:
+        self.posted.append((kind, content))
 
     def begin(self, **lost_in: int) -> None:
         """Start the founders; ``lost_in`` is a step by ``w`` and the member."""

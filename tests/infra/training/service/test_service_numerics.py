@@ -1,6 +1,8 @@
 """Trainings over aggregators compute what one process does, whoever leaves and comes."""
 
 import copy
+import time
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from ebbflow.infra.training.prepared import Options
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.saving.data_order import DataOrder, shares
-from tests.infra.training.service.team import SEED, MakeOptimizer, Team, Worker, aggregators
+from tests.infra.training.service.team import PATIENCE, SEED, MakeOptimizer, Team, Worker, aggregators
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -50,7 +52,16 @@ def make_data(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.T
     return x.to(dtype), x[:, :2].sum(1, keepdim=True).sin().to(dtype)
 
 
-def single_process(team: Team, worlds: list[int]) -> list[torch.Tensor]:
+@dataclass(frozen=True)
+class OldMoments:
+    """Before ``step`` the moments of ``names`` become those that they were before step ``mirrored``."""
+
+    step: int
+    mirrored: int
+    names: frozenset[str]
+
+
+def single_process(team: Team, worlds: list[int], old: OldMoments | None = None) -> list[torch.Tensor]:
     """Return parameters of a training in this process alone: gradients of the shares of each step, added up.
 
     ``worlds`` is the number of workers in each step. Parameters are float32, as master copies are.
@@ -59,7 +70,13 @@ def single_process(team: Team, worlds: list[int]) -> list[torch.Tensor]:
     master = copy.deepcopy(model).float()
     optimizer = team.make_optimizer(master)
     order, (x, y) = DataOrder(SAMPLES, SEED), team.data
+    kept: dict[str, Any] = {}
     for step, world in enumerate(worlds):
+        for name, parameter in master.named_parameters():
+            if old is not None and step == old.mirrored and name in old.names:
+                kept[name] = copy.deepcopy(optimizer.state[parameter])
+            if old is not None and step == old.step and name in old.names:
+                optimizer.state[parameter] = kept[name]
         turn, position = divmod(step * BATCH, SAMPLES)
         for parameter in master.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -80,7 +97,7 @@ def single_process(team: Team, worlds: list[int]) -> list[torch.Tensor]:
     return [one.detach().float() for one in model.parameters()]
 
 
-def check(team: Team) -> None:
+def check(team: Team, old: OldMoments | None = None) -> None:
     """Compare with one process, and see that each sample was used once a pass."""
     steps: dict[int, list[tuple[int, int]]] = {}
     worlds: dict[int, int] = {}
@@ -94,7 +111,7 @@ def check(team: Team) -> None:
         begin = number * BATCH % SAMPLES
         used = [place for start, stop in sorted(found) for place in range(start, stop)]
         assert used == list(range(begin, begin + BATCH)), number
-    expected = single_process(team, [worlds[number] for number in range(team.steps)])
+    expected = single_process(team, [worlds[number] for number in range(team.steps)], old)
     bound: dict[str, Any] = BOUND_16 if next(team.make().parameters()).dtype == torch.bfloat16 else BOUND
     last = [worker for worker in team.workers if worker.done and worker.done[-1].number == team.steps - 1]
     for worker in last:
@@ -106,7 +123,13 @@ def check(team: Team) -> None:
 
 
 def team_of(
-    optimizer: str, *, steps: int, founders: int = 2, dtype: str = "float32", mirrors: int = 0
+    optimizer: str,
+    *,
+    steps: int,
+    founders: int = 2,
+    dtype: str = "float32",
+    mirrors: int = 0,
+    mirror_every: int = 1,
 ) -> Team:
     low = dtype == "bfloat16"
     return Team(
@@ -115,7 +138,7 @@ def team_of(
         make_data(getattr(torch, dtype)),
         steps,
         Options(BATCH, clip_norm=CLIP, learning_rate_rule="linear"),
-        RunSettings(sync="service", adaptive=False, mirrors=mirrors),
+        RunSettings(sync="service", adaptive=False, mirrors=mirrors, mirror_every=mirror_every),
         founders,
     )
 
@@ -162,6 +185,39 @@ def test_bfloat16_gradients_update_float32_master_copies(
         team.begin()
         team.end()
     check(team)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_moments_are_those_of_the_last_mirrored_round_after_the_loss_of_an_aggregator(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters are those of the workers; of tensors on the lost aggregator the moments lack four gradients."""
+    held: set[str] = set()
+    with aggregators(monkeypatch, 2) as hosts:
+        team = team_of(optimizer, steps=40, founders=2, mirrors=1, mirror_every=7)
+
+        def before_step(worker: Worker, step: int) -> None:
+            if worker.member != 0 or step != 25:
+                return
+            for one in team.workers:  # all have the parameters of the step
+                service = one.prepared.service if one.prepared is not None else None
+                assert service is not None
+                end = time.monotonic() + PATIENCE
+                while service.number < step:
+                    assert time.monotonic() < end
+                    time.sleep(0.01)
+                service.settle()
+                held.update(name for name, own in service.agent.table.items() if own[0] == hosts[0].name)
+            hosts[0].close()
+            team.board.do(lambda membership: membership.lose_aggregator(hosts[0].name))
+
+        team.before_step = before_step
+        team.begin()
+        team.end()
+    assert held
+    assert held < set(dict(MODEL.named_parameters()))
+    assert team.posted == [("moments", {"rounds": 4})]
+    check(team, OldMoments(25, 21, frozenset(held)))
 
 
 def test_checkpoints_hold_what_aggregators_have(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,14 @@ class ServiceRun(Run):
     """A training of some nodes with one worker each, by default over two aggregators that mirror each other."""
 
     def __init__(
-        self, folder: Path, nodes: int, *, pause: float = 0.02, mirrors: int = 1, hang: HangRule | None = None
+        self,
+        folder: Path,
+        nodes: int,
+        *,
+        pause: float = 0.02,
+        mirrors: int = 1,
+        mirror_every: int = 1,
+        hang: HangRule | None = None,
     ) -> None:
         settings = RunSettings(
             sync="service",
@@ -29,6 +36,7 @@ class ServiceRun(Run):
             checkpoint_interval=1e6 if mirrors else 1.0,
             aggregators=mirrors + 1,
             mirrors=mirrors,
+            mirror_every=mirror_every,
         )
         super().__init__(
             folder, nodes, settings, arguments=("100000", "adam", str(pause), "float32"), hang=hang
@@ -80,6 +88,20 @@ def test_workers_nodes_and_an_aggregator_are_lost_and_nodes_come_within_one_gene
     assert status.generation == 1
     run.check_data(status.step)
     assert len(run.unwritten) <= 3, run.unwritten
+
+
+def test_a_killed_aggregator_leaves_moments_of_the_last_mirrored_round(
+    start: Callable[..., ServiceRun],
+) -> None:
+    run = start(nodes=2, mirror_every=8)
+    run.until(lambda: run.step > 12, "steps")
+    os.kill(run.aggregator, signal.SIGKILL)
+    run.until(lambda: bool(run.kinds("aggregator-lost")), "loss of an aggregator")
+    run.advance(5)
+    status = run.stop()
+    assert status.generation == 1
+    run.check_data(status.step)
+    assert all(0 < int(str(one["rounds"])) <= 8 for one in run.kinds("moments"))
 
 
 @pytest.mark.slow

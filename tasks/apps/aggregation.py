@@ -1,0 +1,102 @@
+"""``ServiceWatch``: what the cluster's aggregation service needs, as a loop sees it, and who pays its nodes."""
+
+from dataclasses import replace
+
+from ebbflow.infra.aggregation.registry import ACCOUNTS, MANAGER, ServiceRegistry, ServiceView
+from ebbflow.infra.ledger.records import ServiceRecords
+from ebbflow.planners.aggregation.demand import AggregationDemand, RunDemand, ServingNode, shares
+from ebbflow.planners.capacity.leases import SERVICE
+from ebbflow.planners.model.ledger_state import State
+
+_SERVICE = 1.0  # s between looks at the aggregation service
+_WRITTEN = 10.0  # s between two records of what its nodes have cost, and of what may be launched
+
+
+class ServiceWatch:
+    """Looks at the cluster's aggregation service, and keeps the account of its nodes. For one thread.
+
+    Args:
+        records: of the cluster's ledger.
+    """
+
+    def __init__(self, records: ServiceRecords) -> None:
+        self._registry = ServiceRegistry(records)
+        self.demand: AggregationDemand | None = None  # as last seen
+        self._due = self._write_due = float("-inf")
+        self._until = 0.0  # up to when nodes are paid, s since the Unix epoch
+        self._dollars: dict[str, float] | None = None
+        self._written: dict[str, float] = {}
+
+    def look(self, state: State, now: float, max_nodes: int) -> bool:
+        """Look where a look is due; tell whether decisions may depend on what is new. Raises ``LedgerError``.
+
+        Args:
+            state: of the ledger.
+            now: seconds since the Unix epoch.
+            max_nodes: for aggregators that may be launched.
+        """
+        if now < self._due:
+            return False
+        self._due = now + _SERVICE
+        view = self._registry.read()
+        before = self.demand
+        seen = service_demand(view)
+        dollars = self._pay(view, state, seen, now)
+        self.demand = replace(seen, dollars=dollars)
+        if now >= self._write_due and (max_nodes or dollars):
+            self._write_due = now + _WRITTEN
+            if max_nodes:
+                self._registry.put_provisioning(max_nodes)
+            if dollars != self._written:
+                self._registry.records.put(ACCOUNTS, {"until": self._until, "dollars": dollars})
+                self._written = dollars
+        return before is None or before.shape() != seen.shape()
+
+    def drain(self, aggregator: str, by: float) -> None:
+        """Have an aggregator give its tensors away by then, s since the Unix epoch. Raises ``LedgerError``."""
+        self._registry.drain(aggregator, by)
+
+    def _pay(self, view: ServiceView, state: State, seen: AggregationDemand, now: float) -> dict[str, float]:
+        if self._dollars is None:
+            kept = view.kind(ACCOUNTS.kind).get(ACCOUNTS.name, {})
+            self._dollars, self._until = dict(kept.get("dollars", {})), float(kept.get("until", 0.0))
+        costs: dict[str, float] = {}
+        for lease in state.leases.values():
+            if lease.app == SERVICE:
+                seconds = max(0.0, now - max(lease.since, self._until))
+                costs[lease.node] = costs.get(lease.node, 0.0) + seconds / 3600 * lease.price
+        for run, dollars in shares(seen, costs).items():
+            self._dollars[run] = self._dollars.get(run, 0.0) + dollars
+        self._until = max(now, self._until)
+        return dict(self._dollars)
+
+
+def service_demand(view: ServiceView) -> AggregationDemand:
+    """Return what a service needs and who uses it: by measured time where all was measured, else by bytes."""
+    demands, hosts = view.demands(), view.aggregators()
+    manager = view.kind(MANAGER.kind).get(MANAGER.name, {})
+    apps = {run: str(body["app"]) for run, body in demands.items()}
+
+    def app_of(job: str) -> str:
+        run = job.rpartition("/")[0] or job
+        return apps.get(run, run)
+
+    placed = {app_of(job) for job in manager.get("placed", ())}
+    lacking = {app_of(job): int(count) for job, count in manager.get("squeezed", {}).items()}
+    held = [tensor for one in hosts.values() for own in one.held.values() for tensor in own.values()]
+    measured = all(tensor.execution_us and tensor.iteration_us for tensor in held)
+    nodes = []
+    for name, one in hosts.items():
+        use: dict[str, float] = {}
+        for job, own in one.held.items():
+            for tensor in own.values():
+                part = tensor.execution_us / tensor.iteration_us if measured else float(tensor.bytes)
+                use[app_of(job)] = use.get(app_of(job), 0.0) + part
+        asked = [by for by in (one.leaving, view.drain_of(name)) if by is not None]
+        count = sum(len(own) for own in one.held.values())
+        nodes.append(ServingNode(name, one.node, count, min(asked, default=None), use))
+    runs = [
+        RunDemand(app, max(int(demands[run]["servers"]), 1), app in placed, lacking.get(app, 0))
+        for run, app in sorted(apps.items())
+    ]
+    return AggregationDemand(tuple(runs), tuple(nodes))
