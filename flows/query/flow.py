@@ -108,6 +108,9 @@ def run_query(
     output: str | None = None,
     into: str | None = None,
     into_mode: str = "append",
+    into_key: list[str] | None = None,
+    into_partition: list[str] | None = None,
+    into_format: str = "delta",
     metrics: str = "",
     report: str | list[str] | None = None,
     verify: bool = False,
@@ -156,8 +159,14 @@ def run_query(
         executor_memory: heap size of an executor, such as ``1400m``.
         conf: further Spark settings.
         output: Parquet file for the rows of the result.
-        into: Delta Lake table that the rows of the result are written into, once for each run.
-        into_mode: what becomes of the rows that it has: ``append`` keeps them, ``overwrite`` replaces them.
+        into: table that the rows of the result are written into, once for each run: a directory of Delta Lake, local
+            or ``s3://``, or ``iceberg://CATALOG/NAMESPACE/TABLE``; it is made if it is not there.
+        into_mode: what becomes of the rows that it has: ``create`` fails if it is there, ``append`` keeps them,
+            ``overwrite`` replaces all, ``overwrite-partitions`` those of the partitions that the result has,
+            ``merge`` those with keys that the result has.
+        into_key: columns that rows are merged by.
+        into_partition: columns that the table is partitioned by where it is made.
+        into_format: what a directory is: ``delta``, a table of Delta Lake, or ``parquet``, Parquet files.
         metrics: ``HOST:PORT`` at which ``/metrics`` for Prometheus and ``/healthz`` are served while it runs.
         report: file or files for the report, each ending in ``.html`` (a page) or ``.json`` (the data).
         verify: compare the result with DuckDB's on the same files.

@@ -1,6 +1,7 @@
 """The boundaries between Ebbflow and what it runs on. Real adapters and the simulator implement these."""
 
 from ebbflow.infra.protocols.engine import (
+    FileLayout,
     Relation,
     SqlEngine,
     StageJob,
@@ -52,6 +53,7 @@ __all__ = [
     "Claim",
     "Continue",
     "Decide",
+    "FileLayout",
     "FleetControl",
     "Gang",
     "GangControl",

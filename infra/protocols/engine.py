@@ -50,6 +50,16 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
+class FileLayout:
+    """How a job's files are laid out as those of a table."""
+
+    keys: tuple[
+        str, ...
+    ] = ()  # columns of text that are in no file: a directory ``KEY=VALUE`` in another for each
+    ids: tuple[tuple[str, int], ...] = ()  # columns with the Parquet field id that they get
+
+
+@dataclass(frozen=True, slots=True)
 class StageJob:
     """One statement to run and where its output goes."""
 
@@ -61,6 +71,7 @@ class StageJob:
     partitions: int = 0  # shuffle partitions; 0: the engine's default
     split_bytes: int = 0  # of a file that one task reads at most; 0: the engine's default
     native: bool = False  # tasks of DuckDB's may take the place of the engine's own operators
+    layout: FileLayout | None = None  # of a table's files; ``None``: part files of a checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from ebbflow.infra.errors import (
     StageFailedError,
     StorageFullError,
 )
-from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
-from ebbflow.infra.query.duckdb_statements import output_names, register_view, storable
+from ebbflow.infra.protocols import FileLayout, Relation, StageJob, StageProgress, StageResult
+from ebbflow.infra.query.duckdb_statements import copied, output_names, register_view, storable, streamed
 from ebbflow.infra.query.results import count_rows
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import filesystem
@@ -250,12 +250,15 @@ class DuckDbEngine:
             raise StageCancelledError(f"{job.name} was cancelled before it began")
         part = job.output.path(_PART)
         if job.output.local:
-            target = part.replace("'", "''")
-            cursor.execute(f"COPY ({statement}) TO '{target}' (FORMAT parquet)")
+            divided = job.layout is not None and bool(job.layout.keys)
+            cursor.execute(copied(statement, job.output.path("data") if divided else part, job.layout))
             told = cursor.fetchone()  # nothing where several statements were made of one, as of PIVOT ... ON
             rows = int(told[0]) if told is not None else count_rows(job.output)
-            private.seal(part)
+            if not divided:
+                private.seal(part)
             return rows, columns
+        if job.layout is not None:
+            return _stream_files(running, statement, job.layout), columns
         return _stream(running, statement, job.output.scheme, part), columns
 
     def _watch(self, running: _Running, listener: "_Listener") -> None:
@@ -311,6 +314,15 @@ def _stream(running: _Running, statement: str, scheme: str, path: str) -> int:
             writer.write_batch(batch)
             rows += batch.num_rows
     return rows
+
+
+def _stream_files(running: _Running, statement: str, layout: FileLayout) -> int:
+    """Write the result as files of ``layout`` through pyarrow; return its rows."""
+    output = running.job.output
+    streamed(
+        running.cursor.sql(statement).to_arrow_reader(_BATCH), output.root, layout, filesystem(output.scheme)
+    )
+    return count_rows(output, below=True)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from ebbflow.infra.errors import StageFailedError
-from ebbflow.infra.protocols import Relation, StageJob
+from ebbflow.infra.protocols import FileLayout, Relation, StageJob
 from ebbflow.infra.query.duckdbtypes import quoted, to_duckdb, to_spark
 from ebbflow.infra.storage.filesystems import filesystem
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
@@ -142,3 +142,42 @@ def storable(cursor: Any, job: StageJob) -> tuple[str, tuple[tuple[str, str], ..
         for name, (_, cast) in zip(names, kinds, strict=True)
     )
     return f"SELECT {chosen} FROM (\n{sql}\n)", columns
+
+
+def copied(statement: str, target: str, layout: FileLayout | None) -> str:
+    """Return the statement that writes a statement's rows as Parquet to ``target``: a file, or where ``layout`` has
+    keys a directory."""
+    options = ["FORMAT parquet"]
+    if layout is not None and layout.keys:
+        options += [f"PARTITION_BY ({', '.join(map(quoted, layout.keys))})"]
+    if layout is not None and layout.ids:
+        ids = ", ".join(f"{quoted(name)}: {number}" for name, number in layout.ids)
+        options += [f"FIELD_IDS {{{ids}}}"]
+    return f"COPY ({statement}) TO {_text(target)} ({', '.join(options)})"
+
+
+def streamed(reader: Any, output: Any, layout: FileLayout, fs: Any) -> None:
+    """Write the rows of a ``pyarrow.RecordBatchReader`` as files of ``layout`` into the directory ``output``."""
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+    ids = dict(layout.ids)
+    schema = pa.schema(
+        [
+            field.with_metadata({"PARQUET:field_id": str(ids[field.name])}) if field.name in ids else field
+            for field in reader.schema
+        ]
+    )
+    batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
+    ds.write_dataset(
+        batches,
+        output,
+        schema=schema,
+        filesystem=fs,
+        format="parquet",
+        partitioning=ds.partitioning(pa.schema([(key, pa.string()) for key in layout.keys]), flavor="hive")
+        if layout.keys
+        else None,
+        basename_template="part-{i}.parquet",
+        existing_data_behavior="overwrite_or_ignore",
+    )

@@ -179,8 +179,9 @@ def _batches(checkpoint: Checkpoint, schema: Any, size: int = _BATCH) -> Iterato
                     )
 
 
-def count_rows(folder: StorageLocation) -> int:
-    """Return the exact number of rows in the Parquet files directly in ``folder``, from their footers.
+def count_rows(folder: StorageLocation, *, below: bool = False) -> int:
+    """Return the exact number of rows in the Parquet files directly in ``folder``, from their footers; with
+    ``below`` also of those in directories of it, of which there may be none.
 
     Raises ``StageFailedError`` when there is no file or one is unreadable.
     """
@@ -193,7 +194,10 @@ def count_rows(folder: StorageLocation) -> int:
         return int(pq.read_metadata(path, filesystem=fs).num_rows)
 
     try:
-        paths = [f.path for f in folder.entries() if f.is_file and f.path.endswith(".parquet")]
+        found = files.listing(fs, folder.root, recursive=below)
+        paths = [f.path for f in found if f.is_file and f.path.endswith(".parquet")]
+        if below and not paths:
+            return 0
         if not paths:
             raise StageFailedError(f"the engine reported success but wrote no Parquet file into {folder.uri}")
         with ThreadPoolExecutor(max_workers=min(8, len(paths))) as pool:

@@ -129,7 +129,7 @@ class SparkEngine:
             running.done.set()
             watcher.join()
             watch.finish()
-            rows = count_rows(job.output)
+            rows = count_rows(job.output, below=job.layout is not None)
         except Exception as error:
             running.done.set()
             watcher.join()
@@ -312,7 +312,7 @@ class SparkEngine:
                     return columns, self._native.run(frame, job, columns, running.cancelled), ""
                 except NotNativeError as error:
                     remark = str(error)
-            frame.write.mode("append").parquet(relations.hadoop_uri(job.output.uri))
+            relations.write(frame, job)
             return columns, None, remark
         finally:
             self._forget_group()

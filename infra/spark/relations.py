@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ebbflow.infra.errors import TableError
-from ebbflow.infra.protocols import Relation
+from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.tables import partitions
 
 _HADOOP_SCHEME = {"s3": "s3a", "file": "file"}
@@ -149,3 +149,25 @@ def storable(frame: Any) -> Any:
 def columns(frame: Any) -> tuple[tuple[str, str], ...]:
     """Return (name, Spark SQL type) of a data frame."""
     return tuple((field.name, field.dataType.simpleString()) for field in frame.schema.fields)
+
+
+def write(frame: Any, job: StageJob) -> None:
+    """Write the rows of ``frame`` into the directory of the job's output, as its layout wants them."""
+    from pyspark.sql import functions as f
+
+    if job.layout is None:
+        frame.write.mode("append").parquet(hadoop_uri(job.output.uri))
+        return
+    ids = dict(job.layout.ids)
+    frame = frame.select(
+        *(
+            f.col(quoted(name)).alias(name, metadata={"parquet.field.id": ids[name]})
+            if name in ids
+            else f.col(quoted(name))
+            for name in frame.columns
+        )
+    )
+    if job.layout.keys:  # else each task writes a file for each directory
+        frame = frame.repartition(*(f.col(quoted(key)) for key in job.layout.keys))
+    writer = frame.write.mode("append").option("compression", "snappy")
+    writer.partitionBy(*job.layout.keys).parquet(hadoop_uri(job.output.uri))

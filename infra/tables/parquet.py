@@ -110,6 +110,19 @@ def version(relation: Relation) -> str:
     return digest.hexdigest()[:32]
 
 
+def source_at(place: StorageLocation) -> Source | None:
+    """Return the table that the directory ``place`` is; ``None`` where it is missing or holds no Parquet files.
+
+    Raises ``TableError`` for what ``discover`` refuses.
+    """
+    with translated(f"read the table in {place}", TableError):
+        info = place.fs().get_file_info(place.root)
+        if info.is_file:
+            raise TableError(f"{place} is a file; name a directory")
+        above = StorageLocation(place.uri.rstrip("/").rpartition("/")[0])
+        return _source(above, info)
+
+
 def _source(place: StorageLocation, info: Any) -> Source | None:
     """Return the table that one entry of the directory ``place`` is, or ``None`` when it is none."""
     if files.hidden(info.base_name):

@@ -18,6 +18,7 @@ from ebbflow.planners.model import options
 from ebbflow.planners.model.options import option
 
 if TYPE_CHECKING:
+    from ebbflow.infra.query.table_results import Into
     from ebbflow.infra.tables.logs.catalogues import IcebergCatalogue
 
 Engine = Literal["auto", "spark", "duckdb"]
@@ -97,13 +98,25 @@ class QueryRequest:
     )
     into: str | None = option(
         None,
-        "Delta Lake table that the rows of the result are written into, once for each run: DIR or s3://bucket/prefix",
-        metavar="DIR",
+        "Table that the rows of the result are written into, once for each run: DIR or s3://bucket/prefix of Delta "
+        "Lake, or iceberg://CATALOG/NAMESPACE/TABLE of pyiceberg's configuration. It is made if it is not there",
+        metavar="TABLE",
     )
-    into_mode: Literal["append", "overwrite"] = option(
+    into_mode: Literal["create", "append", "overwrite", "overwrite-partitions", "merge"] = option(
         "append",
-        "What becomes of the rows that the table of --into has: append keeps them, overwrite replaces them",
+        "What becomes of the rows that the table of --into has: create fails if it is there, append keeps them, "
+        "overwrite replaces all, overwrite-partitions those of the partitions that the result has, merge those with "
+        "keys (--into-key) that the result has",
         metavar="HOW",
+    )
+    into_key: tuple[str, ...] = option((), "Column that rows are merged by. Repeatable", metavar="COLUMN")
+    into_partition: tuple[str, ...] = option(
+        (), "Column that the table of --into is partitioned by where it is made. Repeatable", metavar="COLUMN"
+    )
+    into_format: Literal["delta", "parquet"] = option(
+        "delta",
+        "What --into DIR is: delta, a table of Delta Lake, or parquet, a local directory of Parquet files",
+        metavar="NAME",
     )
     report: tuple[str, ...] = option(
         (), "File for the report, .html (a page) or .json (the data). Repeatable", unless=None, metavar="FILE"
@@ -212,7 +225,7 @@ class QueryRequest:
             )
         if self.engine == "spark" and not self.master:
             object.__setattr__(self, "master", LOCAL)
-        self.store_place, self.tables_place, self.output_place, self.into_place  # noqa: B018  raises for a wrong one
+        self.store_place, self.tables_place, self.output_place, self.into_table  # noqa: B018  raises for a wrong one
         validate_options(self.hysteresis, 0.0, 0.0)
         object.__setattr__(self, "report", options.check_report_paths(self.report))
         object.__setattr__(self, "allow_functions", checked_functions(self.allow_functions))
@@ -237,9 +250,17 @@ class QueryRequest:
         return StorageLocation(self.output) if self.output else None
 
     @cached_property
-    def into_place(self) -> StorageLocation | None:
-        """Return the table of Delta Lake that the rows of the result are written into, if any."""
-        return StorageLocation(self.into) if self.into else None
+    def into_table(self) -> "Into | None":
+        """Return the table that the rows of the result are written into, if any. Raises ``OptionError``."""
+        chosen = {name: getattr(self, f"into_{name}") for name in ("mode", "key", "partition", "format")}
+        named = [name for name, value in chosen.items() if value and value not in ("append", "delta")]
+        if not self.into:
+            if named:
+                raise OptionError(f"into_{named[0]} (--into-{named[0]}) needs into (--into), the table")
+            return None
+        from ebbflow.infra.query.table_results import Into
+
+        return Into.of(self.into, self.into_format, self.into_mode, self.into_key, self.into_partition)
 
     @classmethod
     def of(cls, sql: str, **options: Any) -> "QueryRequest":

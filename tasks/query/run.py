@@ -206,11 +206,15 @@ def execute(
         )
         with log_ids(run=run), _watched(source, capacity, inbox, orchestrator, clock):
             result = Driver(session, work, book, orchestrator, clock).run(capacity)
+            if request.into_table is not None:
+                from ebbflow.infra.query.table_results import write_into  # few queries write into tables
+
+                write_into(result, request.into_table, run, engine, book.note, clock)
         seconds = clock.now() - started
         if memory is not None and memory.session is not None:
             memory.flush()
             book.note(memory.summary())
-    if request.into is None:  # else it has not ended before its rows are there
+    if request.into is None:  # else ``deliver`` ends it
         pins.forget()
     remember(store, request, session.measured)
     verdict = verify(gathered, result) if request.verify else (None, "")

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ebbflow.infra.query.results import write_result
-from ebbflow.infra.query.table_results import write_into
 from ebbflow.tasks.report.files import write_reports
 
 if TYPE_CHECKING:
@@ -47,17 +46,14 @@ def served(
 
 
 def deliver(outcome: "QueryOutcome", request: "QueryRequest") -> "QueryOutcome":
-    """Write the rows of a finished query and its reports to the files and the table that ``request`` names; return
-    the outcome.
+    """Write the rows of a finished query and its reports to the files that ``request`` names; return the outcome.
 
-    Raises ``StorageError`` or ``TableError`` for what cannot be written; what comes after it is not written then.
+    Raises ``StorageError`` for what cannot be written; what comes after it is not written then.
     """
     if request.output_place:
         write_result(outcome.result, request.output_place)
-    if request.into_place:
-        write_into(outcome.result, request.into_place, request.into_mode, outcome.run)
-        if outcome.pins is not None:
-            outcome.pins.forget()
+    if request.into and outcome.pins is not None:  # a run again is another one only now
+        outcome.pins.forget()
     report = outcome.report
 
     def page() -> str:

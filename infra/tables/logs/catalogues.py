@@ -14,7 +14,7 @@ from ebbflow.infra.errors import TableError
 from ebbflow.infra.packages import require
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.logs.versions import EXTRA
-from ebbflow.planners.errors import OptionError
+from ebbflow.planners.errors import EbbflowError, OptionError
 
 SCHEME = "iceberg://"
 TIME_LIMIT = 60.0  # seconds for one answer
@@ -42,16 +42,18 @@ class IcebergCatalogue:
 
     def tables(self) -> list[str]:
         """Return the names of its tables; none is opened. Raises ``TableError``."""
-        return sorted(
-            str(found[-1]) for found in self._asked(lambda known: known.list_tables(self.namespace))
-        )
+        return sorted(str(found[-1]) for found in self.ask(lambda known: known.list_tables(self.namespace)))
 
     def place(self, table: str) -> StorageLocation:
         """Return where the metadata file of its table ``table`` is. Raises ``TableError``."""
-        found = self._asked(lambda known: known.load_table((*self.namespace, table)).metadata_location)
+        found = self.ask(lambda known: known.load_table((*self.namespace, table)).metadata_location)
         return StorageLocation(str(found))
 
-    def _asked(self, question: Callable[[Any], Answer]) -> Answer:
+    def ask(self, question: Callable[[Any], Answer], purpose: str = "be read") -> Answer:
+        """Return what ``question`` answers of pyiceberg's catalogue, which is open meanwhile.
+
+        Raises ``TableError``, saying that it cannot ``purpose``, where that takes over a minute or fails.
+        """
         require("pyiceberg", f"{self} is a catalogue of Iceberg, which", EXTRA)
 
         def answer() -> Answer:
@@ -68,10 +70,12 @@ class IcebergCatalogue:
             return waiting.submit(answer).result(TIME_LIMIT)
         except TimeoutError as error:
             raise TableError(f"{self} has not answered within {TIME_LIMIT:.0f} s") from error
+        except EbbflowError:
+            raise
         except Exception as error:  # of whatever library speaks to it
             said = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise TableError(
-                f"{self} cannot be read ({said:.300}); is it in pyiceberg's configuration?"
+                f"{self} cannot {purpose} ({said:.300}); is it in pyiceberg's configuration?"
             ) from error
         finally:
             waiting.shutdown(wait=False)

@@ -127,7 +127,7 @@ def _snapshot(place: StorageLocation, name: str, table: Any, mapped: bool, newes
     keys = tuple(str(column) for column in table.metadata().partition_columns)
     actions = pa.table(table.get_add_actions())
     actions = actions.take(pc.sort_indices(actions.column("path")))
-    paths = [_path(place, name, text) for text in actions.column("path").to_pylist()]
+    paths = [path_of(place, name, text) for text in actions.column("path").to_pylist()]
     modified = actions.column("modification_time").to_pylist()
     files = tuple(
         FileEntry(path, int(size), int(at) / 1000)
@@ -185,7 +185,7 @@ def _nested_mapping(kind: Any) -> bool:
     return '"struct"' in json.dumps(json.loads(kind.to_json()))
 
 
-def _path(place: StorageLocation, name: str, text: str) -> str:
+def path_of(place: StorageLocation, name: str, text: str) -> str:
     """Return a file's path: the log has it relative to the table, percent-encoded."""
     path = unquote(text)
     if "://" in text or path.startswith("/") or ".." in path.split("/"):

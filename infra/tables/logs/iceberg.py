@@ -69,7 +69,7 @@ def _table(place: StorageLocation, name: str) -> Any:
     io = PyArrowFileIO(_settings(place))
     location = _newest(place, name)
     metadata = FromInputFile.table_metadata(io.new_input(location))
-    there = _path(metadata.location)
+    there = plain_path(metadata.location)
     root = folder(place).root.rstrip("/")
     if there != root and not (place.local and os.path.realpath(there) == os.path.realpath(root)):
         raise refused(
@@ -151,20 +151,20 @@ def _snapshot(
     schema = next((one for one in table.metadata.schemas if one.schema_id == schema_id), None)
     if schema is None:
         raise TableError(f"the {_KIND} table {name!r} does not know its schema {schema_id} any more")
-    columns = _columns(name, schema)
+    columns = columns_of(name, schema)
     found = []
     if snapshot:
         if all(one.snapshot_id != snapshot for one in table.metadata.snapshots):
             raise TableError(f"the {_KIND} table {name!r} has no snapshot {snapshot} any more")
         found = sorted(table.scan(snapshot_id=snapshot).plan_files(), key=lambda task: task.file.file_path)
-    root = _path(table.metadata.location)
+    root = plain_path(table.metadata.location)
     for task in found:
         _check(name, root, task)
     data = [task.file for task in found]
     # where the table is reached by a link, its files are, too
     files = tuple(
         FileEntry(
-            folder(place).path(_path(one.file_path).removeprefix(f"{root}/")),
+            path_of(place, root, one),
             int(one.file_size_in_bytes),
             0.0,
         )
@@ -196,7 +196,7 @@ def _check(name: str, root: str, task: Any) -> None:
         raise refused(name, _KIND, f"has files of {file.file_format.name}", "rewrite them as Parquet")
     if file.key_metadata is not None:
         raise refused(name, _KIND, "has encrypted files", "write it without encryption")
-    path = _path(file.file_path)
+    path = plain_path(file.file_path)
     if not path.startswith(f"{root}/") or ".." in path.split("/"):
         raise refused(
             name,
@@ -206,7 +206,8 @@ def _check(name: str, root: str, task: Any) -> None:
         )
 
 
-def _columns(name: str, schema: Any) -> tuple[tuple[str, str], ...]:
+def columns_of(name: str, schema: Any) -> tuple[tuple[str, str], ...]:
+    """Return (name, Spark SQL type) of the columns of the table ``name``. Raises ``TableError``."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow
     from pyiceberg.schema import index_by_id
     from pyiceberg.types import UUIDType
@@ -300,7 +301,12 @@ def _plain(value: Any, kind: Any) -> Any:
     return value
 
 
-def _path(uri: str) -> str:
+def path_of(place: StorageLocation, root: str, file: Any) -> str:
+    """Return the path of a data file of the table in ``place``, which was written for ``root``."""
+    return folder(place).path(plain_path(file.file_path).removeprefix(f"{root}/"))
+
+
+def plain_path(uri: str) -> str:
     """Return a location of the table's as a path: nothing in it is percent-encoded."""
     for start in ("file://", "file:", "s3://", "s3a://", "s3n://"):
         if uri.startswith(start):

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.errors import EngineUnavailableError, TableError
 from ebbflow.infra.query.comparison import same_rows
+from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.query.results import result_at
-from ebbflow.infra.query.table_results import write_into
+from ebbflow.infra.query.table_results import Into, write_into
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import filefooters, statistics
 from ebbflow.infra.tables.logs import snapshots
@@ -193,8 +194,12 @@ def test_tables_in_object_storage_are_read_and_written(s3: Callable[[], str], tm
     assert same_rows(read(old), SALES) is None
     pq.write_table(SALES, tmp_path / "result.parquet")
     result = result_at(StorageLocation(tmp_path / "result.parquet"), table.columns, 4)
-    written = [write_into(result, StorageLocation(place), "append", run) for run in ("a", "b", "a")]
+    into = Into.of(place, "delta", "append", (), ())
+    with DuckDbEngine.start(1, 1.0) as engine:
+        written = [write_into(result, into, run, engine) for run in ("a", "b", "a")]
     assert written == [True, True, False]
+    (table,) = discover(StorageLocation(place))
+    assert same_rows(read(table), pa.concat_tables([SALES, SALES.slice(1), SALES, SALES])) is None
     assert statistics.collect(discover(StorageLocation(place))[0]).rows == 15.0
 
 

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,10 +19,10 @@ from pyiceberg.utils.config import Config
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TableError
 from ebbflow.infra.protocols import Checkpoint
-from ebbflow.infra.query import table_results
+from ebbflow.infra.query import table_streams
 from ebbflow.infra.query.comparison import same_rows
 from ebbflow.infra.query.pins import LONGEST, Pins
-from ebbflow.infra.query.table_results import write_into
+from ebbflow.infra.query.table_streams import stream_into
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
@@ -308,15 +307,18 @@ def test_a_result_is_written_into_a_table_once_for_each_run(ask: Ask, tables: Pa
         names = DeltaTable(into).to_pyarrow_table().column("name").to_pylist()
         return {name: names.count(name) for name in sorted(set(names))}
 
-    lost = execute(request)
-    assert write_into(lost.result, StorageLocation(into), "append", lost.run)  # and then its process is gone
-    assert not write_into(lost.result, StorageLocation(into), "append", lost.run)
+    lost = execute(request)  # and then its process is gone
+    assert counted() == {"a": 1, "b": 1, "c": 1}
     append(tables, tmp_path)
     delivered = delivery.execute(request)
     assert delivered.run == lost.run
     assert counted() == {"a": 1, "b": 1, "c": 1}
     assert delivery.execute(request).run != lost.run
     assert counted() == {"a": 2, "b": 2, "c": 2}
+    merged = replace(request, reuse=False, into_mode="merge", into_key=("name", "v"))
+    assert delivery.execute(merged).report.rows == 3
+    rows = DeltaTable(into).to_pyarrow_table().select(["name", "v", "n"]).to_pylist()
+    assert [row for row in run(ask()) if row not in rows] == []
     assert delivery.execute(replace(request, reuse=False, into_mode="overwrite")).report.rows == 3
     assert counted() == {"a": 1, "b": 1, "c": 1}
     rows = DeltaTable(into).to_pyarrow_table().select(["name", "v", "n"]).to_pylist()
@@ -341,38 +343,28 @@ def test_tables_that_cannot_take_the_rows_stay_as_they_are(ask: Ask, tmp_path: P
         with pytest.raises(TableError, match="cannot write into the Delta Lake table 'into'"):
             delivery.execute(ask(sql, into=str(into)))
     assert DeltaTable(into).to_pyarrow_table().num_rows == 4
+    with pytest.raises(OptionError, match=r"into_key \(--into-key\) needs into \(--into\), the table"):
+        ask(into_key=("k",))
 
 
-def test_two_tries_at_once_write_once(ask: Ask, tmp_path: Path) -> None:
-    into = tmp_path / "into"
-    write_deltalake(into, pa.table({"k": [0]}))
-    outcome = execute(ask("SELECT k FROM names", into=str(into)))
-    with ThreadPoolExecutor(4) as pool:
-        tries = [
-            pool.submit(write_into, outcome.result, StorageLocation(into), "append", "r") for _ in range(4)
-        ]
-    assert sorted(one.result() for one in tries) == [False, False, False, True]
-    assert DeltaTable(into).to_pyarrow_table().num_rows == 5
-
-
-@pytest.mark.parametrize(("there", "other"), [(True, "r"), (False, "r"), (False, "another")])
-def test_a_commit_between_a_tries_look_and_its_own_is_seen(
-    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, other: str
+@pytest.mark.parametrize("there", [True, False])
+def test_a_table_with_rules_of_its_own_is_written_by_its_library_once(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
     into = tmp_path / "into"
     if there:
         write_deltalake(into, pa.table({"k": [0]}))
-    outcome = execute(ask("SELECT k FROM names", into=str(into)))
-    read = table_results.read_batches
+    outcome = execute(ask("SELECT k FROM names"))
+    read = table_streams.read_batches
 
     def after_another(checkpoint: Checkpoint) -> Any:
-        monkeypatch.setattr(table_results, "read_batches", read)
-        assert write_into(outcome.result, StorageLocation(into), "append", other)
+        monkeypatch.setattr(table_streams, "read_batches", read)
+        assert stream_into(outcome.result, StorageLocation(into), "append", "r")
         return read(checkpoint)
 
-    monkeypatch.setattr(table_results, "read_batches", after_another)
-    assert write_into(outcome.result, StorageLocation(into), "append", "r") is (other != "r")
-    assert DeltaTable(into).to_pyarrow_table().num_rows == there + 4 * (1 if other == "r" else 2)
+    monkeypatch.setattr(table_streams, "read_batches", after_another)
+    assert not stream_into(outcome.result, StorageLocation(into), "append", "r")
+    assert DeltaTable(into).to_pyarrow_table().num_rows == there + 4
 
 
 @pytest.fixture(scope="module", name="tpch_logs")

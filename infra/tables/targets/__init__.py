@@ -1,0 +1,1 @@
+"""Tables that results are written into: of Delta Lake, of Iceberg, and directories of Parquet files."""
