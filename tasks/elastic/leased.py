@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.elastic.wire.heartbeats import SILENCE, LivenessTracker
+from ebbflow.infra.elastic.wire.heartbeats import JOINING, SILENCE, LivenessTracker
 from ebbflow.infra.elastic.wire.messages import MASTER
 from ebbflow.infra.elastic.wire.network import MasterInbox, NetworkTransport
 from ebbflow.infra.errors import InfraError, StorageError
@@ -25,6 +25,7 @@ _PROGRAM = "ebbflow.infra.elastic.worker.remote"
 _AT_ONCE = 8  # workers that are started or ended at a time
 _POLL = 0.2  # s between looks at nodes
 _LOOK = 0.1  # s for which a look at the leases serves
+_SILENT_START = 30.0  # s without a heartbeat of a worker that has not joined yet: imports may hold it up
 _LEFT = "its first process ended with status 0"  # what a pool says of a worker that has left
 _FORMAT = 1
 
@@ -72,6 +73,7 @@ class _Worker:
     pool: FencedPool | None = None
     ended: str = ""  # how, once it has
     launch: "Future[None] | None" = None
+    admitted: float | None = None  # when its key was told: its process runs since
     dismissed: threading.Event = field(default_factory=threading.Event)
 
 
@@ -94,7 +96,9 @@ class LeasedWorkers:
     """
 
     shared = False
-    joining = 600.0  # Systems Manager may have to learn of a node first
+    joining = (
+        600.0  # Systems Manager may have to learn of a node first; see ``ended`` for what is known sooner
+    )
     failed_starts = 20
 
     def __init__(
@@ -161,9 +165,13 @@ class LeasedWorkers:
             worker.launch = self._work.submit(self._launch, name, worker)
 
     def ended(self, name: str) -> str:
-        """See ``WorkerPool``."""
+        """See ``WorkerPool``. A worker whose process was started has ended, too, if its heartbeats say so."""
         with self._lock:
-            return self._workers[name].ended
+            worker = self._workers[name]
+            if not worker.ended and (silent := self._silent(name, worker)):
+                self._avoided.lost([worker.lease.node])
+                worker.ended = f"is gone from {worker.lease.node}: {silent}"
+            return worker.ended
 
     def end(self, name: str) -> None:
         """See ``WorkerPool``."""
@@ -196,6 +204,21 @@ class LeasedWorkers:
         self._inbox.close()
 
     # --- how ----------------------------------------------------------------------------------------------
+
+    def _silent(self, name: str, worker: _Worker) -> str:
+        """Return why a worker that has not joined yet will not any more; empty: it may.
+
+        A process that reaches no master ends by itself after ``JOINING`` seconds, and one that has reached it beats
+        until it ends. Once it has joined the tracker watches it.
+        """
+        if worker.admitted is None or name in self.liveness.watched():
+            return ""
+        now, last = self._clock.now(), self.liveness.last_beat(name)
+        if last is None:
+            late = now - worker.admitted > JOINING + self._silence
+            return f"no heartbeat within {JOINING + self._silence:g} s of its start" if late else ""
+        limit = max(self._silence, _SILENT_START)
+        return f"missed heartbeats for {limit:g} s before it joined" if now - last > limit else ""
 
     def _look(self) -> None:
         now = self._clock.now()
@@ -234,8 +257,13 @@ class LeasedWorkers:
                 program=_PROGRAM,
                 arguments=(*arguments, *(f"{key}={value}" for key, value in self._variables.items())),
             )
+
+            def admit(public: str) -> None:
+                self._inbox.admit(public)
+                worker.admitted = self._clock.now()
+
             if not worker.dismissed.is_set():
-                pool.start(lease.node, 1, entry, self._inbox.admit)
+                pool.start(lease.node, 1, entry, admit)
         except InfraError as error:
             log.info("%s: no worker on %s: %s", agent.spec.id, lease.node, error)
             self._avoided.lost([lease.node])

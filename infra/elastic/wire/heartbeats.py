@@ -14,6 +14,7 @@ from ebbflow.infra.elastic.wire.zeromq import endpoint
 
 HEART = "heart"  # the socket's name
 BEAT = 0.25  # seconds between two heartbeats
+JOINING = 120.0  # seconds after which a worker of another machine ends whose master has never answered it
 SILENCE = 10.0  # seconds without one after which the other side counts as dead
 GO = b"go"  # the answer to a node that was given up
 
@@ -25,6 +26,7 @@ class LivenessTracker:
         self._clock = clock
         self._silence = silence
         self._seen: dict[str, float] = {}
+        self._beats: dict[str, float] = {}  # last ones, also of nodes that have not joined
         self._broken: set[str] = set()
         self._given_up: set[str] = set()
         self._lock = threading.Lock()
@@ -38,6 +40,7 @@ class LivenessTracker:
         """Watch a node no longer; should it still live, it is told to go."""
         with self._lock:
             self._seen.pop(node, None)
+            self._beats.pop(node, None)
             self._broken.discard(node)
             self._given_up.add(node)
 
@@ -49,9 +52,15 @@ class LivenessTracker:
     def record(self, node: str) -> bool:
         """Take note of a heartbeat; return whether the node was given up."""
         with self._lock:
+            self._beats[node] = self._clock.now()
             if node in self._seen:
-                self._seen[node] = self._clock.now()
+                self._seen[node] = self._beats[node]
             return node in self._given_up
+
+    def last_beat(self, node: str) -> float | None:
+        """Return when the last heartbeat of a node came, whether it has joined or not; ``None``: none has come."""
+        with self._lock:
+            return self._beats.get(node)
 
     def record_broken(self, node: str) -> None:
         """Take note that a connection to a node is broken, and what was on its way perhaps lost."""

@@ -12,13 +12,12 @@ from zmq.error import Again
 from zmq.sugar.context import Context
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.elastic.wire.heartbeats import BEAT, GO, HEART
+from ebbflow.infra.elastic.wire.heartbeats import BEAT, GO, HEART, JOINING
 from ebbflow.infra.elastic.wire.messages import MASTER
 from ebbflow.infra.elastic.wire.network import Inbox, NetworkTransport, connect_heart
 from ebbflow.infra.elastic.worker.node import prepare, run
 from ebbflow.infra.machine.encrypted_router import CurveKeys
 
-_JOINING = 120.0  # seconds for the master to answer at first: it may learn of the node's key later
 _AGAIN = 2.0  # seconds without an answer after which the connection is made again, as a refused key needs
 
 
@@ -113,7 +112,7 @@ class RemoteHeartbeat:
                     answered = True
             except Again:
                 pass
-            if now - heard > (self._silence if answered else _JOINING):
+            if now - heard > (self._silence if answered else JOINING):
                 self._end(4)
             if now - opened > _AGAIN:
                 socket.close(linger=0)
@@ -167,9 +166,10 @@ def serve(
         variables: of the environment, ``NAME=VALUE``.
     """
     os.environ.update(dict(text.split("=", 1) for text in variables))
-    prepare(application)
     clock = SystemClock()
+    # before the application is imported: if that fails, its heartbeats end, by which the master knows
     pulse = RemoteHeartbeat(master, server, pair, name, clock, float(silence))
+    prepare(application)
     job = pulse.job()
     inbox = Inbox(host, job, pair=job)
     pulse.listen(inbox.address)

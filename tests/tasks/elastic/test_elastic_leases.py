@@ -85,6 +85,55 @@ def test_a_worker_that_only_starts_leaves_nobody_stranded(tmp_path: Path) -> Non
         workers.close()
 
 
+def test_a_worker_whose_process_is_silent_has_ended_long_before_it_is_late(tmp_path: Path) -> None:
+    book, clock = book_of(*(lease(n, node, until=1e9) for n, node in enumerate("abcd", 1)))
+
+    class Nodes(NoNodes):
+        def start(self, name: str, slots: int, entry: Any, admit: Callable[[str], None]) -> None:
+            if name != "d":  # Systems Manager does not know that one yet
+                admit(f"key of {name}")
+
+    agent: Any = SimpleNamespace(
+        lease_table=book,
+        left=book.leave,
+        is_pool_reported=lambda uid: True,
+        poke=lambda: None,
+        spec=SimpleNamespace(id="app"),
+    )
+    enforcer: Any = SimpleNamespace(watch=lambda pool: None)
+    pool: Any = Nodes
+    avoided = NodeBackoff(book, clock)
+    workers = LeasedWorkers(agent, enforcer, pool, "m:C", 4, PoolRecord(str(tmp_path)), avoided, clock)
+    names = ("n1", "n2", "n3", "n4")
+
+    def pass_time(seconds: float) -> list[str]:
+        for _ in range(int(seconds)):
+            clock.time += 1.0
+            workers.liveness.record("n3")
+        return [workers.ended(name) for name in names]
+
+    try:
+        workers.changes((), 1)
+        for name in names:
+            workers.start(name)
+        for name in names:
+            workers._workers[name].launch.result(30)  # type: ignore[union-attr]
+        workers.liveness.record("n2")
+        assert pass_time(29) == ["", "", "", ""]
+        found = pass_time(2)
+        assert "missed heartbeats for 30 s" in found[1]
+        assert [found[0], *found[2:]] == ["", "", ""]
+        assert pass_time(98) == [found[0], found[1], "", ""]
+        found = pass_time(2)
+        assert "no heartbeat within 130 s of its start" in found[0]
+        assert found[2:] == ["", ""], "one beats, and the other was not started yet"
+        taken = {worker.lease.node for worker in workers._workers.values() if worker.ended}
+        assert taken.isdisjoint(one.node for one in avoided.without(book.allowed()))
+    finally:
+        workers.transport.close()
+        workers.close()
+
+
 def test_only_workers_that_have_joined_count_as_work() -> None:
     clock, said = Hands(), list[tuple[str, str]]()
     tracker = LivenessTracker(clock)
