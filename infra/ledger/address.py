@@ -108,3 +108,14 @@ def _require_driver() -> None:
         raise LedgerError(
             f"a ledger in PostgreSQL needs psycopg 3, which cannot be loaded ({error}): pip install '{what}'"
         ) from None
+
+
+def recorded_study(text: str) -> str:
+    """Return the address of a study as recorded, without a secret. Raises ``OptionError`` or ``LedgerError``."""
+    address = parse(text)
+    if address.secret:
+        raise OptionError(
+            f"study must have no password, since it is recorded; got {address}: give it in PGPASSWORD or ~/.pgpass, "
+            "or name the ledger's database (study ledger, with EBBFLOW_LEDGER)"
+        )
+    return text if address.kind == "postgresql" else str(address)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from ebbflow.infra.protocols import TrainingEvent
 from ebbflow.tasks.drawing.wording import plural
-from ebbflow.tasks.training.report import EventReport, PointReport
+from ebbflow.tasks.training.report import EventReport, GoodputForecast, PointReport
 
 
 class TrainingListener(Protocol):
@@ -14,6 +14,7 @@ class TrainingListener(Protocol):
     def point(self, point: PointReport) -> None: ...
     def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None: ...
     def event(self, event: EventReport) -> None: ...
+    def forecast(self, forecast: GoodputForecast) -> None: ...
     def tick(self) -> None:
         """Do what takes longer; called several times a second in the thread that runs the training."""
         ...
@@ -25,6 +26,7 @@ class NullTrainingListener(TrainingListener):
     def point(self, point: PointReport) -> None: ...
     def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None: ...
     def event(self, event: EventReport) -> None: ...
+    def forecast(self, forecast: GoodputForecast) -> None: ...
     def tick(self) -> None: ...
 
 
@@ -45,6 +47,10 @@ class CompositeTrainingListener(NullTrainingListener):
     def event(self, event: EventReport) -> None:
         for listener in self._listeners:
             listener.event(event)
+
+    def forecast(self, forecast: GoodputForecast) -> None:
+        for listener in self._listeners:
+            listener.forecast(forecast)
 
     def tick(self) -> None:
         for listener in self._listeners:

@@ -104,8 +104,9 @@ class RunRecorder:
             content = report.content
             if report.kind == "step":
                 self._point(at, report.step, content)
-                if "job" in content:
-                    self._forecast = goodput_forecast(at, content["job"]) or self._forecast
+                if "job" in content and (found := goodput_forecast(at, content["job"])) is not None:
+                    self._forecast = found
+                    self._listener.forecast(found)
             elif report.kind == "metrics":
                 values, epoch = dict(content.get("metrics", {})), int(content.get("epoch", 0))
                 self._metrics += [MetricReport(at, report.step, epoch, k, v) for k, v in values.items()]

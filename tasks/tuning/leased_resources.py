@@ -87,6 +87,11 @@ class LeasedTrialResources:
         with self._lock:
             self._dealt.pop(one.run, None)
 
+    def settled(self) -> bool:
+        """See ``TrialResources``."""
+        mine, used = self._all_assigned(), self._lease_table.used()
+        return all(lease.number in mine or lease.number not in used for lease in self._usable())
+
     # --- how ------------------------------------------------------------------------------------------------
 
     def _usable(self) -> tuple[Lease, ...]:

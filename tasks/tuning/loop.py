@@ -5,16 +5,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
-
-import numpy as np
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError, RunLockedError, StorageError
-from ebbflow.planners.model.capacity import Capacity
-from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
-from ebbflow.planners.scheduling.gangs.las import leased_las
+from ebbflow.planners.model.scheduling import App, Placement, gpus_of
+from ebbflow.planners.tuning.promise import KnownGoodput
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.listening import TrainingListener
 from ebbflow.tasks.training.report import TrainingReport, recorded
@@ -24,13 +21,14 @@ from ebbflow.tasks.tuning.population import Population
 from ebbflow.tasks.tuning.recorder import TuningRecorder
 from ebbflow.tasks.tuning.report import TuningEnd, TuningReport
 from ebbflow.tasks.tuning.request import TuningRequest
-from ebbflow.tasks.tuning.resources import TrialResources
+from ebbflow.tasks.tuning.resources import TrialAllocator, TrialResources
 from ebbflow.tasks.tuning.study import Study
 from ebbflow.tasks.tuning.trial import Reporter, Trial, TuningStatus, as_arguments
 
 LOCKED = 180.0  # s for which a trial waits for the lock of a process that ran it before, and is then left to others
 _LOCK_LOOK = 5.0  # s between two looks at it
 _PAUSE = 0.2  # s between looks
+_MOVING = 60.0  # s that a trial gets at most to leave GPUs, before others have them
 
 Say = Callable[[str], None]
 Watch = Callable[[TuningStatus], None]
@@ -60,9 +58,8 @@ class TuningLoop:
         self._running: dict[str, Trial] = {}
         self._recorder = TuningRecorder(request, study, clock)
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self._policy = leased_las(inf)  # equal service; GPUs are kept until a trial ends
-        self._memory: Any = None
-        self._rng = np.random.default_rng(request.seed)
+        self._taking: tuple[Any, ...] = ()  # what an interrupt may have met in the middle
+        self._allocator = TrialAllocator(request, study)
         self._outcomes = TrialOutcomes(request.metric)
         self._nodes = resources.nodes()
         self._population = Population(request, study) if request.pruner == "pbt" else None
@@ -101,11 +98,12 @@ class TuningLoop:
         if self._watch is not None:
             self._watch(self._recorder.status(self._running.values()))
         try:
-            self._take(self._inbox.get(timeout=_PAUSE))
+            self._taking = self._inbox.get(timeout=_PAUSE)
             while True:
-                self._take(self._inbox.get_nowait())
+                self._take(self._taking)
+                self._taking = self._inbox.get_nowait()
         except queue.Empty:
-            pass
+            self._taking = ()
         if self._outcomes.given_up:
             self._leave()
             return False
@@ -116,7 +114,7 @@ class TuningLoop:
     def _fill(self) -> None:
         """Begin as many trials as there is room for, those first that were begun and left."""
         resources = sum(node.gpus for node in self._nodes) // self._request.gpus_per_trial
-        while len(self._running) < resources:
+        while len(self._running) < min(resources, self._request.parallel or resources):
             # one that was lost runs until it has stopped, whoever has its lease by then
             taken = self._study.take({one.trial.number for one in self._running.values()})
             if taken is None:
@@ -153,28 +151,26 @@ class TuningLoop:
         self._notify(f"{run}: {'resumes, ' if resumes else ''}{', '.join(shown)}")
 
     def _share(self) -> None:
-        """Let the policy hand out free GPUs: equal service to all trials."""
+        """Divide the GPUs among the trials that may run."""
         now = self._clock.now()
         for one in self._running.values():
             one.app.remaining = self._recorder.left(one)
         self._heed_losses()
-        apps = tuple(
-            sorted(
-                (o.app for o in self._running.values() if not (o.pausing or o.lost) and o.not_before <= now),
-                key=lambda app: app.number,
-            )
-        )
-        capacity = Capacity(0, self._nodes, at=now)
-        decision = self._policy.decide(View(now, apps, capacity), self._memory, self._rng)
-        self._memory = decision.memory
-        for run, grant in decision.grants.items():
+        shrunk = [one for one in self._running.values() if now - one.shrunk_at < _MOVING]
+        if shrunk and not (all(map(_has_left, shrunk)) and self._resources.settled()):
+            return  # others get its GPUs once it has left them
+        taken = False
+        may_run = [o for o in self._running.values() if not (o.pausing or o.lost) and o.not_before <= now]
+        for run, grant in self._allocator.decide(may_run, self._nodes, now):
             one = self._running[run]
-            if gpus_of(grant.placement) < one.app.min_gpus:
+            before, after = gpus_of(one.app.held), gpus_of(grant.placement)
+            if after < one.app.min_gpus:
                 continue
-            if set(grant.placement) != set(one.app.held):
-                self._place(one, grant.placement)
-            else:
+            if set(grant.placement) == set(one.app.held):
                 self._resources.recover(one)
+            elif after < before or not taken:
+                taken = taken or after < before
+                self._place(one, grant.placement, grant.reason)
 
     def _heed_losses(self) -> None:
         """Pause trials that have too few GPUs left. Called also while the study waits for its database."""
@@ -184,13 +180,21 @@ class TuningLoop:
                 if one.nodes is not None and gpus_of(one.app.held) < one.app.min_gpus:
                     self._pause(one)
 
-    def _place(self, one: Trial, placement: Placement) -> None:
+    def _place(self, one: Trial, placement: Placement, reason: str) -> None:
         """Give a trial these GPUs, and let it begin or continue if it does not run."""
+        now, before, after = self._clock.now(), gpus_of(one.app.held), gpus_of(placement)
         self._resources.give(one, placement)
-        one.app.held = placement
+        if one.thread is not None:
+            one.used += (now - one.since) * before
+            one.shrunk_at = now if after < before else one.shrunk_at
+            if self._request.by_promise and after != before:
+                said = f"{reason} ({one.rank})"
+                self._recorder.resized(one, before, after, said)
+                self._notify(f"{one.run}: {said}")
+        one.app.held, one.since = placement, now
         if one.thread is None:
-            one.since = self._clock.now()
-            one.begun = one.begun or one.since
+            one.used, one.trains_on = 0.0, 0
+            one.begun = one.begun or now
             one.thread = threading.Thread(
                 target=partial(self._work, one), name=f"ebbflow-{one.run}", daemon=True
             )
@@ -240,6 +244,10 @@ class TuningLoop:
             return
         if said[0] == "metric":
             self._metric(one, said[2], said[3])
+        elif said[0] == "gpus":
+            one.trains_on = said[2]
+        elif said[0] == "goodput":
+            one.app.goodput = KnownGoodput(said[2])
         else:
             self._end(one, said[2], said[3])
             if (full := full_error(said[2], said[3])) is not None:  # the next trial would meet the same disk
@@ -257,8 +265,9 @@ class TuningLoop:
             self._notify(f"{one.run}: stopped after epoch {epoch}, {self._request.metric} {value:.4g}")
             assert one.nodes is not None
             one.nodes.stop()
-        elif self._population is not None and not one.leaves:
+        elif self._population is not None and not one.leaves and not self._leaving:
             self._move(one, self._population)
+        self._allocator.compare(self._running.values())
         self._recorder.look_ahead(self._running.values(), sum(node.gpus for node in self._nodes))
 
     def _move(self, one: Trial, population: Population) -> None:
@@ -344,11 +353,15 @@ class TuningLoop:
         end = self._clock.now() + 2 * self._request.termination_grace + 60.0
         while self._running and self._clock.now() < end:
             try:
-                said = self._inbox.get(timeout=_PAUSE)
+                said = self._taking or self._inbox.get(timeout=_PAUSE)
             except queue.Empty:
                 continue
-            if said[0] == "ended" and (one := self._running.get(said[1])) is not None:
-                with suppress(
-                    StorageError, LedgerError
-                ):  # not written down: a tuning run that continues sees it for itself
-                    self._end(one, said[2], said[3])
+            self._taking = ()
+            # what is not written down a tuning run that continues sees for itself
+            with suppress(StorageError, LedgerError):
+                self._take(said)
+
+
+def _has_left(one: Trial) -> bool:
+    """Return whether a trial trains on no GPUs any more that were taken from it."""
+    return one.nodes is None or one.trains_on <= gpus_of(one.app.held)

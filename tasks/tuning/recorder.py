@@ -18,7 +18,7 @@ from ebbflow.planners.tuning.early_stopping import (
 )
 from ebbflow.tasks.training.report import TrainingReport, recorded
 from ebbflow.tasks.tuning.population import parameters_of, run_of
-from ebbflow.tasks.tuning.report import TrialEnd, TrialReport, TuningEnd, TuningReport
+from ebbflow.tasks.tuning.report import ResizeReport, TrialEnd, TrialReport, TuningEnd, TuningReport
 from ebbflow.tasks.tuning.request import TuningRequest
 from ebbflow.tasks.tuning.study import ENDED, Study
 from ebbflow.tasks.tuning.trial import Trial, TrialStatus, TuningStatus
@@ -40,6 +40,7 @@ class TuningRecorder:
         self._begun = clock.now()
         self._ended: dict[int, TrialReport] = {}  # by number
         self._remaining: list[Mapping[str, float]] = []
+        self._resizes: list[ResizeReport] = []
         compared = (
             rungs(request.min_epochs, request.epochs, request.reduction_factor) if request.epochs else ()
         )
@@ -82,6 +83,10 @@ class TuningRecorder:
         self._remaining.append(
             {"at": now - self._begun, "work": sum(job.work for job in app.jobs), "seconds": seconds}
         )
+
+    def resized(self, one: Trial, before: int, after: int, reason: str) -> None:
+        """Note that a trial that runs gets other GPUs."""
+        self._resizes.append(ResizeReport(self._clock.now() - self._begun, one.run, before, after, reason))
 
     def details(self, one: Trial, reason: str, report: TrainingReport | None) -> dict[str, Any]:
         """Return what the study keeps of a trial that has ended, for processes that cannot read its run."""
@@ -126,6 +131,7 @@ class TuningRecorder:
             best,
             sum(trial.gpu_seconds for trial in trials),
             tuple(self._remaining),
+            tuple(self._resizes),
         )
 
     def _earlier(self, frozen: Any) -> TrialReport:
@@ -143,5 +149,6 @@ class TuningRecorder:
 
 def _spent(one: Trial, now: float) -> float:
     """Return about how many GPU-seconds a trial has had."""
-    running = (now - one.since) * max(gpus_of(one.app.held), 1) if one.nodes is not None else 0.0
-    return one.spent + running
+    if one.nodes is None:
+        return one.spent
+    return one.spent + one.used + (now - one.since) * max(gpus_of(one.app.held), 1)

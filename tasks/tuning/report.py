@@ -28,6 +28,17 @@ class TrialReport:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ResizeReport:
+    """Other GPUs for a trial that ran."""
+
+    at: float  # s since the tuning run began
+    run: str
+    before: int  # GPUs
+    after: int
+    reason: str
+
+
 @dataclass(frozen=True)
 class TuningReport:
     """One tuning run, as far as one process saw it; trials that ended before are listed as the study has them."""
@@ -44,6 +55,7 @@ class TuningReport:
     best: TrialReport | None = None
     gpu_seconds: float = 0.0
     remaining_work: tuple[Mapping[str, float], ...] = field(default=())  # over time
+    resizes: tuple["ResizeReport", ...] = ()  # of trials that ran, as far as GPUs move to the promising
 
     def to_json(self) -> str:
         """Return the report as JSON text; infinite and undefined numbers are ``null``."""

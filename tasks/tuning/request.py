@@ -33,6 +33,7 @@ SHARED = (
 CODE = ("workdir", "requirements", "setup")
 """Options that say what is packed, once, for all trials."""
 Pruner = Literal["halving", "hyperband", "curve", "pbt", "none"]
+RANKING = ("halving", "hyperband", "pbt")  # they compare trials after the same epochs
 
 _FILE = "tuning.json"
 _FORMAT = 2
@@ -116,6 +117,21 @@ class TuningRequest:
     max_gpus: int | None = option(
         None, "Maximum number of GPUs of a trial while some are free", unless="those of --gpus-per-trial"
     )
+    parallel: int | None = option(
+        None,
+        "Maximum number of trials at once; with fewer than there are GPUs for, trials get up to --max-gpus",
+        unless="as many as there are GPUs for",
+        in_file="Maximum number of trials at once",
+        min=1,
+        max=100_000,
+    )
+    allocate: Literal["promising", "equal"] | None = option(
+        None,
+        "Which trials get more GPUs than the fewest of a trial: promising (those that rank higher, as far as their "
+        "goodput grows) or equal (the one with the least GPU time; none is moved while its trial runs)",
+        unless="promising for pruners that rank trials (halving, hyperband, pbt), else equal",
+        metavar="RULE",
+    )
     epochs: int | None = option(
         None,
         "Epochs of a complete trial; pruners but halving and none, and estimates of the remaining work, need it",
@@ -194,7 +210,9 @@ class TuningRequest:
         object.__setattr__(self, "report", options.check_report_paths(self.report))
         object.__setattr__(self, "track", checks.checked_trackers(self.track))
         if self.study and self.study != LEDGER:
-            object.__setattr__(self, "study", _checked_study(self.study))
+            from ebbflow.infra.ledger.address import recorded_study
+
+            object.__setattr__(self, "study", recorded_study(self.study))
         if "://" in self.runs_dir and not self.study:
             raise OptionError(
                 "runs_dir of a tuning run must be local, since its study is a file beside its trials, or name a "
@@ -202,6 +220,10 @@ class TuningRequest:
             )
         if self.pruner in ("curve", "hyperband", "pbt") and self.epochs is None:
             raise OptionError(f"pruner {self.pruner} needs to know the epochs of a complete trial (--epochs)")
+        if self.allocate == "promising" and self.pruner not in RANKING:
+            raise OptionError(
+                f"allocate promising needs a pruner that ranks trials ({', '.join(RANKING)}); got {self.pruner}"
+            )
         if self.most_gpus < self.gpus_per_trial:
             raise OptionError(
                 f"max_gpus must be >= gpus_per_trial ({self.gpus_per_trial}); got {self.max_gpus}"
@@ -215,6 +237,11 @@ class TuningRequest:
     def most_gpus(self) -> int:
         """Return the most GPUs of one trial."""
         return self.gpus_per_trial if self.max_gpus is None else self.max_gpus
+
+    @property
+    def by_promise(self) -> bool:
+        """Return whether GPUs move to the trials that rank higher."""
+        return self.allocate != "equal" and self.pruner in RANKING
 
     @property
     def run_directory(self) -> str:
@@ -370,16 +397,3 @@ def _values(request: type, data: Mapping[str, Any]) -> dict[str, Any]:
     space = tuple(Parameter(**{**p, "choices": tuple(p["choices"])}) for p in data["space"])
     tuples = {name: tuple(data.get(name, ())) for name in ("arguments", "report", "track", "env")}
     return values | {"space": space} | tuples
-
-
-def _checked_study(text: str) -> str:
-    """Return a study's database as it is recorded, without a secret. Raises ``OptionError`` or ``LedgerError``."""
-    from ebbflow.infra.ledger.address import parse
-
-    address = parse(text)
-    if address.secret:
-        raise OptionError(
-            f"study must have no password, since it is recorded; got {address}: give it in PGPASSWORD or ~/.pgpass, "
-            "or name the ledger's database (study ledger, with EBBFLOW_LEDGER)"
-        )
-    return text if address.kind == "postgresql" else str(address)

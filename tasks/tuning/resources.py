@@ -1,11 +1,20 @@
-"""The GPUs of a tuning run and their trials: those of its own nodes, or leased ones."""
+"""The GPUs of a tuning run, of its own nodes or leased ones, and which trial has which of them."""
 
-from typing import Protocol
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any, Protocol
 
-from ebbflow.planners.model.capacity import Node
-from ebbflow.planners.model.scheduling import Placement, gpus_of
+import numpy as np
+
+from ebbflow.planners.model.capacity import Capacity, Node
+from ebbflow.planners.model.scheduling import App, Grant, Placement, Policy, View, gpus_of
+from ebbflow.planners.scheduling.gangs.las import leased_las
+from ebbflow.planners.tuning.early_stopping import rungs
+from ebbflow.planners.tuning.promise import ByPromise, TrialRank, rank_trials
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.tuning.request import TuningRequest
+from ebbflow.tasks.tuning.study import Study
 from ebbflow.tasks.tuning.trial import Trial
 
 
@@ -36,6 +45,10 @@ class TrialResources(Protocol):
         """Take note that nothing of a trial runs any more."""
         ...
 
+    def settled(self) -> bool:
+        """Return whether no GPU is in use that a trial has given up."""
+        ...
+
 
 class OwnTrialResources:
     """The search's own nodes, which stay. A run never uses a name twice: a node that comes back has another one."""
@@ -54,16 +67,18 @@ class OwnTrialResources:
 
     def give(self, one: Trial, placement: Placement) -> None:
         """See ``TrialResources``."""
-        before = dict(one.app.held)
         for node in list(one.names):
             if node not in dict(placement):
                 del one.names[node]
-        wanted = {}
-        for node, slots in placement:
-            if node not in one.names or before.get(node) != slots:
+        for node, slots in placement:  # what stays keeps its name, so that its processes may train on
+            parts = one.names.setdefault(node, {})
+            more = slots - sum(parts.values())
+            while more < 0:
+                more += parts.pop(list(parts)[-1])
+            if more:
                 one.turns += 1
-                one.names[node] = f"{node}.{one.turns}"
-            wanted[one.names[node]] = slots
+                parts[f"{node}.{one.turns}"] = more
+        wanted = {name: slots for parts in one.names.values() for name, slots in parts.items()}
         if one.nodes is None:
             one.nodes = Nodes(wanted, self._request.most_gpus, self._request.gpus_per_trial)
         else:
@@ -81,3 +96,70 @@ class OwnTrialResources:
 
     def take_back(self, one: Trial) -> None:
         """See ``TrialResources``."""
+
+    def settled(self) -> bool:
+        """See ``TrialResources``; what its trials train on, they say."""
+        return True
+
+
+class TrialAllocator:
+    """Divides the GPUs of a tuning run. For one thread."""
+
+    def __init__(self, request: TuningRequest, study: Study) -> None:
+        self._request, self._study = request, study
+        # the latter: equal service; GPUs are kept until a trial ends
+        self._policy: Policy = ByPromise() if request.by_promise else leased_las(inf)
+        self._memory: Any = None
+        self._rng = np.random.default_rng(request.seed)
+        self._ranks: dict[int, TrialRank] = {}
+
+    def compare(self, running: Collection[Trial]) -> None:
+        """Rank the trials, by all that the study has of them. To be called when one has reported.
+
+        Raises ``LedgerUnavailableError``.
+        """
+        request = self._request
+        if not request.by_promise or request.most_gpus == request.gpus_per_trial:
+            return
+        curves = {one.number: one.intermediate_values for one in self._study.trials()}
+        self._ranks = rank_trials(
+            curves,
+            self._rungs(max((max(curve, default=0) for curve in curves.values()), default=0)),
+            request.reduction_factor,
+            maximize=request.maximize,
+            survivors=request.pruner != "pbt",
+        )
+
+    def _rungs(self, most: int) -> Sequence[int]:
+        """Return the epochs, up to ``most``, after which trials are compared."""
+        request = self._request
+        if request.pruner == "pbt":
+            return range(request.population_interval, most + 1, request.population_interval)
+        if most < request.min_epochs:
+            return ()
+        # the end of a complete trial is no rung
+        return rungs(request.min_epochs, min(most + 1, request.epochs or most + 1), request.reduction_factor)
+
+    def decide(
+        self, trials: Collection[Trial], nodes: tuple[Node, ...], now: float
+    ) -> Iterator[tuple[str, Grant]]:
+        """Return the GPUs of each trial that may run, by its run; those that get fewer than they have come first."""
+        for one in trials:
+            one.rank = self._ranks.get(one.trial.number, one.rank)
+            one.app.weight = one.rank.weight
+        by_number = sorted(trials, key=lambda one: one.app.number)
+        view = View(now, tuple(map(_as_app, by_number)), Capacity(0, nodes, at=now))
+        decision = self._policy.decide(view, self._memory, self._rng)
+        self._memory = decision.memory
+        held = {one.run: gpus_of(one.app.held) for one in trials}
+        yield from sorted(
+            decision.grants.items(), key=lambda each: gpus_of(each[1].placement) >= held[each[0]]
+        )
+
+
+def _as_app(one: Trial) -> App:
+    """Return a trial as the policy sees it: one that was requested to leave keeps what it has."""
+    held = gpus_of(one.app.held)
+    if held and (one.pruned or one.leaves):
+        return replace(one.app, min_gpus=held, max_gpus=held)
+    return one.app

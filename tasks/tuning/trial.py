@@ -4,11 +4,14 @@ import queue
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal
 
 from ebbflow.planners.model.scheduling import App
+from ebbflow.planners.tuning.promise import TrialRank
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.listening import NullTrainingListener
+from ebbflow.tasks.training.report import GoodputForecast, PointReport
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.tuning.request import Parameter
 
@@ -24,7 +27,9 @@ class Trial:
     resumes: bool
     nodes: Nodes | None = None  # None: it does not run
     thread: threading.Thread | None = None
-    names: dict[str, str] = field(default_factory=dict)  # node -> the name that the run knows it by
+    names: dict[str, dict[str, int]] = field(
+        default_factory=dict
+    )  # node -> names that the run knows it by, slots
     turns: int = 0
     pruned: bool = False
     leaves: Literal["", "copies", "yields"] = (
@@ -40,7 +45,11 @@ class Trial:
     value: float | None = None
     begun: float = 0.0  # when it got its first GPU
     spent: float = 0.0  # GPU-seconds, before it was paused last
-    since: float = 0.0  # when the present stretch began
+    since: float = 0.0  # when the present stretch began, or its GPUs were changed last
+    used: float = 0.0  # GPU-seconds of the present stretch, before ``since``
+    rank: TrialRank = field(default_factory=TrialRank)
+    trains_on: int = 0  # GPUs, as it said last
+    shrunk_at: float = -inf  # when GPUs were taken from it last
     reason: str = ""
 
 
@@ -67,11 +76,20 @@ class TuningStatus:
 
 
 class Reporter(NullTrainingListener):
-    """Puts a trial's metric into the tuning run's inbox."""
+    """Puts a trial's metric, the GPUs that it trains on and its goodput into the tuning run's inbox."""
 
     def __init__(self, inbox: "queue.SimpleQueue[tuple[Any, ...]]", run: str, metric: str) -> None:
         self._inbox, self._run, self._metric = inbox, run, metric
-        self._reports = 0
+        self._reports = self._gpus = 0
+
+    def point(self, point: PointReport) -> None:
+        if point.gpus != self._gpus:
+            self._gpus = point.gpus
+            self._inbox.put(("gpus", self._run, point.gpus))
+
+    def forecast(self, forecast: GoodputForecast) -> None:
+        best = sorted(forecast.best, key=lambda one: one.gpus)
+        self._inbox.put(("goodput", self._run, tuple(one.goodput for one in best)))
 
     def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         if self._metric in values:

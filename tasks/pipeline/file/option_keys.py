@@ -21,8 +21,8 @@ TRAINING_OPTIONS = (
     "collective_timeout", "track",
 )  # fmt: skip
 TUNING_OPTIONS = (
-    "metric", "maximize", "trials", "epochs", "pruner", "reduction_factor", "min_epochs", "population_interval",
-    "sampler", "seed", "study", "heartbeat_timeout", "track",
+    "metric", "maximize", "trials", "allocate", "epochs", "pruner", "reduction_factor", "min_epochs",
+    "population_interval", "sampler", "seed", "study", "heartbeat_timeout", "track",
 )  # fmt: skip
 
 ELASTIC_OPTIONS = ("classes", "executors", "iterations", "staleness")

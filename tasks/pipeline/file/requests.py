@@ -25,7 +25,7 @@ Fill = Callable[[str], str]
 
 _QUERY = (*QUERY_OPTIONS, "conf")
 _TRAINING = (*TRIAL_OPTIONS, *TRAINING_OPTIONS)
-_TUNING = ("max_gpus", *TRIAL_OPTIONS, *TUNING_OPTIONS)
+_TUNING = ("max_gpus", "parallel", *TRIAL_OPTIONS, *TUNING_OPTIONS)
 
 
 @dataclass(frozen=True)

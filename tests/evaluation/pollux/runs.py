@@ -234,8 +234,9 @@ def experiments(quick: bool) -> list[Experiment]:
             made.append(Experiment(name, scaled, parameters, 2.0))
     count = 8 if quick else TRIALS
     for seed in seeds:
-        given = {"policy": "pollux", "seed": seed, "count": count}
-        made.append(Experiment(f"trials-pollux-{seed}", trials, given, 1.0))
+        for policy in ("pollux", "promising"):
+            given = {"policy": policy, "seed": seed, "count": count}
+            made.append(Experiment(f"trials-{policy}-{seed}", trials, given, 1.0))
         for local in LOCAL_BATCHES:
             given = {"policy": "fixed", "seed": seed, "count": count, "local": local}
             made.append(Experiment(f"trials-fixed-{local}-{seed}", trials, given, 0.1))

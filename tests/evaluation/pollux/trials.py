@@ -1,11 +1,13 @@
 """100 trials of a hyper-parameter search, four at once on 16 GPUs (thesis, section 3.5.5, Table 3.3), simulated.
 
 A trial begins when one before it ends, as the search's own tool lets them. Pollux shares all GPUs among those that
-are there and chooses their batches; beside it each trial has four GPUs of one node, each with a fixed batch.
+are there and chooses their batches; beside it each trial has four GPUs of one node, each with a fixed batch. By
+promise each has one GPU at least, the others go to those that rank higher, and batches are chosen as under Pollux.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +19,7 @@ from ebbflow.infra.simulation.traces.cluster import Cluster
 from ebbflow.infra.simulation.traces.workloads import Job, Workload
 from ebbflow.planners.model.scheduling import Decision, Grant, Policy, View
 from ebbflow.planners.scheduling.goodput.pollux import Pollux
+from ebbflow.planners.tuning.promise import ByPromise, rank_trials
 from ebbflow.tasks.simulation import sources
 from ebbflow.tasks.simulation.scenarios import goodput_agent
 from tests.evaluation.runs import Run, kept
@@ -26,6 +29,8 @@ NODES, PER_NODE = 4, 4
 WIDTHS = (0.5, 0.71, 1.0, 1.41, 2.0)
 """Time per example over that of the measured model: trials differ in the model's width."""
 APPLICATION = "cifar10"  # ResNet18
+EPOCHS, RUNGS, FACTOR = 81, (1, 3, 9, 27), 3  # of successive halving, which compares here but stops nobody
+BEST = 0.2  # share of the trials that counts as the best ones
 LOCAL_BATCHES = (32, 64, 128)  # examples of each GPU where that is fixed; the thesis does not say how many
 
 
@@ -49,6 +54,33 @@ class AtOnce:
     def decide(self, view: View, memory: Any, rng: np.random.Generator) -> Decision:
         """Return what the policy decides for them."""
         return self.inner.decide(replace(view, apps=tuple(view.apps[: self.most])), memory, rng)
+
+
+@dataclass(frozen=True, slots=True)
+class ByQuality:
+    """Divides GPUs by promise, where a trial's metric is its ``quality``, from its first rung on."""
+
+    quality: tuple[float, ...]  # by trial, in order of submission
+    inner: ByPromise = field(default_factory=ByPromise)
+    elastic: ClassVar[bool] = True
+    name: str = "by-promise"
+
+    def decide(self, view: View, memory: Any, rng: np.random.Generator) -> Decision:
+        """Return the placements; the memory is each trial's work when it was first seen, and what is left."""
+        work: dict[int, tuple[float, float]] = dict(memory or {})
+        for app in view.apps:
+            if isfinite(app.goodput_left):
+                work[app.number] = work.get(app.number, (app.goodput_left, 0.0))[0], app.goodput_left
+        done = {number: EPOCHS * (1 - left / total) for number, (total, left) in work.items()}
+        curves = {
+            number: {rung: self.quality[number] for rung in RUNGS if rung <= epochs}
+            for number, epochs in done.items()
+        }
+        ranks = rank_trials(curves, RUNGS, FACTOR, maximize=True)
+        apps = [
+            replace(app, weight=ranks[app.number].weight if app.number in ranks else 1.0) for app in view.apps
+        ]
+        return replace(self.inner.decide(replace(view, apps=apps), None, rng), memory=work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +129,11 @@ def faster(profile: Profile, factor: float) -> Profile:
 
 
 def trials(policy: str, seed: int = 0, count: int = TRIALS, local: int = 0) -> Run:
-    """Run ``count`` trials of the search; ``jct`` is each one's time from when it could begin to its end, s.
+    """Run ``count`` trials of the search; ``jct`` is each one's time from when it could begin to its end, s,
+    and ``quality`` how good each one's model is, from 0 to 1.
 
     Args:
-        policy: ``pollux``, or ``fixed``.
+        policy: ``pollux``, ``promising`` or ``fixed``.
         seed: of the trials' widths, and of the policy.
         count: of trials.
         local: examples of each GPU where the batch is fixed.
@@ -111,13 +144,20 @@ def trials(policy: str, seed: int = 0, count: int = TRIALS, local: int = 0) -> R
         Job(f"trial-{n:03d}", 0.0, PER_NODE, model=f"{APPLICATION}-{width:g}", batch=PER_NODE * local or None)
         for n, width in enumerate(np.random.default_rng(seed).choice(WIDTHS, count))
     )
-    adapts = policy == "pollux"
+    quality = np.random.default_rng((seed, 1)).permutation(count) / max(count - 1, 1)
+    adapts = policy != "fixed"
     if adapts:  # which begins with one GPU and the application's first batch
         jobs = tuple(replace(job, gpus=1) for job in jobs)
     result = simulate(
         Workload("search", jobs),
         Cluster.grid(NODES, PER_NODE),
-        AtOnce(Pollux() if adapts else NodeEach()),
+        AtOnce(
+            Pollux()
+            if policy == "pollux"
+            else ByQuality(tuple(quality.tolist()))
+            if policy == "promising"
+            else NodeEach()
+        ),
         models=adaptdl_jobs(profiles, agent=goodput_agent if adapts else None, per_node=PER_NODE),
         tick=60.0 if adapts else None,
         restart_delay=30.0,
@@ -128,4 +168,5 @@ def trials(policy: str, seed: int = 0, count: int = TRIALS, local: int = 0) -> R
     could = [0.0] * min(AT_ONCE, count) + ended[: max(count - AT_ONCE, 0)]
     began = sorted(result.jobs, key=lambda job: (job.start, job.name))
     run["jct"] = [job.finish - at for job, at in zip(began, could, strict=True)]
+    run["quality"] = [float(quality[int(job.name.rpartition("-")[2])]) for job in began]
     return run

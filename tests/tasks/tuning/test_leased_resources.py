@@ -61,9 +61,11 @@ def test_what_a_trial_still_uses_is_dealt_to_nobody_else(room_of: Any) -> None:
     resources.give(one, (("a", 1),))
     assert resources.assigned("one") == {1}
     assert sizes(resources) == {"a": 1}, "the other is on its way"
+    assert not resources.settled()
     resources.give(two, (("a", 1),))
     assert resources.assigned("two") == frozenset()
     book.leave("u")
+    assert resources.settled()
     assert sizes(resources) == {"a": 2}
     resources.give(two, (("a", 1),))
     assert resources.assigned("two") == {2}

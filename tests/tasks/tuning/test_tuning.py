@@ -20,6 +20,7 @@ from ebbflow.tasks.training.report import (
     GenerationReport,
     MetricReport,
     NodeShare,
+    PointReport,
     TrainingReport,
     record,
     recorded,
@@ -29,7 +30,7 @@ from ebbflow.tasks.tuning import loop
 from ebbflow.tasks.tuning.report import TrialReport, TuningReport
 from ebbflow.tasks.tuning.request import Parameter, TuningRequest, read_space
 from ebbflow.tasks.tuning.run import run_tuning
-from ebbflow.tasks.tuning.trial import lineage_of
+from ebbflow.tasks.tuning.trial import TuningStatus, lineage_of
 
 EPOCHS = 9
 SPACE = (Parameter("lr", "log", 0.001, 1.0),)
@@ -150,6 +151,93 @@ def test_a_trial_takes_what_others_leave(request_of: Any) -> None:
         request_of(trials=1, nodes="local:2x2", gpus_per_trial=1, max_gpus=3, pruner="none"), train=trainings
     )
     assert sum(trainings.nodes[0].values()) == 3
+
+
+class Resized(Trainings):
+    """Trainings that say what they train on, and whose epochs wait until the better trial has the GPUs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.worse, self.better = threading.Event(), threading.Event()
+
+    def __call__(
+        self, request: TrainingRequest, listener: TrainingListener, nodes: Nodes, resume: bool
+    ) -> TrainingReport:
+        request.save()
+        good = request.run_id == "trial-000"
+        assert self.worse.wait(150 if good else 0) or not good  # halving continues with whoever comes first
+        for epoch in range(1, self.epochs + 1):
+            listener.point(PointReport(0.0, epoch, gpus=nodes.slots))
+            if epoch == 3:  # both have been compared after one epoch
+                for _ in range(7500):
+                    if self.better.wait(0.02):
+                        break
+                    listener.point(PointReport(0.0, epoch, gpus=nodes.slots))
+                    if good and nodes.slots == 3:
+                        with self.lock:
+                            self.nodes.append(nodes.there())
+                        self.better.set()
+            listener.metrics(epoch, epoch - 1, {"accuracy": 0.9 if good else 0.2})
+            self.worse.set()
+        return self._report(request, "finished", self.epochs)
+
+
+def test_gpus_move_to_the_trial_that_ranks_higher(request_of: Any) -> None:
+    trainings, said = Resized(), list[str]()
+    request = request_of(
+        trials=2, nodes="local:1x4", max_gpus=3, parallel=2, reduction_factor=16, min_epochs=1, epochs=4
+    )
+    trainings.epochs = 4
+    assert request.by_promise
+    assert not request_of(trials=2, allocate="equal").by_promise
+    assert not request_of(trials=2, pruner="none").by_promise
+    with pytest.raises(OptionError, match="ranks"):
+        request_of(trials=2, pruner="curve", allocate="promising")
+    report = run_tuning(request, said.append, train=trainings)
+    assert report.state == "finished"
+    moved = [one for one in report.resizes if one.after == 3]
+    assert moved
+    assert moved[0].run == "trial-000"
+    assert "scale-up" in moved[0].reason
+    assert "ranked 1 of 2" in moved[0].reason
+    assert f"trial-000: {moved[0].reason}" in said
+    first = trainings.nodes[0]
+    assert sum(first.values()) == 3
+    assert len(first) > 1, "what it had kept its name, so that its processes train on"
+
+
+def test_no_more_trials_at_once_than_asked_for(request_of: Any) -> None:
+    trainings = Trainings()
+    run_tuning(request_of(trials=3, nodes="local:1x4", parallel=1, pruner="none"), train=trainings)
+    assert trainings.most == 1
+
+
+def test_an_interrupt_loses_no_epoch_that_was_reported(request_of: Any) -> None:
+    go, ended = threading.Event(), threading.Event()
+
+    def train(
+        request: TrainingRequest, listener: TrainingListener, nodes: Nodes, resume: bool
+    ) -> TrainingReport:
+        request.save()
+        listener.metrics(1, 0, {"accuracy": 0.1})
+        assert go.wait(150)
+        for epoch in (1, 2):
+            listener.metrics(epoch + 1, epoch, {"accuracy": 0.1 + epoch / 10})
+        ended.set()
+        return Trainings()._report(request, "finished", 3)
+
+    def interrupt(status: TuningStatus) -> None:
+        if any(one.epochs == 1 for one in status.trials):
+            go.set()
+            assert ended.wait(150)
+            raise KeyboardInterrupt
+
+    request = request_of(trials=1, pruner="none", epochs=3)
+    report = run_tuning(request, train=train, watch=interrupt)
+    assert report.state == "stopped"
+    assert [(one.state, one.epochs, one.value) for one in report.trials] == [("complete", 3, 0.3)]
+    again = run_tuning(TuningRequest.load(request.runs_dir, "s"), train=train, resume=True)
+    assert [(one.epochs, one.value) for one in again.trials] == [(3, 0.3)]
 
 
 def test_each_trial_is_a_run_of_the_trackers_and_says_whose_it_is(request_of: Any) -> None:
