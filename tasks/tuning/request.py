@@ -241,7 +241,8 @@ class TuningRequest:
     @property
     def by_promise(self) -> bool:
         """Return whether GPUs move to the trials that rank higher."""
-        return self.allocate != "equal" and self.pruner in RANKING
+        more = self.most_gpus > self.gpus_per_trial  # than a trial needs
+        return more and self.allocate != "equal" and self.pruner in RANKING
 
     @property
     def run_directory(self) -> str:

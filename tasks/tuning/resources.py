@@ -119,7 +119,7 @@ class TrialAllocator:
         Raises ``LedgerUnavailableError``.
         """
         request = self._request
-        if not request.by_promise or request.most_gpus == request.gpus_per_trial:
+        if not request.by_promise:
             return
         curves = {one.number: one.intermediate_values for one in self._study.trials()}
         self._ranks = rank_trials(

@@ -189,8 +189,9 @@ def test_gpus_move_to_the_trial_that_ranks_higher(request_of: Any) -> None:
     )
     trainings.epochs = 4
     assert request.by_promise
-    assert not request_of(trials=2, allocate="equal").by_promise
-    assert not request_of(trials=2, pruner="none").by_promise
+    assert not request_of(max_gpus=2, allocate="equal").by_promise
+    assert not request_of(max_gpus=2, pruner="none").by_promise
+    assert not request_of().by_promise, "no trial may have more than it needs"
     with pytest.raises(OptionError, match="ranks"):
         request_of(trials=2, pruner="curve", allocate="promising")
     report = run_tuning(request, said.append, train=trainings)
