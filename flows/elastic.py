@@ -24,7 +24,11 @@ HELP = """Run a regression, clustering or topic model whose workers come and go 
 
     ebbflow elastic kmeans --workers 3 --fault 2s:kill:n1 --fault 4s:leave:n2
 
-APP is mlr (an .npz file with x and y), kmeans (x and start) or lda (document and word of each token).
+[b]An application of your own, with arguments of its class[/b]
+
+    ebbflow elastic sums.py:Sums --workdir . --set target=40
+
+APP is mlr (an .npz file with x and y), kmeans (x and start), lda (document and word of each token) or FILE.py:CLASS.
 docs/elastic-executors.md explains. Events go to standard error, the objective to standard output.
 """
 
@@ -32,7 +36,9 @@ _DATA, _WORKERS, _OUTPUT = "Data and model", "Workers", "State and output"
 
 
 def elastic(
-    app: Annotated[str, typer.Argument(help="Application: mlr, kmeans or lda.", metavar="APP")],
+    app: Annotated[
+        str, typer.Argument(help="Application: mlr, kmeans, lda or FILE.py:CLASS.", metavar="APP")
+    ],
     input: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="An .npz file. Default: generated data.", rich_help_panel=_DATA),
@@ -40,6 +46,23 @@ def elastic(
     classes: Annotated[
         int, typer.Option(help="Number of classes, clusters or topics.", rich_help_panel=_DATA)
     ] = 10,
+    workdir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Directory of FILE.py:CLASS. Default: the present directory.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Argument of the class of FILE.py:CLASS, as YAML has it. Repeatable.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
     iterations: Annotated[
         int,
         typer.Option(help="Number of iterations over all data; of lda, epochs.", rich_help_panel=_DATA),
@@ -112,6 +135,8 @@ def elastic(
     from ebbflow.planners.errors import OptionError
     from ebbflow.tasks.elastic.request import ElasticRequest
     from ebbflow.tasks.elastic.run import parse_fault, report_text, run_elastic
+    from ebbflow.tasks.pipeline.file.document import scalar
+    from ebbflow.tasks.pipeline.file.parameters import parse_set
 
     for path in report or ():
         if not path.lower().endswith(".json"):
@@ -129,6 +154,8 @@ def elastic(
         resume=resume,
         restart=restart,
         partial_recovery=partial_recovery,
+        workdir=workdir or "",
+        parameters={name: scalar(text) for name, text in parse_set(set_ or []).items()},
     )
     outlive_readers()
     messages = Console(stderr=True, quiet=quiet)
@@ -143,7 +170,8 @@ def elastic(
     if json:
         print_json(found)
     else:
-        console.print(f"objective {found['objective']:.6g} after {found['seconds']:.1f} s")
+        objective = "" if found["objective"] is None else f"objective {found['objective']:.6g} "
+        console.print(f"{objective}after {found['seconds']:.1f} s")
 
 
 def register(app: typer.Typer) -> None:

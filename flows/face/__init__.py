@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         MicroTask,
         TaskContext,
     )
+    from ebbflow.infra.elastic.apps.arrays import opened as open_arrays
     from ebbflow.infra.elastic.apps.mlr import Mlr
     from ebbflow.infra.elastic.job import ElasticJob
     from ebbflow.infra.elastic.registry import register
@@ -254,6 +255,7 @@ __all__ = [
     "load_checkpoint",
     "newest_checkpoint",
     "observe_fleet",
+    "open_arrays",
     "open_fleet",
     "philly_like",
     "read_space",
@@ -312,6 +314,7 @@ _NAMES = {
     "ebbflow.infra.elastic.job": "ElasticJob",
     "ebbflow.infra.elastic.registry": "register",
     "ebbflow.infra.elastic.settings": "ElasticSettings",
+    "ebbflow.infra.elastic.apps.arrays": "open_arrays",
     "ebbflow.infra.elastic.apps.mlr": "Mlr",
     "ebbflow.infra.ledger.ledger": "Ledger",
     "ebbflow.infra.local_fleet.fleet": "LocalFleet",
@@ -341,6 +344,7 @@ _NAMES = {
 }
 _RENAMED = {  # whose modules say the rest of the name
     "ElasticSettings": "Settings",
+    "open_arrays": "opened",
     "open_fleet": "opened",
     "scaling_target": "wish",
 }

@@ -152,11 +152,20 @@ def run(
             rich_help_panel=_TRUST,
         ),
     ] = None,
+    allow_workdir: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Working directory whose elastic applications the file may import. Repeatable.",
+            metavar="DIR",
+            rich_help_panel=_TRUST,
+        ),
+    ] = None,
 ) -> None:
     from ebbflow.planners.query.sql.forbidden import checked_functions
     from ebbflow.tasks.capacity.own_policies import checked_names
     from ebbflow.tasks.pipeline.file.parameters import parse_set
     from ebbflow.tasks.pipeline.run import PipelineRequest, check_pipeline
+    from ebbflow.tasks.training.checks import absolute_source
 
     if schema:
         print_schema()
@@ -176,6 +185,7 @@ def run(
         restart=restart,
         allow_policies=checked_names(allow_policy or []),
         allow_functions=checked_functions(allow_functions),
+        allow_workdirs=tuple(map(absolute_source, allow_workdir or ())),
     )
     if check:
         checked = check_pipeline(request)

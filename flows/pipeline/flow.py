@@ -39,6 +39,7 @@ from ebbflow.tasks.pipeline.run import NullWatcher, PipelineRequest, Steps, Watc
 from ebbflow.tasks.pipeline.view import ClusterView
 from ebbflow.tasks.report.cluster.picture import cluster_svg
 from ebbflow.tasks.report.cluster.values import ClusterReport
+from ebbflow.tasks.training.checks import absolute_source
 
 PUBLISH_EVERY = 15.0  # s between two versions of the live artifact
 MOST_STEPS = 64  # that run at once
@@ -77,6 +78,7 @@ def run_pipeline(
     ledger: str | None = None,
     allow_policies: list[str] | None = None,
     allow_functions: list[str] | None = None,
+    allow_workdirs: list[str] | None = None,
 ) -> PipelineOutcome:
     """Run a pipeline: queries, trainings and tuning runs of several teams on one elastic cluster.
 
@@ -101,6 +103,8 @@ def run_pipeline(
             deployment, of those the ones that the deployment itself has.
         allow_functions: functions that the file's queries may call though they read more than tables, such as
             ``read_csv``; in a run of a deployment, of those the ones that the deployment itself has.
+        allow_workdirs: working directories whose elastic applications the file may import; in a run of a deployment,
+            of those the ones that the deployment itself has.
 
     Returns:
         What became of the pipeline and of each of its steps.
@@ -127,6 +131,7 @@ def run_pipeline(
             restart=restart,
             allow_policies=checked_names(allowed("allow_policies", allow_policies)),
             allow_functions=checked_functions(allowed("allow_functions", allow_functions)),
+            allow_workdirs=tuple(map(absolute_source, allowed("allow_workdirs", allow_workdirs))),
         )
     own = _PrefectListener(clock, also)
     background = PrefectBackground()

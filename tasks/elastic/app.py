@@ -11,14 +11,14 @@ import numpy as np
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.elastic import Application, ElasticJob, Event, Result, Settings
 from ebbflow.infra.elastic.apps import arrays
-from ebbflow.infra.elastic.apps.kmeans import KMeans
-from ebbflow.infra.elastic.apps.lda import Lda
-from ebbflow.infra.elastic.apps.mlr import Mlr
 from ebbflow.infra.elastic.job import class_name
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.storage import private, records
+from ebbflow.infra.storage.files import home
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.locks import RunLock
+from ebbflow.infra.training.workspace import package
+from ebbflow.infra.training.workspace.preparing import prepare
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppSpec
 from ebbflow.tasks.apps.agent import AgentIntervals, AppAgent
@@ -27,6 +27,8 @@ from ebbflow.tasks.drawing.wording import plural
 from ebbflow.tasks.elastic.data import stored_input
 from ebbflow.tasks.elastic.leased import LeasedWorkers, PoolRecord
 from ebbflow.tasks.elastic.request import ElasticAppRequest
+from ebbflow.tasks.elastic.results import history_of, objective_of, result_arrays
+from ebbflow.tasks.training.code import store_code
 from ebbflow.tasks.training.leased.enforcer import LeaseEnforcer
 from ebbflow.tasks.training.leased.nodes import NodeBackoff
 from ebbflow.tasks.training.leased.site import MakePool, await_end_of_pools
@@ -161,6 +163,7 @@ class _App:
         self._looked = clock.now()
         self._saved = False  # by the last stop
         self._joined = self._losses = 0
+        self._code = ""
         self._application = self._prepared()
 
     def run(self, save: float | None) -> ElasticReport:
@@ -208,6 +211,7 @@ class _App:
             self._avoided,
             self._clock,
             self._variables,
+            code=self._code,
         )
         try:
             job = ElasticJob(
@@ -288,25 +292,44 @@ class _App:
 
     def _prepared(self) -> Application:
         request, job = self._request, self._request.job
-        assert job.input is not None
         private.make_folder(request.state_dir)
+        if job.own:
+            return self._own()
+        assert job.input is not None
         data = stored_input(job.input, job.app, job.classes, request.label, request.place)
         try:
             return job.application(data)
         except (OSError, KeyError, ValueError) as error:
             raise OptionError(f"{data} cannot serve {job.app}: {error}") from error
 
+    def _own(self) -> Application:
+        """Return the user's application, from its code in the run's directory, where it is packed once."""
+        request, job = self._request, self._request.job
+        source = job.input or ""
+        if source and "://" not in source and not request.place.local:
+            raise OptionError(
+                f"input of {job.app} must be an address that all nodes reach, such as s3://...; got {source}"
+            )
+        with translated(f"look for the code in {request.place.uri}"):
+            stored = request.place.is_file(f"{package.FOLDER}/{package.RECORD}")
+        if not stored:
+            store_code(request)
+        self._code = str(request.place.under(package.FOLDER))
+        made = prepare(self._code, request.run_id, home(), self._clock)
+        assert made.directory is not None
+        return job.application(source, made.directory)
+
     def _deliver(self, result: Result) -> ElasticReport:
         """Write the result, then the report, by which the job counts as finished."""
-        history: list[float] = [float(value) for value in result.driver.history]  # type: ignore[attr-defined]
         app = self._application
+        history = history_of(result)
         packed = io.BytesIO()
         np.savez(packed, **result_arrays(app, result))
         place = self._request.place
         with translated(f"write {PARAMETERS} to {place.uri}"):
             place.write(PARAMETERS, packed.getvalue())
         with translated(f"read {self._request.job.input}"):
-            objective = app.objective(result.parameters) if isinstance(app, Mlr | KMeans) else history[-1]
+            objective = objective_of(app, result)
         report = self._report("finished", "", objective, tuple(history))
         records.save(place.under(_REPORT), asdict(report), _FORMAT)
         return report
@@ -332,17 +355,6 @@ class _App:
             self._losses,
             history,
         )
-
-
-def result_arrays(app: Application, result: Result) -> dict[str, Any]:
-    """Return what a job has found, by name: weights (classes × features + 1) of mlr, centres (clusters × features)
-    of kmeans, counts (words × topics) of lda."""
-    if isinstance(app, Mlr):
-        return {"weights": app.weights(result.parameters)}
-    if isinstance(app, KMeans):
-        return {"centres": app.centres(result.parameters)}
-    assert isinstance(app, Lda)
-    return {"counts": app.counts(result.parameters)}
 
 
 def _finished(request: ElasticAppRequest) -> ElasticReport | None:

@@ -93,6 +93,7 @@ class LeasedWorkers:
         clock: the app's.
         variables: of the workers' environment, on top of their nodes'.
         silence: seconds without a heartbeat after which a worker counts as dead.
+        code: directory of the user's code that workers import the application from, a path or URI; empty: none.
     """
 
     shared = False
@@ -113,10 +114,11 @@ class LeasedWorkers:
         clock: Clock,
         variables: Mapping[str, str] | None = None,
         silence: float = SILENCE,
+        code: str = "",
     ) -> None:
         self._agent, self._enforcer, self._pool, self._application = agent, enforcer, pool, application
         self._most, self._record, self._avoided, self._clock = most, record, avoided, clock
-        self._variables, self._silence = dict(variables or {}), silence
+        self._variables, self._silence, self._code = dict(variables or {}), silence, code
         asked = pool()
         self._host = asked.host
         asked.close()
@@ -256,6 +258,7 @@ class LeasedWorkers:
                 folder="",
                 program=_PROGRAM,
                 arguments=(*arguments, *(f"{key}={value}" for key, value in self._variables.items())),
+                code=self._code,
             )
 
             def admit(public: str) -> None:

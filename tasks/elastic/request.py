@@ -1,8 +1,10 @@
 """What is asked of an elastic job: by the command line, and by an app of the cluster."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from ebbflow.infra.elastic import Application
 
 APPS = ("mlr", "kmeans", "lda")
+_OWN = re.compile(r"(?:[A-Za-z_]\w*/)*[A-Za-z_]\w*\.py:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,26 @@ class ElasticRequest:
     resume: bool = False
     restart: bool = False  # with resume: from the beginning where no snapshot is whole
     partial_recovery: bool = False  # recovery of lost parameters alone
+    workdir: str = option(
+        "",
+        "Directory of the user's application, FILE.py:CLASS; in a pipeline also a git reference",
+        unless=None,
+        metavar="DIR",
+    )
+    parameters: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of the user's application, beside those above
 
     def __post_init__(self) -> None:
-        if self.app not in APPS:
-            raise OptionError(f"applications are {', '.join(APPS)}; got {self.app!r}")
+        if self.app not in APPS and not _OWN.fullmatch(self.app):
+            raise OptionError(
+                f"app must be one of {', '.join(APPS)}, or FILE.py:CLASS of the user's own; got {self.app!r}"
+            )
+        for name in ("workdir", "parameters"):
+            if getattr(self, name) and not self.own:
+                raise OptionError(
+                    f"{name} is for an application of the user's own (FILE.py:CLASS); got {self.app}"
+                )
         for name in ("classes", "executors", "iterations", "workers"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be >= 1; got {getattr(self, name)}")
@@ -45,8 +64,23 @@ class ElasticRequest:
         if self.staleness < 0:
             raise OptionError(f"staleness must be >= 0; got {self.staleness}")
 
-    def application(self, data: str) -> "Application":
-        """Return the application on the file ``data``."""
+    @property
+    def own(self) -> bool:
+        """Return whether the application is the user's own."""
+        return self.app not in APPS
+
+    @property
+    def script(self) -> str:
+        """Return the file of the user's own application, below ``workdir``."""
+        return self.app.partition(":")[0]
+
+    def application(self, data: str, directory: Path | None = None) -> "Application":
+        """Return the application on the file ``data``; one of the user's own is imported from ``directory``.
+
+        Raises ``OptionError`` for a class that cannot be imported or made.
+        """
+        if self.own:
+            return own_application(self, data, directory or Path(self.workdir or "."))
         from ebbflow.infra.elastic.apps.kmeans import KMeans
         from ebbflow.infra.elastic.apps.lda import Lda
         from ebbflow.infra.elastic.apps.mlr import Mlr
@@ -58,6 +92,42 @@ class ElasticRequest:
         if self.app == "kmeans":
             return KMeans(data, self.classes, self.executors, self.iterations)
         return Lda(data, self.classes, self.executors, self.iterations)
+
+
+def own_application(request: ElasticRequest, data: str, directory: Path) -> "Application":
+    """Return the user's application: its class is called with ``data``, and by name with all else that was given.
+
+    It is imported after everything that is installed, so that its files take the place of nothing. Raises
+    ``OptionError``.
+    """
+    import importlib
+    import sys
+
+    from ebbflow.infra.elastic import Application
+
+    file, _, name = request.app.partition(":")
+    path = (directory / file).resolve()
+    if not path.is_file():
+        raise OptionError(f"app {request.app}: there is no file {file} in {directory}")
+    if str(directory.resolve()) not in sys.path:
+        sys.path.append(str(directory.resolve()))
+    importlib.invalidate_caches()
+    given = {"executors": request.executors, "iterations": request.iterations, **request.parameters}
+    try:
+        module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+        if Path(module.__file__ or "").resolve() != path:
+            raise OptionError(
+                f"app {request.app}: {module.__name__} is another module of this process, {module.__file__}; rename "
+                "the file"
+            )
+        kind = getattr(module, name)
+        if not (isinstance(kind, type) and issubclass(kind, Application)):
+            raise OptionError(f"app {request.app}: {name} must be a subclass of ebbflow.Application")
+        return kind(data, **given)
+    except OptionError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise OptionError(f"app {request.app} cannot be made: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -78,8 +148,10 @@ class ElasticAppRequest:
     termination_grace: float = 30.0  # s for a snapshot and the release of preempted slots
 
     def __post_init__(self) -> None:
-        if self.job.input is None:
+        if self.job.input is None and not self.job.own:
             raise OptionError("input must name the data of an elastic job that runs on leases; got none")
+        if self.job.own and not self.job.workdir:
+            raise OptionError(f"workdir must name the directory of the application {self.job.app}; got none")
         if not 1 <= self.workers <= self.max_workers:
             raise OptionError(
                 f"1 <= workers <= max_workers must hold; got {self.workers} and {self.max_workers}"
@@ -94,6 +166,28 @@ class ElasticAppRequest:
     def place(self) -> StorageLocation:
         """Return the run's own directory."""
         return StorageLocation(self.runs_dir).under(self.run_id)
+
+    # as the code of a training
+
+    @property
+    def script(self) -> str:
+        """Return the file of the user's own application."""
+        return self.job.script
+
+    @property
+    def workdir(self) -> str:
+        """Return where that is packed from."""
+        return self.job.workdir
+
+    @property
+    def requirements(self) -> str:
+        """Return nothing: the application runs with what is installed, since its driver runs where the job is led."""
+        return ""
+
+    @property
+    def setup(self) -> str:
+        """Return nothing; see ``requirements``."""
+        return ""
 
     def restarted(self, restart: bool) -> "ElasticAppRequest":
         """Return the request; with ``restart`` it begins again where no snapshot can be used."""

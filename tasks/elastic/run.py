@@ -12,11 +12,10 @@ import numpy as np
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.elastic import Application, ElasticJob, Event, Result, Settings
-from ebbflow.infra.elastic.apps.kmeans import KMeans
-from ebbflow.infra.elastic.apps.mlr import Mlr
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.elastic.data import check_data
 from ebbflow.tasks.elastic.request import ElasticRequest
+from ebbflow.tasks.elastic.results import history_of, objective_of
 from ebbflow.tasks.faults import Fault, Grammar
 
 FAULTS = Grammar("an elastic job", ("resize", "kill", "leave"), example="3s:resize:4", max_count=9999)
@@ -55,7 +54,9 @@ def run_elastic(
     Raises ``ElasticError`` when the job fails, ``OptionError`` for data that cannot be read.
     """
     clock = clock or SystemClock()
-    if request.input is None:
+    if request.own:
+        data = request.input or ""
+    elif request.input is None:
         data = str(place / f"{request.app}.npz")
         generate_data(request.app, request.classes, Path(data))
     else:
@@ -115,14 +116,10 @@ def _report_events(
 def _report(
     request: ElasticRequest, application: Application, result: Result, start: float
 ) -> dict[str, Any]:
-    history: list[float] = [float(value) for value in result.driver.history]  # type: ignore[attr-defined]
-    objective = (
-        application.objective(result.parameters) if isinstance(application, Mlr | KMeans) else history[-1]
-    )
     return {
         "app": request.app,
-        "objective": objective,
-        "history": history,
+        "objective": objective_of(application, result),
+        "history": history_of(result),
         "seconds": result.seconds,
         "events": [{"at": e.time - start, "kind": e.kind, **e.details} for e in result.events],
     }

@@ -314,11 +314,12 @@ class Carrier:
         )
         if report.state != "finished":
             return AttemptResult(report.state, report.reason, {"directory": report.directory})
-        assert report.objective is not None
         file = f"{report.directory}/{PARAMETERS}"
-        results = {"directory": report.directory, "file": file, "objective": repr(report.objective)}
+        results = {"directory": report.directory, "file": file}
         details = {"iterations": report.iterations, "workers": report.workers, "lost workers": report.losses}
-        details |= finite({"objective": report.objective})
+        if report.objective is not None:  # an application of the user's may have none
+            results["objective"] = repr(report.objective)
+            details |= finite({"objective": report.objective})
         files = {file: checksums.of_place(StorageLocation(file))}
         return AttemptResult("finished", "", results, details, files)
 

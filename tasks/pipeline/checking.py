@@ -25,6 +25,7 @@ from ebbflow.tasks.pipeline.file.references import Reference, fill_in, reference
 from ebbflow.tasks.pipeline.file.requests import engine_of, resolved
 from ebbflow.tasks.pipeline.file.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline, StepSpec
 from ebbflow.tasks.query.request import check_master, read_sql
+from ebbflow.tasks.training.checks import absolute_source
 
 Columns = tuple[tuple[str, str], ...]
 
@@ -69,6 +70,27 @@ def check_surroundings(
     check.queries(left)
     check.cluster()
     return tuple(check.unchecked)
+
+
+def check_applications(
+    pipeline: Pipeline, say: ReportFinding, done: Collection[str], allowed: Collection[str]
+) -> None:
+    """Say which elastic jobs have applications of their own that may not be imported.
+
+    The driver of one runs in this process, with all that this may do. ``allowed`` are the absolute working
+    directories that whoever runs the pipeline allows; its file has no say in them. See ``check_surroundings``.
+    """
+    for step in pipeline.of("elastic"):
+        if step.name in done or not step.options.get("workdir"):
+            continue
+        source = absolute_source(step.options["workdir"], pipeline.folder)
+        if source not in allowed:
+            say(
+                step.path,
+                "workdir",
+                f"{source} is code that would be imported, only if the operator who starts the run allows it "
+                f"(--allow-workdir {source}; allow_workdirs of the flow)",
+            )
 
 
 @dataclass

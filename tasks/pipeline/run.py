@@ -16,7 +16,7 @@ from ebbflow.planners.model.options import check_metrics, check_report_paths
 from ebbflow.tasks.capacity.listeners import LoopListener
 from ebbflow.tasks.capacity.own_policies import check_policy
 from ebbflow.tasks.pipeline.carry import Carrier
-from ebbflow.tasks.pipeline.checking import ReportFinding, check_surroundings
+from ebbflow.tasks.pipeline.checking import ReportFinding, check_applications, check_surroundings
 from ebbflow.tasks.pipeline.coordinator import (
     Background,
     Carry,
@@ -68,6 +68,7 @@ class PipelineRequest:
     allow_functions: tuple[
         str, ...
     ] = ()  # of SQL, which the file's queries may call though they reach beyond tables
+    allow_workdirs: tuple[str, ...] = ()  # whose elastic applications the file may have imported, absolute
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.resume):
@@ -115,6 +116,7 @@ def _read(request: PipelineRequest) -> tuple[RunFolder, RunRecord | None, Checke
 
     def look(pipeline: Pipeline, say: ReportFinding, done: Collection[str] = ()) -> None:
         unchecked.extend(check_surroundings(pipeline, say, done, request.allow_functions))
+        check_applications(pipeline, say, done, request.allow_workdirs)
         try:
             check_policy(pipeline.loop.policy, pipeline.loop.options, allowed=request.allow_policies)
         except OptionError as error:

@@ -154,6 +154,7 @@ def serve(
     silence: str,
     application: str,
     *variables: str,
+    fetch: Callable[[], None] | None = None,
 ) -> None:
     """Serve as the worker ``name`` until the master says to go.
 
@@ -164,11 +165,14 @@ def serve(
         silence: seconds of silence after which the other side counts as dead.
         application: ``MODULE:CLASS`` of the application.
         variables: of the environment, ``NAME=VALUE``.
+        fetch: makes the application importable, where it is the user's.
     """
     os.environ.update(dict(text.split("=", 1) for text in variables))
     clock = SystemClock()
     # before the application is imported: if that fails, its heartbeats end, by which the master knows
     pulse = RemoteHeartbeat(master, server, pair, name, clock, float(silence))
+    if fetch is not None:
+        fetch()
     prepare(application)
     job = pulse.job()
     inbox = Inbox(host, job, pair=job)

@@ -39,6 +39,7 @@ class Entry:
     read: int = 0  # number of the last order that was read before it became this process
     program: str = ""  # module of ours that the node runs in place of a training's processes; empty: none
     arguments: tuple[str, ...] = ()  # of that program
+    code: str = ""  # directory of the user's code that it imports, a path or URI; empty: none
 
 
 @dataclass(frozen=True, slots=True)

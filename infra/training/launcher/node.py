@@ -19,6 +19,7 @@ import time
 import traceback
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -30,6 +31,7 @@ from ebbflow.infra.errors import LauncherLostError, MessageError
 from ebbflow.infra.logs.shipping import ShippingProcess
 from ebbflow.infra.machine import devices, processes
 from ebbflow.infra.storage import private
+from ebbflow.infra.storage.files import home
 from ebbflow.infra.training.channel import keys
 from ebbflow.infra.training.channel.client import MessageClient
 from ebbflow.infra.training.channel.node_line import NodeLine
@@ -48,7 +50,7 @@ from ebbflow.infra.training.launcher import tunnel
 from ebbflow.infra.training.launcher.worker import RANKS
 from ebbflow.infra.training.process import channel
 from ebbflow.infra.training.process.printed_steps import PrintedSteps
-from ebbflow.infra.training.workspace.preparing import become_prepared
+from ebbflow.infra.training.workspace.preparing import become_prepared, prepare
 
 NOTICE = "notice"  # file, in the node's directory, with the time at which the node will be gone
 READY = "ready"  # file, in the node's directory, once all is imported
@@ -320,6 +322,13 @@ def connect(entry: Entry) -> tuple[NodeLine, MessageClient]:
     return NodeLine(client, entry.connect, entry.read), client
 
 
+def _fetch(entry: Entry) -> None:
+    """Make the user's code importable, after everything that is installed. Raises ``EbbflowError``."""
+    made = prepare(entry.code, entry.run, Path(entry.cache) if entry.cache else home(), SystemClock())
+    if made.directory is not None:
+        sys.path.append(str(made.directory))
+
+
 def main() -> None:
     """Serve as a node."""
     entry = entry_from(os.environ[ENTRY])
@@ -333,7 +342,8 @@ def main() -> None:
         for name in processes.ONE_THREAD:  # several share a machine, and more threads round sums differently
             os.environ.setdefault(name, "1")
         program = importlib.import_module(entry.program)
-        program.serve(entry.launcher, entry.server, keys.own(os.environ), entry.address, *entry.arguments)
+        found = (entry.launcher, entry.server, keys.own(os.environ), entry.address)
+        program.serve(*found, *entry.arguments, fetch=partial(_fetch, entry) if entry.code else None)
         return
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if entry.prepare:

@@ -79,8 +79,13 @@ class CrossChecks:
         self._check_gpus(pipeline, step, one)
 
     def _check_input(self, pipeline: Pipeline, step: StepSpec, one: Values) -> None:
-        source = step.options["input"]
-        if "${" not in source and "://" not in source and not Path(resolved(source, pipeline)).exists():
+        source = step.options.get("input") or ""
+        if (
+            source
+            and "${" not in source
+            and "://" not in source
+            and not Path(resolved(source, pipeline)).exists()
+        ):
             self._say(one, "input", f"there is no file or directory {source!r}")
 
     def _check_query(self, pipeline: Pipeline, step: StepSpec, one: Values) -> None:

@@ -25,7 +25,7 @@ TUNING_OPTIONS = (
     "population_interval", "sampler", "seed", "study", "heartbeat_timeout", "track",
 )  # fmt: skip
 
-ELASTIC_OPTIONS = ("classes", "executors", "iterations", "staleness")
+ELASTIC_OPTIONS = ("classes", "executors", "iterations", "staleness", "workdir")
 
 
 def keys_of(request: type, *names: str) -> tuple[Key, ...]:

@@ -130,8 +130,11 @@ def elastic_request(
     """Return the request of an elastic job; ``state_dir`` is where its snapshots are. Raises ``OptionError``."""
     given = step.options
     options: dict[str, Any] = {name: given[name] for name in ELASTIC_OPTIONS if given.get(name) is not None}
+    if given.get("workdir"):
+        options["workdir"] = absolute_source(given["workdir"], pipeline.folder)
+    source = resolved(fill(given["input"]), pipeline) if given.get("input") else None
     return ElasticAppRequest(
-        ElasticRequest(given["app"], resolved(fill(given["input"]), pipeline), **options),
+        ElasticRequest(given["app"], source, parameters=given["parameters"], **options),
         run,
         places.runs,
         state_dir,

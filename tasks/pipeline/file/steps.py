@@ -170,16 +170,22 @@ ELASTIC = Section(
         _BUDGET,
         Key(
             "app",
-            Text("an application", choices=APPS),
-            "Application of the job: mlr (a regression), kmeans or lda (a topic model)",
+            Text("an application"),
+            f"Application: {', '.join(APPS)} (a regression, a clustering, a topic model), or FILE.py:CLASS "
+            "in workdir, which whoever runs the pipeline allows (--allow-workdir)",
             required=True,
+        ),
+        Key(
+            "parameters",
+            Named(Plain()),
+            "Arguments of the class of FILE.py:CLASS by name, beside executors and iterations",
+            {},
         ),
         Key(
             "input",
             Text("a path or an address"),
             "Input of the job, an .npz file or a Parquet table, or the result of a query (${queries.NAME.file}): "
-            "columns of numbers, for mlr with a label, or document and word for lda",
-            required=True,
+            "columns of numbers, for mlr with a label, or document and word for lda; FILE.py:CLASS reads it itself",
         ),
         Key("label", Text("a column's name"), "Column of the class of each row, for mlr", "y"),
         Key(

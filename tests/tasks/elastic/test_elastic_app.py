@@ -21,6 +21,7 @@ from ebbflow.tasks.elastic.request import ElasticAppRequest, ElasticRequest
 from ebbflow.tasks.pipeline.file.read import parse_pipeline
 from ebbflow.tasks.pipeline.run import NullWatcher, PipelineRequest, run_steps
 from ebbflow.tasks.pipeline.view import ClusterView
+from tests.elastic_own import write_application
 from tests.elastic_results import undisturbed
 
 ITERATIONS = 200
@@ -131,6 +132,44 @@ def test_a_job_that_loses_a_node_comes_to_the_same_bits(tmp_path: Path) -> None:
     assert list_fleets() == []
 
 
+@pytest.mark.processes
+def test_an_application_of_the_users_own_runs_where_it_was_allowed(tmp_path: Path) -> None:
+    write_application(tmp_path / "code")
+    numbers = np.random.default_rng(5).random(4000)
+    np.savez(tmp_path / "numbers.npz", x=numbers)
+    plain = shop(tmp_path)
+    del plain["queries"]
+    plain["elastic_jobs"] = {
+        "cells": {
+            "app": "histogram.py:Histogram",
+            "workdir": "code",
+            "input": "numbers.npz",
+            "parameters": {"cells": 4},
+            "executors": 4,
+            "iterations": 5,
+            "workers": 2,
+            "termination_grace": "5s",
+        }
+    }
+    file = tmp_path / "shop.yaml"
+    file.write_text(yaml.safe_dump(plain, sort_keys=False))
+    given: dict[str, Any] = {"run_id": "one", "runs_dir": str(tmp_path / "runs")}
+    with pytest.raises(
+        PipelineFileError, match=f"elastic_jobs.cells.workdir: .*--allow-workdir {tmp_path}/code"
+    ):
+        run_steps(PipelineRequest(str(file), **given), NullWatcher())
+    outcome = run_steps(
+        PipelineRequest(str(file), **given, allow_workdirs=(str(tmp_path / "code"),)), NullWatcher()
+    )
+    assert outcome.state == "finished", outcome
+    cells = outcome.step("cells")
+    counts = np.histogram(numbers, 4, (0.0, 1.0))[0]
+    with np.load(cells.results["file"]) as found:
+        assert [int(found[str(cell)]) for cell in range(4)] == counts.tolist()
+    assert cells.results["objective"] == repr(-float(counts.max()))
+    assert (tmp_path / "runs" / "one" / "runs" / "one.cells" / "code" / "code.json").is_file()
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_job_that_was_stopped_resumes_from_its_snapshot(tmp_path: Path) -> None:
@@ -154,7 +193,9 @@ def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
         with pytest.raises(PipelineFileError, match=match):
             parse_pipeline(yaml.safe_dump(plain), "shop.yaml", str(tmp_path))
 
-    refused("app must be one of|'svm'", app="svm")
+    refused("app must be one of mlr, kmeans, lda, or FILE.py:CLASS of the user's own; got 'svm'", app="svm")
+    refused("workdir must name the directory of the application a.py:A", app="a.py:A")
+    refused("workdir is for an application of the user's own", workdir="code")
     refused("needs 4 GPUs; the pools of kind gpu have 3 at most", workers=4)
     refused("max_workers must be at most executors", max_workers=7)
     refused("1 <= workers <= max_workers", max_workers=1)

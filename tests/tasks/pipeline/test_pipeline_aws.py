@@ -43,6 +43,7 @@ from ebbflow.tasks.training.leased.enforcer import LeaseEnforcer
 from ebbflow.tasks.training.leased.site import LeasedSite
 from ebbflow.tasks.training.request import TrainingRequest
 from tests.code_projects import write_project
+from tests.elastic_own import write_application
 from tests.elastic_results import undisturbed
 from tests.infra.aws.torch_hosts import NODE, Hosts
 from tests.tasks.apps.toy_trainings import Script, ToyTrainer
@@ -309,17 +310,37 @@ def test_an_elastic_job_runs_on_rented_nodes_one_of_which_is_taken(
             "iterations": 300,
             "workers": 2,
             "termination_grace": "5s",
-        }
+        },
+        "cells": {
+            "app": "histogram.py:Histogram",
+            "workdir": str(tmp_path / "code"),
+            "input": f"{lab.settings.store.rstrip('/')}/numbers.npz",
+            "parameters": {"cells": 4},
+            "executors": 4,
+            "iterations": 5,
+            "termination_grace": "5s",
+        },
     }
+    write_application(tmp_path / "code")
+    numbers, packed = np.random.default_rng(5).random(4000), io.BytesIO()
+    np.savez(packed, x=numbers)
+    StorageLocation(lab.settings.store).write("numbers.npz", packed.getvalue())
     ssm.script = hosts = Hosts(NODE)
     file = tmp_path / "shop.yaml"
     file.write_text(yaml.safe_dump(plain, sort_keys=False))
     heard = Interrupting(lab)
     try:
-        outcome = run_steps(PipelineRequest(str(file), run_id="one", runs_dir=str(tmp_path / "runs")), heard)
+        request = PipelineRequest(
+            str(file), run_id="one", runs_dir=str(tmp_path / "runs"), allow_workdirs=(str(tmp_path / "code"),)
+        )
+        outcome = run_steps(request, heard)
     finally:
         hosts.close()
     assert outcome.state == "finished", (outcome, heard.lines)
+    counts = np.histogram(numbers, 4, (0.0, 1.0))[0]
+    own = StorageLocation(outcome.step("cells").results["directory"])
+    with np.load(io.BytesIO(own.read("parameters.npz"))) as found:
+        assert [int(found[str(cell)]) for cell in range(4)] == counts.tolist()
     place = StorageLocation(outcome.step("fit").results["directory"])
     assert str(place).startswith(lab.settings.store)
     (tmp_path / "input.npz").write_bytes(place.read("input.npz"))
