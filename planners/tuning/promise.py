@@ -45,6 +45,11 @@ class TrialRank:
         )
 
 
+def unranked(factor: float) -> TrialRank:
+    """Return the rank of a trial that was never compared; see ``rank_trials``."""
+    return TrialRank(factor**0.5)
+
+
 def rank_trials(
     curves: Mapping[int, Mapping[int, float]],
     rungs: Sequence[int],
@@ -56,12 +61,13 @@ def rank_trials(
     """Return how much each trial promises, by its number.
 
     A trial is compared at the last rung that it has reached, with all trials that have reached that one, those
-    included that have ended. Its weight is ``factor`` to the power of the rungs before that one plus the share of the
-    trials there that it is at least as good as: the last one of a rung counts more than the best of the one before.
+    included that have ended. Its weight is ``factor`` to the power of the rungs before that one plus its expected
+    quantile: of n trials one that is at least as good as k, itself included, is expected at k / (n + 1), and one that
+    was not compared at 1/2. So the last one of a rung counts more than the best of the one before.
 
     >>> ranks = rank_trials({0: {1: 0.5, 3: 0.6}, 1: {1: 0.4}, 2: {1: 0.7}, 3: {}}, (1, 3), 3, maximize=True)
     >>> {number: round(rank.weight, 2) for number, rank in ranks.items()}
-    {0: 9.0, 1: 1.44, 2: 3.0, 3: 1.0}
+    {0: 5.2, 1: 1.32, 2: 2.28, 3: 1.73}
 
     Args:
         curves: metric by epoch, by trial; values that are no numbers are the worst.
@@ -87,12 +93,12 @@ def rank_trials(
     for number in curves:
         passed = [rung for rung in ladder if number in at[rung]]
         if not passed:
-            found[number] = TrialRank()
+            found[number] = unranked(factor)
             continue
         there = at[passed[-1]]
         better = sum(value < there[number] for value in there.values())
         level = len(passed) - 1 if survivors else 0
-        weight = factor ** (level + (len(there) - better) / len(there))
+        weight = factor ** (level + (len(there) - better) / (len(there) + 1))
         found[number] = TrialRank(weight, passed[-1], better + 1, len(there))
     return found
 

@@ -11,7 +11,7 @@ from ebbflow.planners.model.capacity import Capacity, Node
 from ebbflow.planners.model.scheduling import App, Grant, Placement, Policy, View, gpus_of
 from ebbflow.planners.scheduling.gangs.las import leased_las
 from ebbflow.planners.tuning.early_stopping import rungs
-from ebbflow.planners.tuning.promise import ByPromise, TrialRank, rank_trials
+from ebbflow.planners.tuning.promise import ByPromise, TrialRank, rank_trials, unranked
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.tuning.request import TuningRequest
 from ebbflow.tasks.tuning.study import Study
@@ -75,14 +75,25 @@ class OwnTrialResources:
             more = slots - sum(parts.values())
             while more < 0:
                 more += parts.pop(list(parts)[-1])
-            if more:
+            while more:
+                size = self._together(one, more)
                 one.turns += 1
-                parts[f"{node}.{one.turns}"] = more
+                parts[f"{node}.{one.turns}"] = size
+                more -= size
         wanted = {name: slots for parts in one.names.values() for name, slots in parts.items()}
         if one.nodes is None:
             one.nodes = Nodes(wanted, self._request.most_gpus, self._request.gpus_per_trial)
         else:
             one.nodes.become(wanted)
+
+    def _together(self, one: Trial, more: int) -> int:
+        """Return how many of ``more`` GPUs of a node have a name in common.
+
+        Those that may go to another trial have one each: the processes on the others train on where they leave.
+        """
+        if not self._request.by_promise:
+            return more
+        return 1 if any(one.names.values()) else min(more, self._request.gpus_per_trial)
 
     def recover(self, one: Trial) -> None:
         """See ``TrialResources``."""
@@ -145,7 +156,7 @@ class TrialAllocator:
     ) -> Iterator[tuple[str, Grant]]:
         """Return the GPUs of each trial that may run, by its run; those that get fewer than they have come first."""
         for one in trials:
-            one.rank = self._ranks.get(one.trial.number, one.rank)
+            one.rank = self._ranks.get(one.trial.number, unranked(self._request.reduction_factor))
             one.app.weight = one.rank.weight
         by_number = sorted(trials, key=lambda one: one.app.number)
         view = View(now, tuple(map(_as_app, by_number)), Capacity(0, nodes, at=now))

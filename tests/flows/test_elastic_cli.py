@@ -34,7 +34,7 @@ def test_a_small_run(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("svm",), "applications are mlr, kmeans, lda; got 'svm'"),
+        (("svm",), "app must be one of mlr, kmeans, lda, or FILE.py:CLASS of the user's own; got 'svm'"),
         (("mlr", "--fault", "soon"), "a fault of an elastic job is TIME:VERB"),
         (("mlr", "--resume"), "resume needs the directory"),
         (("mlr", "--restart"), "restart goes with resume"),

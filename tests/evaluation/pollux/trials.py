@@ -19,7 +19,7 @@ from ebbflow.infra.simulation.traces.cluster import Cluster
 from ebbflow.infra.simulation.traces.workloads import Job, Workload
 from ebbflow.planners.model.scheduling import Decision, Grant, Policy, View
 from ebbflow.planners.scheduling.goodput.pollux import Pollux
-from ebbflow.planners.tuning.promise import ByPromise, rank_trials
+from ebbflow.planners.tuning.promise import ByPromise, rank_trials, unranked
 from ebbflow.tasks.simulation import sources
 from ebbflow.tasks.simulation.scenarios import goodput_agent
 from tests.evaluation.runs import Run, kept
@@ -77,9 +77,7 @@ class ByQuality:
             for number, epochs in done.items()
         }
         ranks = rank_trials(curves, RUNGS, FACTOR, maximize=True)
-        apps = [
-            replace(app, weight=ranks[app.number].weight if app.number in ranks else 1.0) for app in view.apps
-        ]
+        apps = [replace(app, weight=ranks.get(app.number, unranked(FACTOR)).weight) for app in view.apps]
         return replace(self.inner.decide(replace(view, apps=apps), None, rng), memory=work)
 
 

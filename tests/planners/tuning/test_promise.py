@@ -31,13 +31,14 @@ def divided(apps: list[App], *sizes: int, policy: ByPromise = RULE) -> dict[str,
 def test_a_trial_counts_by_its_rung_then_by_its_rank() -> None:
     curves = {0: {1: 0.9, 3: 0.2}, 1: {1: 0.8, 3: 0.1}, 2: {1: 0.7}, 3: {1: nan}, 4: {}}
     ranks = rank_trials(curves, (1, 3), 3, maximize=False)
-    assert ranks[1] == TrialRank(9.0, 3, 1, 2)
+    assert ranks[1] == TrialRank(3 ** (1 + 2 / 3), 3, 1, 2)
     order = sorted(ranks, key=lambda number: -ranks[number].weight)
-    assert order == [1, 0, 2, 3, 4]
-    assert ranks[4] == TrialRank()
+    assert order == [1, 0, 2, 4, 3]
+    assert ranks[4] == TrialRank(3**0.5)
+    assert rank_trials({0: {1: 0.5}}, (1,), 3, maximize=True)[0].weight == 3**0.5, "alone it says nothing"
     assert str(ranks[0]) == "ranked 2 of 2 after epoch 3"
     population = rank_trials(curves, (1, 3), 3, maximize=False, survivors=False)
-    assert population[1].weight == population[2].weight == 3.0, "a population stops nobody"
+    assert population[1].weight == 3 ** (2 / 3), "a population stops nobody"
     with pytest.raises(OptionError, match="factor"):
         rank_trials(curves, (1,), 1, maximize=True)
 
@@ -48,7 +49,7 @@ def test_what_was_not_measured_goes_by_promise_and_what_was_where_it_is_used() -
     apps = [trial(0), trial(1, 3.0, goodput=flat), trial(2, 2.0, goodput=KnownGoodput((10.0, 19.0, 27.0)))]
     assert divided(apps, 8) == {"t0": 3, "t1": 2, "t2": 3}
     with pytest.raises(OptionError, match="hysteresis"):
-        ByPromise(1.0)
+        ByPromise(hysteresis=1.0)
 
 
 def test_too_few_gpus_go_to_those_that_run_then_to_the_best() -> None:
@@ -99,7 +100,7 @@ def test_what_holds_of_every_division(
     apps, total = drawn
     if not total:
         return
-    policy = ByPromise(hysteresis)
+    policy = ByPromise(hysteresis=hysteresis)
     found = divided(apps, total, policy=policy)
     assert sum(found.values()) <= total
     for app in apps:
@@ -127,4 +128,4 @@ def test_what_holds_of_every_division(
 def test_weights_may_be_huge() -> None:
     apps = [trial(0, 3.0**12, held=1), trial(1, held=1)]
     assert divided(apps, 4) == {"t0": 3, "t1": 1}
-    assert rank_trials({0: {1: inf}}, (1,), 2, maximize=True)[0].weight == 2.0
+    assert rank_trials({0: {1: inf}, 1: {1: 0.1}}, (1,), 2, maximize=True)[0].rank == 2, "diverged"

@@ -50,7 +50,10 @@ def test_without_a_snapshot_a_run_starts_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"app": "svm"}, "applications are mlr, kmeans, lda; got 'svm'"),
+        (
+            {"app": "svm"},
+            "app must be one of mlr, kmeans, lda, or FILE.py:CLASS of the user's own; got 'svm'",
+        ),
         ({"app": "mlr", "executors": 0}, "executors must be >= 1; got 0"),
         ({"app": "lda", "iterations": 1, "partial_recovery": True}, "Lda does not allow"),
     ],
