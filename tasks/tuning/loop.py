@@ -246,8 +246,9 @@ class TuningLoop:
             self._metric(one, said[2], said[3])
         elif said[0] == "gpus":
             one.trains_on = said[2]
-        elif said[0] == "goodput":
-            one.app.goodput = KnownGoodput(said[2])
+            one.tried.add(said[2])
+        elif said[0] == "goodput":  # of one number of GPUs alone it cannot tell what another would bring
+            one.app.goodput = KnownGoodput(said[2]) if len(one.tried) > 1 else None
         else:
             self._end(one, said[2], said[3])
             if (full := full_error(said[2], said[3])) is not None:  # the next trial would meet the same disk

@@ -49,6 +49,7 @@ class Trial:
     used: float = 0.0  # GPU-seconds of the present stretch, before ``since``
     rank: TrialRank = field(default_factory=TrialRank)
     trains_on: int = 0  # GPUs, as it said last
+    tried: set[int] = field(default_factory=set)  # numbers of GPUs that it has trained on
     shrunk_at: float = -inf  # when GPUs were taken from it last
     reason: str = ""
 
