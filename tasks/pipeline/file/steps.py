@@ -172,7 +172,7 @@ ELASTIC = Section(
             "app",
             Text("an application"),
             f"Application: {', '.join(APPS)} (a regression, a clustering, a topic model), or FILE.py:CLASS "
-            "in workdir, which whoever runs the pipeline allows (--allow-workdir)",
+            "in workdir, which the operator allows (--allow-workdir)",
             required=True,
         ),
         Key(
