@@ -16,6 +16,7 @@ DATABASE = "needs a cluster and a database that others use"
 SESSION = "needs a SparkSession with tables: tests/tasks/query/test_given_session.py has one"
 OURS = "shows a part of something; the text around it says of what"
 AIRFLOW = "needs Airflow, which has an environment of its own: make airflow"
+OWN = "has files beside it: tests/tasks/elastic/test_elastic_app.py runs them"
 DIFF = "leads to the whole file after it: tests/docs/test_migration.py"
 EDITOR = "is read by whoever works on the project; make test and make check are run as they are"
 
@@ -174,10 +175,13 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("cluster:\n  existing", "check", DATABASE),
         Plan("ebbflow run --resume", "check", OURS),
         Plan("from ebbflow import", "check", PREFECT),
+        Plan("elastic_jobs:", "check", OWN),
     ),
     "docs/elastic-executors.md": (
         Plan("from ebbflow import", "check", OURS),
         Plan("from dataclasses import dataclass", "run"),
+        Plan("import numpy as np", "check", OWN),
+        Plan("ebbflow elastic histogram.py", "check", OWN),
     ),
     "docs/fleet.md": (
         Plan("pip install 'prefect-ebbflow[aws]'", "check", AWS),
