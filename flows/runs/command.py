@@ -4,12 +4,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 
 from rich.console import Console
 
 from ebbflow.flows.runs.output_pipes import outlive_readers
+
+_STARTS = 3  # of Prefect's temporary server
 
 
 @contextmanager
@@ -51,6 +53,7 @@ def start_temporary_server() -> None:
     A terminal sends Ctrl-C to every process in front. A server that obeyed it could not record that the run was
     interrupted, and Prefect's client would continue asking for it for minutes. Prefect ends it at our exit.
     """
+    import httpx
     from prefect.server.api.server import SubprocessASGIServer
     from prefect.settings import get_current_settings
 
@@ -60,8 +63,16 @@ def start_temporary_server() -> None:
 
     def start() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})  # a child inherits the mask
-        with suppress(RuntimeError):  # the flow run tries again, and says what is wrong
-            SubprocessASGIServer().start(settings.server.ephemeral.startup_timeout_seconds)
+        for _ in range(_STARTS):  # else the flow run starts one, which hears Ctrl-C, and says what is wrong
+            server = SubprocessASGIServer()
+            try:
+                server.start(settings.server.ephemeral.startup_timeout_seconds)
+            except httpx.HTTPError:  # its first answer, on a busy machine, takes more than 5 s
+                server.stop()
+            except RuntimeError:
+                break
+            else:
+                break
 
     # in a thread of its own, because a mask is a thread's: our main thread continues to hear Ctrl-C
     starter = threading.Thread(target=start, name="ebbflow-prefect-server", daemon=True)

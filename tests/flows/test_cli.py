@@ -451,7 +451,7 @@ def test_ctrl_c_ends_a_query_on_a_temporary_server_soon_and_quietly(tables: str,
     try:
         eventually(lambda: "▸" in log.read_text() or query.poll() is not None)
         os.killpg(query.pid, signal.SIGINT)
-        assert query.wait(30) == 130
+        assert query.wait(150) == 130
     finally:
         with suppress(ProcessLookupError):
             os.killpg(query.pid, signal.SIGKILL)
