@@ -142,8 +142,8 @@ def logged(plain: Path, format: str) -> Path:
             )
         )
         half, key = rows.num_rows // 2, PARTITIONS.get(path.stem)
-        if key is not None and rows[key].type == pa.string() and "" in rows[key].to_pylist():
-            key = None
+        if key not in rows.column_names or (rows[key].type == pa.string() and "" in rows[key].to_pylist()):
+            key = None  # of the other suite's table of that name, or with a text that no directory tells
         there = folder / "tables" / path.stem
         if format == "delta":
             for part in (rows.slice(0, half), rows.slice(half)):
