@@ -67,10 +67,11 @@ def start_temporary_server() -> None:
             server = SubprocessASGIServer()
             try:
                 server.start(settings.server.ephemeral.startup_timeout_seconds)
-            except httpx.HTTPError:  # its first answer, on a busy machine, takes more than 5 s
+            except (
+                httpx.HTTPError,
+                RuntimeError,
+            ):  # on a busy machine its first answer may take more than 5 s
                 server.stop()
-            except RuntimeError:
-                break
             else:
                 break
 

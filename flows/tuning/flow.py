@@ -48,6 +48,8 @@ def tune(
     nodes: str = "local:1x1",
     gpus_per_trial: int = 1,
     max_gpus: int | None = None,
+    parallel: int | None = None,
+    allocate: Literal["promising", "equal"] | None = None,
     epochs: int | None = None,
     pruner: Literal["halving", "hyperband", "curve", "pbt", "none"] = "halving",
     reduction_factor: int = 3,
@@ -92,6 +94,9 @@ def tune(
         nodes: ``local:NODESxGPUS``, shared by all trials.
         gpus_per_trial: GPUs of each trial.
         max_gpus: maximum number of GPUs of a trial while some are free.
+        parallel: maximum number of trials at once; by default as many as there are GPUs for.
+        allocate: which trials get more GPUs than the fewest of a trial: ``promising``, the default with pruners that
+            rank trials, or ``equal``.
         epochs: epochs of a complete trial; ``hyperband``, ``curve`` and ``pbt`` need it.
         pruner: early stopping: ``halving``, ``hyperband``, ``curve``, ``pbt`` (population-based training: the worst
             copy the best instead of being stopped) or ``none``.

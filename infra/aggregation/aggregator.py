@@ -170,15 +170,15 @@ class Aggregator:
             except AggregationError as exc:
                 self._refuse(connection, frame, str(exc))
                 return
-        held = [one.nbytes for one in self._tensors.values() if one.job_id == peer.job_id]
-        if sum(held) + len(frame.payload) > self._max_bytes or len(held) >= _MAX_TENSORS:
-            self._refuse(
-                connection, frame,
-                f"a training must have at most {_MAX_TENSORS} tensors on an aggregator, with at most"
-                f" {self._max_bytes} bytes together",
-            )  # fmt: skip
-            return
         if key not in self._tensors:
+            held = [one.nbytes for one in self._tensors.values() if one.job_id == peer.job_id]
+            if sum(held) + len(frame.payload) > self._max_bytes or len(held) >= _MAX_TENSORS:
+                self._refuse(
+                    connection, frame,
+                    f"a training must have at most {_MAX_TENSORS} tensors on an aggregator, with at most"
+                    f" {self._max_bytes} bytes together",
+                )  # fmt: skip
+                return
             try:
                 self._tensors[key] = MasterCopy.of(self.name, peer.job_id, frame)
             except AggregationError as exc:

@@ -9,7 +9,7 @@ continues with what is there.
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from ebbflow.infra.aggregation.frames import AggregatorAddress
@@ -90,7 +90,8 @@ class AggregatorRecord:
             job: {name: HeldTensor(**one) for name, one in tensors.items()}
             for job, tensors in body["held"].items()
         }
-        return cls(**{**body, "held": held})
+        known = {one.name for one in fields(cls)}  # a newer version's may have more
+        return cls(**{name: value for name, value in body.items() if name in known} | {"held": held})
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,10 @@ def serve_shared(
     within_s: float,
     started: Callable[[str], None],
     node: str = "",
-) -> None:
+) -> bool:
     """Run an aggregator of a cluster until SIGINT or SIGTERM, after which its tensors are moved to others.
+
+    Returns whether it ended without a signal, as the ledger asked it to.
 
     Args:
         ledger: of the cluster.
@@ -68,13 +70,15 @@ def serve_shared(
         shared.close()
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    return not told
 
 
 def main(name: str, cluster: str, host: str, threads: int, node: str, ended: Path) -> None:
     """Serve until the capacity loop, or a signal, ends it."""
     with Ledger.open(cluster=cluster) as ledger:
-        serve_shared(ledger, name, host, 0, threads, _WITHIN, lambda _: None, node)
-    private.write_text(ended, "drained")
+        drained = serve_shared(ledger, name, host, 0, threads, _WITHIN, lambda _: None, node)
+    if drained:  # else its node is taken to be lost, and another is launched
+        private.write_text(ended, "drained")
 
 
 if __name__ == "__main__":

@@ -115,8 +115,7 @@ def write_into(
     writer = _Writer(checkpoint, into, run, engine, target, clock or SystemClock())
     for number in range(_COMMITS):
         state = target.look(run)
-        if state.written:
-            writer.forget()
+        if state.written:  # perhaps by this try, whose commit was done and not answered: its files stay
             return False
         if isinstance(target, DeltaTarget) and (kept := target.kept_by_library(state)):
             if into.mode not in ("append", "overwrite"):
@@ -132,11 +131,12 @@ def write_into(
         except CommitConflictError as conflict:
             said = str(conflict)
             writer.clock.sleep(min(0.05 * 2**number, 2.0))
-        except (TableError, StorageError):
+        except (TableError, StorageError, StageFailedError):
             if not target.look(run).written:  # else another try has deleted what this one had written
                 raise
-            writer.forget()
             return False
+    if target.look(run).written:
+        return False
     writer.forget()
     raise TableError(
         f"{target.name} was changed by others {_COMMITS} times while it was written into: {said}"

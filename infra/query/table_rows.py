@@ -184,8 +184,12 @@ def merge(
         return Merge(Relation(_TARGET, rows.scheme, (), shape.columns), found)
     relation = target.relation(state)
     kinds, given = dict(relation.columns), {name.lower(): (name, kind) for name, kind in rows.columns}
-    # bounds of fractions leave out NaN, which is equal to itself
-    same = [key for key in found if given[key.lower()][1] == kinds[key] not in ("float", "double")]
+    # bounds of fractions leave out NaN, which is equal to itself; logs cut those of times to milliseconds
+    same = [
+        key
+        for key in found
+        if given[key.lower()][1] == kinds[key] and not kinds[key].startswith(("float", "double", "timestamp"))
+    ]
     values = _values(relation)
     here = snapshots.read_footers(relation, same)
     there = filefooters.read_footers(rows, [given[key.lower()][0] for key in same])

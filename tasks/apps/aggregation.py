@@ -1,5 +1,6 @@
 """``ServiceWatch``: what the cluster's aggregation service needs, as a loop sees it, and who pays its nodes."""
 
+import logging
 from dataclasses import replace
 
 from ebbflow.infra.aggregation.registry import ACCOUNTS, MANAGER, ServiceRegistry, ServiceView
@@ -7,6 +8,8 @@ from ebbflow.infra.ledger.records import ServiceRecords
 from ebbflow.planners.aggregation.demand import AggregationDemand, RunDemand, ServingNode, shares
 from ebbflow.planners.capacity.leases import SERVICE
 from ebbflow.planners.model.ledger_state import State
+
+log = logging.getLogger(__name__)
 
 _SERVICE = 1.0  # s between looks at the aggregation service
 _WRITTEN = 10.0  # s between two records of what its nodes have cost, and of what may be launched
@@ -40,7 +43,13 @@ class ServiceWatch:
         self._due = now + _SERVICE
         view = self._registry.read()
         before = self.demand
-        seen = service_demand(view)
+        try:
+            seen = service_demand(view)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:  # of another version's process
+            log.warning(
+                "a record of the aggregation service cannot be read, what it needs stays as it was: %s", error
+            )
+            return False
         dollars = self._pay(view, state, seen, now)
         self.demand = replace(seen, dollars=dollars)
         if now >= self._write_due and (max_nodes or dollars):
@@ -64,7 +73,12 @@ class ServiceWatch:
         for lease in state.leases.values():
             if lease.app == SERVICE:
                 seconds = max(0.0, now - max(lease.since, self._until))
-                costs[lease.node] = costs.get(lease.node, 0.0) + seconds / 3600 * lease.price
+                seen_for = min(
+                    seconds, 2 * _WRITTEN
+                )  # who used the node before that, while no loop ran, is not known
+                costs[lease.node] = costs.get(lease.node, 0.0) + seen_for / 3600 * lease.price
+                if (rest := (seconds - seen_for) / 3600 * lease.price) > 0:
+                    self._dollars[""] = self._dollars.get("", 0.0) + rest
         for run, dollars in shares(seen, costs).items():
             self._dollars[run] = self._dollars.get(run, 0.0) + dollars
         self._until = max(now, self._until)
@@ -82,7 +96,9 @@ def service_demand(view: ServiceView) -> AggregationDemand:
         return apps.get(run, run)
 
     placed = {app_of(job) for job in manager.get("placed", ())}
-    lacking = {app_of(job): int(count) for job, count in manager.get("squeezed", {}).items()}
+    lacking: dict[str, int] = {}
+    for job, count in manager.get("squeezed", {}).items():
+        lacking[app_of(job)] = max(lacking.get(app_of(job), 0), int(count))
     held = [tensor for one in hosts.values() for own in one.held.values() for tensor in own.values()]
     measured = all(tensor.execution_us and tensor.iteration_us for tensor in held)
     nodes = []

@@ -295,8 +295,6 @@ class Cycles:
                 self._known = written[-1].number
         self._refused = 0
         self._point("written")
-        for aggregator, by in cycle.drain:
-            self._service.drain(aggregator, by)
         self._hands.scale(cycle.targets)
         self._hands.replace(cycle.replace)
         self._point("scaled")
@@ -305,6 +303,8 @@ class Cycles:
         self._point("evicted")
         self._hands.terminate(cycle.end)
         self._point("ended")
+        for aggregator, by in cycle.drain:
+            self._service.drain(aggregator, by)
         return True
 
     def _unsure(self, cycle: Cycle) -> None:

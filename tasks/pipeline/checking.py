@@ -79,7 +79,16 @@ def check_applications(
 
     The driver of one runs in this process, with all that this may do. ``allowed`` are the absolute working
     directories that whoever runs the pipeline allows; its file has no say in them. See ``check_surroundings``.
+
+    Raises ``OptionError`` for one that is none.
     """
+    for source in allowed:
+        if not (
+            source.startswith("git+") or os.path.isdir(source) or os.path.isdir(source.rpartition("@")[0])
+        ):
+            raise OptionError(
+                f"allow_workdirs (--allow-workdir) must be directories or REPO@REF; got {source!r}"
+            )
     for step in pipeline.of("elastic"):
         if step.name in done or not step.options.get("workdir"):
             continue

@@ -67,7 +67,11 @@ class AppFolder:
                     f"which no stored request may; submit the query again under this id and allow them"
                 )
             known = {f.name for f in fields(QueryRequest)} - {"allow_functions"}
-            values = {name: value for name, value in said.items() if name in known}
+            values = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in said.items()
+                if name in known
+            }
             given = {"store": str(self._store), "conf": {**values["conf"], **(conf or {})}}
             return QueryRequest(**{**values, **given})
         except records.OtherVersionError:

@@ -173,6 +173,8 @@ class DeltaTarget:
                         unquote(row["path"]), True, now, int(row["size_bytes"]), values if keys else None
                     )
                 )
+        if len(found) != len(removed):
+            raise CommitConflictError("files that were to be replaced are not the table's any more")
         return found
 
     @contextmanager

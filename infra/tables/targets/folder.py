@@ -5,8 +5,10 @@ after a commit. Linux exchanges the names of two directories at once: renameat2(
 """
 
 import ctypes
+import errno
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -48,7 +50,7 @@ class FolderTarget:
                 f"{place} cannot be written as plain Parquet files: object storage shows them one by one; write into "
                 f"a table of Delta Lake or Iceberg there"
             )
-        self._root = place.root.rstrip("/")
+        self._root = os.path.realpath(place.root)  # of a link, it is the directory that is replaced
         self._above, _, self._base = self._root.rpartition("/")
         self.name = f"the directory {place}"
 
@@ -78,6 +80,8 @@ class FolderTarget:
     def data(self, state: TargetState, columns: Sequence[tuple[str, str]], run: str) -> StorageLocation:
         place = f"{self._above}/.{self._base}{folder_name(run)}"
         with translated(f"write {self.name}", StorageError):
+            os.makedirs(self._above, exist_ok=True)
+            _check_exchange(self._above)
             os.makedirs(place)
             if os.path.isdir(self._root):
                 os.chmod(place, os.stat(self._root).st_mode & 0o7777)
@@ -155,8 +159,24 @@ def _exchange(new: str, old: str) -> None:
     if not os.path.isdir(old):
         os.rename(new, old)
         return
-    library = ctypes.CDLL(None, use_errno=True)
-    if library.renameat2(_HERE, os.fsencode(new), _HERE, os.fsencode(old), _EXCHANGE):
-        number = ctypes.get_errno()
-        raise OSError(number, f"the directories {new} and {old} cannot be exchanged: {os.strerror(number)}")
+    _swap(new, old)
     shutil.rmtree(new, ignore_errors=True)
+
+
+def _check_exchange(folder: str) -> None:
+    """Raise ``OSError`` where the names of two directories in ``folder`` cannot be exchanged, as on NFS."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".ebbflow-exchange-") as tried:
+        for name in "ab":
+            os.mkdir(f"{tried}/{name}")
+        _swap(f"{tried}/a", f"{tried}/b")
+
+
+def _swap(new: str, old: str) -> None:
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None or call(_HERE, os.fsencode(new), _HERE, os.fsencode(old), _EXCHANGE):
+        number = ctypes.get_errno() if call is not None else errno.ENOSYS
+        raise OSError(
+            number,
+            f"the directories {new} and {old} cannot be exchanged ({os.strerror(number)}), which writing into a "
+            f"directory of Parquet files needs; write into a table of Delta Lake there",
+        )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import date
 from typing import Any
 
+from ebbflow.infra.errors import TableError
 from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.storage.places import StorageLocation
@@ -43,6 +44,7 @@ class IcebergTarget:
         self._catalogue, self._table = catalogue, table
         require("pyiceberg", f"{catalogue}/{table} is to be a table of Iceberg, which", EXTRA)
         self.name = f"the Iceberg table {table!r}"
+        self._location: str | None = None  # of a table that is to be made, once its catalogue has said it
 
     def look(self, run: str) -> TargetState:
         found = self._catalogue.ask(self._loaded)
@@ -61,8 +63,8 @@ class IcebergTarget:
         if state.table is not None:
             location = state.table.metadata.location
         else:
-            location = self._catalogue.ask(
-                lambda known: self._making(known, columns, ()).table_metadata.location, "make a table"
+            location = self._location = self._catalogue.ask(
+                lambda known: str(self._making(known, columns, ()).table_metadata.location), "make a table"
             )
         return StorageLocation(f"{location.rstrip('/')}/data")
 
@@ -127,7 +129,14 @@ class IcebergTarget:
     def _uri(self, transaction: Any, file: DataFile) -> str:
         """Return the address of a file as the table's own location is written."""
         location = str(transaction.table_metadata.location).rstrip("/")
-        return f"{location}/{file.path.removeprefix(iceberg.plain_path(location)).lstrip('/')}"
+        root = iceberg.plain_path(location)
+        if not file.path.startswith(
+            f"{root}/"
+        ):  # a catalogue that gives each try to make a table another place
+            raise TableError(
+                f"{self.name} is to be at {location}, and {file.path} was written for another place"
+            )
+        return f"{location}/{file.path.removeprefix(root).lstrip('/')}"
 
     def _loaded(self, known: Any) -> Any:
         from pyiceberg.exceptions import NoSuchTableError
@@ -149,7 +158,10 @@ class IcebergTarget:
             )
         )
         return known.create_table_transaction(
-            (*self._catalogue.namespace, self._table), _schema(columns), partition_spec=spec
+            (*self._catalogue.namespace, self._table),
+            _schema(columns),
+            location=self._location,
+            partition_spec=spec,
         )
 
     def _partitions(self, metadata: Any) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ What is no tensor travels as JSON (``process.agreeing``). Tensors travel as thei
 chain: each that joins passes on what it receives. So the first sends once, and those that know the state nothing.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -31,7 +32,12 @@ def check(value: Any) -> None:
 
 
 def exchange(
-    prepared: PreparedTraining, asked: State, joining: Sequence[int], *, knows: bool
+    prepared: PreparedTraining,
+    asked: State,
+    joining: Sequence[int],
+    *,
+    knows: bool,
+    expect: Callable[[int], None] = lambda _: None,
 ) -> State | None:
     """Return the training's state as the group's first process has it; ``None`` where that has none, and to processes
     that know it. Collective.
@@ -41,6 +47,7 @@ def exchange(
         asked: what the script asks of it.
         joining: ranks of the processes that do not know its state.
         knows: whether this process knows it.
+        expect: called with the bytes of its tensors before they are sent: others may wait that long.
 
     Raises ``RuntimeError`` where a process is lost.
     """
@@ -48,7 +55,12 @@ def exchange(
     gives = dist.get_rank() == 0
     outline = _outline(state_of(prepared, asked), tensors) if gives and knows else None
     outline = agreeing.from_first(outline)
-    if outline is None or not (gives or dist.get_rank() in joining):
+    if outline is None:
+        return None
+    sizes: list[int] = []
+    _filled(outline, lambda kind, shape: sizes.append(_size(kind, shape)))
+    expect(sum(sizes))
+    if not (gives or dist.get_rank() in joining):
         return None
     if not gives:
         _prepare(outline, tensors, prepared.inner.state_dict())
@@ -120,10 +132,19 @@ def _prepare(outline: State, tensors: list[torch.Tensor], own: State) -> None:
             _filled(one, partial(_noted, tensors, mine=mine))
 
 
-def _noted(tensors: list[torch.Tensor], kind: str, shape: list[int], mine: Any) -> torch.Tensor:
+def _type(kind: str) -> torch.dtype:
     dtype = getattr(torch, kind, None)
     if not isinstance(dtype, torch.dtype):
         raise TrainingError(f"another process sent a tensor of an unknown type: {kind[:40]!r}")
+    return dtype
+
+
+def _size(kind: str, shape: list[int]) -> int:
+    return int(_type(kind).itemsize) * math.prod(shape)
+
+
+def _noted(tensors: list[torch.Tensor], kind: str, shape: list[int], mine: Any) -> torch.Tensor:
+    dtype = _type(kind)
     fits = isinstance(mine, torch.Tensor) and mine.dtype == dtype and list(mine.shape) == shape
     if fits and mine.device.type == "cpu" and mine.is_contiguous():
         tensors.append(mine.detach())

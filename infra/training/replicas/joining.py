@@ -146,6 +146,7 @@ class ReplicaMembers:
             model.share_buffers()
             prepared.meter.follow(model.called)
             self._formed = world.epoch
+        world.expect(0)
 
     def stepped(self) -> None:
         """Take note that a step has ended."""
@@ -181,7 +182,9 @@ class ReplicaMembers:
     def _hand_over(self, prepared: PreparedTraining) -> None:
         world = self._world
         try:
-            state = handover.exchange(prepared, self._asked, world.joining, knows=world.knows)
+            state = handover.exchange(
+                prepared, self._asked, world.joining, knows=world.knows, expect=world.expect
+            )
         except RuntimeError as exc:
             world.broke(exc)
             return

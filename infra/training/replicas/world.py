@@ -41,6 +41,7 @@ from ebbflow.infra.training.replicas.groups import (
 from ebbflow.infra.training.replicas.store import FAILED, WatchedStore
 
 SHOWS = 1.0  # seconds in which a loss shows in a collective, where connections end with it
+SLOWEST = 5e6  # bytes/s at which a training's state is taken to reach a process that joins, at least
 _TRIES = 5  # groups of the same processes that may break before they have ended a step
 
 log = logging.getLogger(__name__)
@@ -128,6 +129,12 @@ class ReplicaWorld(MemberWorld):
     def joining(self) -> tuple[int, ...]:
         """Return the ranks of the group's members that do not know the training's state yet."""
         return self._group.joining
+
+    def expect(self, size: int) -> None:
+        """Let collectives take as long as it takes besides that one process sends ``size`` bytes to another."""
+        if self.whole and self.size > 1:
+            timeout = timedelta(seconds=self._group.timeout + size / SLOWEST)
+            dist.distributed_c10d._set_pg_timeout(timeout)
 
     @property
     def knows(self) -> bool:

@@ -76,11 +76,13 @@ class SharedAggregators:
         while len(there := self._staying()) < count:
             waited = time.monotonic() - began
             launched = self._launched()
-            if waited >= (_PROVISION if launched > len(there) else self._timeout if self._begun else _SHOW):
+            patience = _PROVISION if launched > len(there) else self._timeout if self._begun else _SHOW
+            if waited >= (min(patience, self._timeout) if len(there) > self._mirrors else patience):
                 break
             if len(there) > self._mirrors and launched <= len(there):
                 break  # no more of them will come
-            time.sleep(_LOOK / 2)
+            if self._ended.wait(_LOOK / 2):
+                break
         if len(there) <= self._mirrors:
             raise AggregationError(
                 f"cluster {self._cluster} must have at least {self._mirrors + 1} aggregators, and has {len(there)}:"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE, temporary_settings
 
 from ebbflow.flows.runs.command import start_temporary_server
 
@@ -29,7 +30,10 @@ def _servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
                 said.append("stopped")
 
         monkeypatch.setattr("prefect.server.api.server.SubprocessASGIServer", Server)
-        start_temporary_server()
+        with temporary_settings(
+            {PREFECT_SERVER_ALLOW_EPHEMERAL_MODE: True}, restore_defaults={PREFECT_API_URL}
+        ):
+            start_temporary_server()
         return said
 
     return made
@@ -44,4 +48,4 @@ def test_a_server_that_answers_too_late_is_replaced_by_one_that_is_deaf_to_ctrl_
 
 def test_servers_that_never_answer_are_left_to_the_flow_run(servers: Servers) -> None:
     assert servers([httpx.ReadTimeout("5 s")] * 3) == ["deaf", "stopped"] * 3
-    assert servers([RuntimeError("Timed out")]) == ["deaf"]
+    assert servers([RuntimeError("Timed out"), None]) == ["deaf", "stopped", "deaf"]

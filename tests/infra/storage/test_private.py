@@ -102,6 +102,8 @@ ELSEWHERE = {
     "tasks/elastic/run.py": "made-up data",
     "infra/aws/node_agent.py": "/run/ebbflow, which every user of the node may look at",
     "infra/query/results.py": "a result, where the user wants it",
+    "infra/query/table_results.py": "tables, where the user wants them",
+    "infra/tables/targets": "tables, where the user wants them, as private as the directory that they are in",
     "infra/storage/files.py": "a report, where the user wants it",
     "infra/spark/native/stages.py": "an empty mark in a stage's own folder, which its executors look for",
     "tasks/simulation": "pages and results of simulations, where the user wants them",

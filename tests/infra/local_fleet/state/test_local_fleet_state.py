@@ -356,7 +356,7 @@ def test_of_several_notices_the_firmest_and_then_the_earliest_counts():
     [
         ({"name": "GPU"}, "lower-case letters"),
         ({"name": "gpu-1"}, "lower-case letters"),
-        ({"kind": "tpu"}, "'spark' or 'gpu'; got 'tpu'"),
+        ({"kind": "tpu"}, "'spark', 'gpu' or 'cpu'; got 'tpu'"),
         ({"market": "free"}, "got 'free'"),
         ({"cores": 0}, "cores and slots"),
         ({"memory": 0.0}, "memory > 0"),

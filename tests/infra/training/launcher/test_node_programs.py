@@ -16,7 +16,8 @@ PROGRAM = """
 import os
 FOUND = dict(os.environ)
 CALLS = []
-def serve(*arguments):
+def serve(*arguments, fetch=None):
+    assert fetch is None
     CALLS.append(arguments)
 """
 
