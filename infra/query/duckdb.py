@@ -29,6 +29,7 @@ from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess, configurati
 _POLL = 0.1  # seconds between looks at a running job
 _PART = "part-00000.parquet"
 _BATCH = 1 << 17  # rows
+_CTRL_C = "Query interrupted"  # what DuckDB makes of a KeyboardInterrupt in the main thread
 _HELD = "file system operations are disabled by configuration"
 _log = logging.getLogger(__name__)
 
@@ -345,6 +346,10 @@ def _translated(running: _Running) -> Iterator[None]:
         if _HELD in text:
             raise StageFailedError(f"{name}: {_held(running.job, _reason(error))}") from error
         raise StageFailedError(f"{name}: {_reason(error)}") from error
+    except RuntimeError as error:
+        if str(error) == _CTRL_C:
+            raise KeyboardInterrupt from error
+        raise
 
 
 def _held(job: StageJob, reason: str) -> str:

@@ -1,5 +1,6 @@
 """What only DuckDB does: S3 through Arrow, and shares of this process."""
 
+import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -93,6 +94,28 @@ def test_what_does_not_fit_in_memory_is_spilled_beside_nothing_of_the_users(
     assert result.rows == 1_500_000
     assert result.spilled_bytes > 0
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_ctrl_c_is_one_though_duckdb_makes_another_error_of_it(engine: DuckDbEngine, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    begun = threading.Event()
+    sender = threading.Thread(target=lambda: (begun.wait(60), signal.pthread_kill(main, signal.SIGINT)))
+    main = threading.main_thread().ident
+    assert main is not None
+    sender.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            engine.run(
+                _job(
+                    "SELECT count(*) FROM range(10000000) a(i), range(1000000) b(j) WHERE i * j % 7 = 3",
+                    str(tmp_path),
+                ),
+                lambda _: begun.set(),
+            )
+    finally:
+        begun.set()
+        sender.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_folder_without_output_is_no_success(tmp_path: Path) -> None:
