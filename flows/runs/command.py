@@ -1,8 +1,11 @@
 """What every command that runs something needs: interrupts that clean up, and a quiet Prefect."""
 
 import os
+import queue
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -10,7 +13,9 @@ from types import FrameType
 from rich.console import Console
 
 from ebbflow.flows.runs.output_pipes import outlive_readers
+from ebbflow.tasks.apps.cancelling import interrupt_process
 
+_FINALIZER = 0.05  # seconds in which a finalizer has ended
 _STARTS = 3  # of Prefect's temporary server
 
 
@@ -30,13 +35,41 @@ def interruptible(console: Console, consequence: str) -> Iterator[None]:
     for number in numbers:
         signal.signal(number, handler)
     try:
-        yield
+        with _delivered_again():
+            yield
     except KeyboardInterrupt:
         console.print(f"interrupted; {consequence}")
         raise
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _delivered_again() -> Iterator[None]:
+    """Deliver an interrupt again that came up in a finalizer: Python ignores every exception there, and a user would
+    press Ctrl-C in vain."""
+    ignored: queue.SimpleQueue[bool] = queue.SimpleQueue()  # one of the few things that a finalizer may use
+    before = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            ignored.put(True)
+        else:
+            before(unraisable)
+
+    def deliver() -> None:
+        while ignored.get():
+            time.sleep(_FINALIZER)
+            interrupt_process()
+
+    threading.Thread(target=deliver, name="ebbflow-interrupts", daemon=True).start()
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        ignored.put(False)
 
 
 def quiet_prefect() -> None:
