@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +52,10 @@ class _Record:
     settled: bool = False  # held to its quota
     deadline: float | None = None  # seconds since the Unix epoch
     ended: str = ""  # how it went, once it is gone
+
+
+_sharing = threading.RLock()  # while GPUs are shared out
+_pools: "weakref.WeakSet[LocalNodes]" = weakref.WeakSet()  # of this process: trials of a search have one each
 
 
 class LocalNodes:
@@ -96,12 +101,14 @@ class LocalNodes:
         self.logs = Path(logs).absolute() if logs is not None else self.folder / "logs"
         self._closed = False
         self._guardian = self._guard(grace)
+        with _sharing:
+            _pools.add(self)
 
     # --- what the launcher asks ---------------------------------------------------------------------------
 
     def start(self, name: str, slots: int, entry: Entry, admit: Admit = admit_none) -> None:
         """Start a node; see ``NodePool``. Raises ``ClusterError``."""
-        with self._lock:
+        with self._lock, _sharing:
             if self._closed:
                 raise ClusterError("these nodes have been closed")
             if (old := self._nodes.get(name)) is not None and not self._gone(old):
@@ -265,7 +272,10 @@ class LocalNodes:
             record.settled = True
 
     def _free_gpus(self, name: str, slots: int) -> tuple[str, ...]:
-        taken = {gpu for record in self._nodes.values() if not self._gone(record) for gpu in record.gpus}
+        for record in self._nodes.values():
+            self._gone(record)
+        records = [record for pool in _pools for record in list(pool._nodes.values())]
+        taken = {gpu for record in records if not record.ended for gpu in record.gpus}
         free = [gpu for gpu in self._gpus if gpu not in taken]
         if self._gpus and len(free) < slots:
             raise ClusterError(
