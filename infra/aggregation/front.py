@@ -99,8 +99,8 @@ class AggregatorFront(EncryptedRouter):
         try:
             self._receive(peer, connection, [memoryview(one.buffer) for one in parts])
         except AggregationError as exc:
-            self.refused += 1
             log.warning("a connection of %s of %s is ended: %s", peer.worker, peer.job_id, exc)
+            self.refused += 1
             self._end(connection, int(frame_property(first, "__fd") or -1))
         except Exception:
             log.exception("a message of %s of %s could not be handled", peer.worker, peer.job_id)
