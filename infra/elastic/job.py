@@ -3,8 +3,6 @@
 import contextlib
 import os
 import queue
-import shutil
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from ebbflow.infra.errors import ElasticError
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.storage.scratch import ScratchFolder
 from ebbflow.planners.errors import OptionError
 
 _TICK = 0.02  # seconds between looks at workers and requests
@@ -89,8 +88,9 @@ class ElasticJob:
         if self._lock is not None:
             self._lock.acquire()
         self._uid = uuid.uuid4().hex[:12]
-        self._sockets = tempfile.mkdtemp(prefix="ebbflow-")  # only this user may enter
-        self._folder = Path(directory) if directory else Path(self._sockets) / "job"
+        self._scratch = ScratchFolder("job")
+        self._sockets = str(self._scratch.path)  # only this user may enter
+        self._folder = Path(directory) if directory else self._scratch.path / "job"
         private.make_folder(self._folder)
         self._target = workers
         self._started = 0
@@ -205,7 +205,7 @@ class ElasticJob:
 
     def _release(self) -> None:
         self._pool.close()
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        self._scratch.close()
         if self._lock is not None:
             self._lock.release()
 

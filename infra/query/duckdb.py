@@ -4,7 +4,6 @@ import importlib.util
 import json
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from ebbflow.infra.query.results import count_rows
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import filesystem
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.storage.scratch import ScratchFolder
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess, configuration, lock
 
 _POLL = 0.1  # seconds between looks at a running job
@@ -56,7 +56,7 @@ class DuckDbEngine:
 
     name: Literal["duckdb"] = "duckdb"
 
-    def __init__(self, folder: "tempfile.TemporaryDirectory[str]", clock: Clock) -> None:
+    def __init__(self, folder: ScratchFolder, clock: Clock) -> None:
         self._connection: Any = None  # to the database, from the first job on: stored results need none
         self._reach = NOTHING  # of the database
         self._left: list[Any] = []  # databases that were moved from, of jobs that still run
@@ -77,8 +77,7 @@ class DuckDbEngine:
         """
         if importlib.util.find_spec("duckdb") is None:
             raise EngineUnavailableError("DuckDB is missing: pip install duckdb")
-        folder = tempfile.TemporaryDirectory(prefix="ebbflow-duckdb-", ignore_cleanup_errors=True)
-        engine = cls(folder, clock or SystemClock())
+        engine = cls(ScratchFolder("duckdb"), clock or SystemClock())
         if threads is not None:
             engine._set("threads", str(max(1, int(threads))))
         if memory_gb is not None:
@@ -164,7 +163,7 @@ class DuckDbEngine:
     def _database(self) -> Any:
         """Return a connection to the database, which is open and locked from now on."""
         if self._connection is None:
-            connection = _connect({**self._settings, "temp_directory": self._folder.name})
+            connection = _connect({**self._settings, "temp_directory": str(self._folder.path)})
             lock(connection, self._reach)
             self._connection = connection
         return self._connection
@@ -208,7 +207,7 @@ class DuckDbEngine:
         for connection in (*self._left, self._connection):
             if connection is not None:
                 connection.close()
-        self._folder.cleanup()
+        self._folder.close()
 
     def __enter__(self) -> "DuckDbEngine":
         return self

@@ -3,11 +3,9 @@
 import contextlib
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,10 +17,12 @@ from ebbflow.infra.spark.cluster.authentication import authenticated, is_sensiti
 from ebbflow.infra.spark.failures import chain, headline
 from ebbflow.infra.spark.settings import addresses, is_local, stays_on_this_machine
 from ebbflow.infra.storage import private
+from ebbflow.infra.storage.scratch import ScratchFolder
 
 _CONNECT_SECONDS = 5.0  # per master and attempt
 _STOP_SECONDS = 15.0
 _LOOPBACK = "127.0.0.1"
+_LOG = "driver.log"
 _lock = threading.Lock()  # the environment and SparkContext's class attributes belong to the process
 
 
@@ -41,10 +41,15 @@ _started: list[_SharedSession] = []  # one at most
 
 @dataclass(frozen=True, slots=True)
 class DriverProcess:
-    """The JVM that carries the SparkContext, and the file with what it wrote to its standard error."""
+    """The JVM that carries the SparkContext, and where it has its files."""
 
     gateway: Any
-    log: Path
+    folder: ScratchFolder
+
+    @property
+    def log(self) -> Path:
+        """What it wrote to its standard error."""
+        return self.folder.path / _LOG
 
 
 def check_master(master: str, *, timeout: float = _CONNECT_SECONDS) -> None:
@@ -150,8 +155,8 @@ def _launch(chosen: Mapping[str, str], java_home: Path) -> tuple[Any, DriverProc
     for key, value in chosen.items():
         if not is_sensitive(key):
             conf.set(key, value)
-    folder = tempfile.mkdtemp(prefix="ebbflow-spark-")  # for its user alone
-    log = Path(folder) / "driver.log"
+    scratch = ScratchFolder("spark")
+    folder, log = str(scratch.path), scratch.path / _LOG
     if "spark.local.dir" not in chosen and not chosen["spark.master"].startswith(("yarn", "k8s:")):
         # the driver's shuffles and spills; Spark itself makes their directories readable
         conf.set("spark.local.dir", folder)
@@ -170,7 +175,7 @@ def _launch(chosen: Mapping[str, str], java_home: Path) -> tuple[Any, DriverProc
     try:
         with private.open_file(log, "xb") as output, _environment(variables), _own_interrupt_handler():
             gateway = launch_gateway(conf=conf, popen_kwargs={"stdout": output, "stderr": output})
-            process = DriverProcess(gateway, log)
+            process = DriverProcess(gateway, scratch)
             for key, value in hidden.items():
                 conf.set(key, value)
             context = SparkContext(gateway=gateway, conf=conf)
@@ -186,7 +191,7 @@ def _launch(chosen: Mapping[str, str], java_home: Path) -> tuple[Any, DriverProc
         SparkContext._jvm = None
         if process is not None:
             _end(process)
-        shutil.rmtree(folder, ignore_errors=True)
+        scratch.close()
         raise EngineUnavailableError(
             f"Spark did not start on {chosen['spark.master']}: {reason}"
             + (f"; its log ends with: {tail}" if tail else "")
@@ -250,7 +255,7 @@ def _end(process: DriverProcess) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait(timeout=_STOP_SECONDS)
-    shutil.rmtree(process.log.parent, ignore_errors=True)
+    process.folder.close()
 
 
 def _hush() -> None:

@@ -54,7 +54,9 @@ def make_bridges(plan: NetworkPlan) -> None:
     with _kernel() as kernel:
         for number, link in enumerate(plan.links):
             name = plan.bridge(number)
-            index = _made(kernel, name, kind="bridge")
+            # without one of its own it has that of a member, another one whenever nodes come or go, and whoever knew
+            # the one before sends into the void until that is forgotten: some 30 s
+            index = _made(kernel, name, kind="bridge", address=link.hardware)
             _without_ipv6(name)
             _addressed(kernel, index, link.host, link.prefix)
             kernel.link("set", index=index, state="up")

@@ -44,6 +44,11 @@ class Link:
         return str(ipaddress.IPv4Network(self.subnet)[1])
 
     @property
+    def hardware(self) -> str:
+        """Return the hardware address of the bridge: one of those that everybody may choose, by its own."""
+        return "02:eb:" + ":".join(f"{byte:02x}" for byte in ipaddress.IPv4Address(self.host).packed)
+
+    @property
     def prefix(self) -> int:
         return ipaddress.IPv4Network(self.subnet).prefixlen
 

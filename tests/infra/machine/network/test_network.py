@@ -52,6 +52,16 @@ def test_all_may_be_made_and_removed_twice(network: NetworkPlan) -> None:
         assert left(network.tag) == [network.bridge(0)]
 
 
+def test_a_bridge_keeps_its_hardware_address_as_nodes_come_and_go(network: NetworkPlan) -> None:
+    name = network.bridge(0)
+    seen = set()
+    for _ in range(3):  # the kernel gives nodes' ends addresses at random
+        links.add_node(network, "gpu-1", 1)
+        seen.add(Path(f"/sys/class/net/{name}/address").read_text().strip())
+        links.remove_node(network, "gpu-1", 1)
+    assert seen == {network.links[0].hardware}
+
+
 def test_namespaces_leave_no_mounts_behind(network: NetworkPlan) -> None:
     def mounts() -> int:
         return Path("/proc/self/mountinfo").read_text().count("/netns")

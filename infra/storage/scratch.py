@@ -1,0 +1,71 @@
+"""Directories of one process for what it needs only while it runs: spills, sockets, a driver's log.
+
+A process that is killed leaves its own behind, with gigabytes of spills or with secret settings. Each therefore holds
+a lock, which the system releases however its process ends, and whoever makes another one removes those of the same
+user and kind whose lock is free.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+
+_LOCK = ".lock"
+_TRIES = 100  # of making one; each fails only where another process removes it at that moment
+
+
+class ScratchFolder:
+    """A new directory for its user alone, which goes when it is closed or collected, and when its process ends.
+
+    Args:
+        kind: what it is for; part of its name.
+
+    Raises ``OSError`` where the temporary directory cannot take it.
+    """
+
+    def __init__(self, kind: str) -> None:
+        prefix = f"ebbflow-{kind}-"
+        _sweep(Path(tempfile.gettempdir()), prefix)
+        self.path, descriptor = _made(prefix)
+        self._end = weakref.finalize(self, _remove, self.path, descriptor, os.getpid())
+
+    def close(self) -> None:
+        """Remove it with all that is in it; what cannot be removed stays."""
+        self._end()
+
+
+def _made(prefix: str) -> tuple[Path, int]:
+    for _ in range(_TRIES):
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        # a sweep that comes between these two lines takes a directory without a lock for none of ours
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(folder / _LOCK)):
+                return folder, descriptor
+        os.close(descriptor)
+    raise OSError(f"no directory {prefix}* in {tempfile.gettempdir()} could be locked")
+
+
+def _sweep(place: Path, prefix: str) -> None:
+    """Remove what killed processes of this user have left."""
+    for folder in place.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                continue
+            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _remove(folder: Path, descriptor: int, process: int) -> None:
+    if process == os.getpid():  # and not a fork of it, which has the lock as well
+        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
