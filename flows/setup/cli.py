@@ -63,9 +63,13 @@ Run the main job for real: queries, a training and a tuning run of two teams on 
 
     ebbflow demo --query 9 --scale 1      one TPC-H query on Spark workers
 
+    ebbflow demo --query 7 --network 200mbit      a switch of plan
+
 It generates TPC-H data (kept for the next time), brings up Spark workers and GPU nodes of this machine, gives nodes \
 notice and kills some, re-plans, holds auctions, launches and terminates nodes, compares the results with DuckDB's, \
-writes a report, and leaves no process behind. Wants about 8 GiB of memory and two minutes.
+writes a report, and leaves no process behind. Wants about 8 GiB of memory and two minutes. With --network \
+(as root) the query runs on nodes with limited links, whose number grows: once with the plan it began with, and once \
+re-planned.
 
 Exit status: 0 done, 1 a step failed, 2 usage error, 3 a result differs from DuckDB's, 130 interrupted.
 """
@@ -76,8 +80,16 @@ def demo(
         int | None,
         typer.Option(metavar="N", help="TPC-H query to run alone, as one Prefect flow: 5, 7, 8 or 9."),
     ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="With --query: rate of each node's link, such as 200mbit; as root. Default: none, on loopback.",
+        ),
+    ] = None,
     scale: Annotated[
-        float | None, typer.Option(help="TPC-H scale factor. Default: 0.1, with --query 1.")
+        float | None,
+        typer.Option(help="TPC-H scale factor. Default: 0.1, with --query 1, with --network 2."),
     ] = None,
     report: Annotated[
         list[str] | None,
@@ -120,6 +132,15 @@ def demo(
     if query is not None:
         if set_:
             raise OptionError("--set is for the demo's pipeline; with --query there is none")
+    elif network is not None:
+        raise OptionError("--network is for one query: name it by --query N")
+    if query is not None and network is not None:
+        from ebbflow.flows.setup.demo_switch import run_demo_switch
+
+        if materialize is not None:
+            raise OptionError("--materialize is every-join with --network; leave it out")
+        status = run_demo_switch(query, 2.0 if scale is None else scale, network, reports, data_dir, console)
+    elif query is not None:
         status = run_demo(
             query,
             1.0 if scale is None else scale,

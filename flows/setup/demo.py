@@ -69,10 +69,7 @@ def run_demo(
     console: Console,
 ) -> ExitStatus:
     """Run the demo of one query and return the status to end with. Raises ``OptionError``."""
-    if query not in QUERIES:
-        raise OptionError(f"query must be one of {', '.join(map(str, QUERIES))}; got {query}")
-    if not 0 < scale <= 1000:
-        raise OptionError(f"scale must be in (0, 1000]; got {scale}")
+    check_query(query, scale)
     clock = SystemClock()
     with interruptible(console, "the cluster is stopped"):
         tables = tpch_tables(scale, (data or home() / "tpch") / f"sf{scale:g}", console)
@@ -88,6 +85,14 @@ def run_demo(
                 for line in (f"{cluster.master_url}, page {cluster.master_ui}", cluster.status().cap):
                     console.print(f"  {line}", highlight=False, soft_wrap=True)
                 return _run(cluster, query, tables, reports, materialize, clock, console)
+
+
+def check_query(query: int, scale: float) -> None:
+    """Raise ``OptionError`` for a query that the demo does not have, or a scale factor that is none."""
+    if query not in QUERIES:
+        raise OptionError(f"query must be one of {', '.join(map(str, QUERIES))}; got {query}")
+    if not 0 < scale <= 1000:
+        raise OptionError(f"scale must be in (0, 1000]; got {scale}")
 
 
 def run_demo_pipeline(

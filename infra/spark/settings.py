@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ebbflow.infra.machine.network import registry
 from ebbflow.infra.storage.private import hadoop_umask
 from ebbflow.planners.errors import OptionError
 
@@ -111,6 +112,14 @@ def stays_on_this_machine(master: str) -> bool:
     """Tell whether driver and executors can talk through the loopback interface."""
     hosts = addresses(master)
     return is_local(master) or (bool(hosts) and all(is_loopback(host) for host, _ in hosts))
+
+
+def has_nodes_here(master: str) -> bool:
+    """Tell whether all executors are on this machine: on its loopback interface, or nodes of a network of its own."""
+    hosts = addresses(master)
+    return stays_on_this_machine(master) or (
+        bool(hosts) and all(registry.contains(host) for host, _ in hosts)
+    )
 
 
 def settings(

@@ -13,6 +13,8 @@ import tempfile
 import weakref
 from pathlib import Path
 
+from ebbflow.infra.storage import private
+
 _LOCK = ".lock"
 _TRIES = 100  # of making one; each fails only where another process removes it at that moment
 
@@ -41,7 +43,7 @@ def _made(prefix: str) -> tuple[Path, int]:
     for _ in range(_TRIES):
         folder = Path(tempfile.mkdtemp(prefix=prefix))
         # a sweep that comes between these two lines takes a directory without a lock for none of ours
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = private.opener(folder / _LOCK, os.O_RDWR | os.O_CREAT)
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(descriptor), os.stat(folder / _LOCK)):

@@ -6,6 +6,7 @@ before anything is made, and removed after the last of it.
 
 import contextlib
 import fcntl
+import ipaddress
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -54,8 +55,18 @@ def entries() -> list[Entry]:
     for path in sorted(FOLDER.glob("[0-9a-f]*")) if FOLDER.is_dir() else []:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             row = json.loads(path.read_text())
-            found.append(Entry(str(row["uid"]), str(row["owner"]), tuple(map(str, row["subnets"]))))
+            subnets = tuple(str(ipaddress.ip_network(one)) for one in row["subnets"])
+            found.append(Entry(str(row["uid"]), str(row["owner"]), subnets))
     return found
+
+
+def contains(address: str) -> bool:
+    """Tell whether an address belongs to a network of nodes on this machine."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return any(found in ipaddress.ip_network(one) for entry in entries() for one in entry.subnets)
 
 
 def release(tag: str) -> list[str]:

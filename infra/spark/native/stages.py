@@ -23,7 +23,7 @@ from ebbflow.infra.spark.native.programs import Program, program
 from ebbflow.infra.spark.native.slices import Cut, KeyBounds, cuts
 from ebbflow.infra.spark.native.statements import PARTS
 from ebbflow.infra.spark.native.worker import CANCELLED, POLL, Done, KeyRange, Part, Settings, Work, sweep
-from ebbflow.infra.spark.settings import addresses, is_local, mebibytes, stays_on_this_machine
+from ebbflow.infra.spark.settings import addresses, has_nodes_here, is_local, mebibytes
 from ebbflow.infra.storage import files
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
 
@@ -65,7 +65,7 @@ class NativeStages:
 
     def __init__(self, context: Any, *, owned: bool) -> None:
         self._context = context
-        if owned and stays_on_this_machine(context.master) and "PYSPARK_PYTHON" not in os.environ:
+        if owned and has_nodes_here(context.master) and "PYSPARK_PYTHON" not in os.environ:
             context.pythonExec = sys.executable
         self._lock = threading.Lock()
         self._access = NOTHING

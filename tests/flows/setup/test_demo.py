@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.flows.flowcases import COMMAND, eventually
+from tests.infra.networks import skip_without_rights
 
 pytestmark = [pytest.mark.spark, pytest.mark.prefect, pytest.mark.usefixtures("prefect_home")]
 
@@ -192,3 +193,21 @@ def test_one_query_loses_and_gains_workers_is_right_and_leaves_no_process(home: 
     assert not re.search(r"\b(\w+): \1:|\b(start|stay|switch|wait): ?(start|stay|switch|wait): ", text), text
     assert not re.search(r"\b1 (nodes|cores)\b", text), text
     assert not list(home.glob("clusters/*/state.json"))
+
+
+@pytest.mark.slow
+def test_on_limited_links_a_query_switches_its_plan_as_nodes_come(home: Path) -> None:
+    skip_without_rights()
+    report_path = home / "out" / "switch.json"
+    with started(home, "--query", "7", "--network", "200mbit", "--report", report_path) as demo:
+        assert demo.process.wait(4 * _WHOLE) == 0, demo.log.read_text()
+        eventually(lambda: not demo.left_behind(), 10.0)
+        text = demo.log.read_text()
+
+    report = json.loads(report_path.read_text())
+    assert report["verified"] is True
+    assert report["capacity"][-1]["nodes"] == 5
+    assert any(decision["action"] == "switch" for decision in report["decisions"])
+    assert "What the switch was worth" in text
+    assert "run on Spark SQL" not in text  # for want of the executors' Python
+    assert not re.search(r"warning|traceback", text, re.I), text

@@ -1,7 +1,9 @@
 """What is decided before and beside Spark's JVM: masters, settings, the meaning of failures, sums of metrics."""
 
+import json
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from ebbflow.infra.errors import (
     StageFailedError,
     StorageFullError,
 )
+from ebbflow.infra.machine.network import registry
 from ebbflow.infra.spark.failures import headline, is_own, parse, translate
 from ebbflow.infra.spark.metrics import group_metrics
 from ebbflow.infra.spark.session import check_master
@@ -19,6 +22,7 @@ from ebbflow.infra.spark.settings import (
     addresses,
     broadcast_limit,
     executor_memory,
+    has_nodes_here,
     settings,
     stays_on_this_machine,
 )
@@ -64,6 +68,21 @@ def test_only_loopback_masters_keep_the_driver_on_loopback() -> None:
     assert not stays_on_this_machine("spark://127.0.0.1:7077,10.0.0.2:7077")
     assert "spark.driver.host" not in settings("spark://10.0.0.2:7077", app_name="a")
     assert settings("spark://localhost:7077", app_name="a")["spark.driver.host"] == "127.0.0.1"
+
+
+def test_nodes_of_a_network_on_this_machine_have_its_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "FOLDER", tmp_path)
+    (tmp_path / "0ab").write_text(json.dumps({"uid": "0ab", "owner": "x", "subnets": ["198.18.4.0/22"]}))
+    assert has_nodes_here("local[*]")
+    assert has_nodes_here("spark://198.18.4.1:7077")
+    assert not has_nodes_here("spark://198.18.8.1:7077")
+    assert not has_nodes_here("spark://198.18.4.1:7077,10.0.0.2:7077")
+    assert not has_nodes_here("spark://master:7077")
+    assert not stays_on_this_machine("spark://198.18.4.1:7077")
+    (tmp_path / "0ac").write_text(json.dumps({"uid": "0ac", "owner": "x", "subnets": ["no network"]}))
+    assert [entry.uid for entry in registry.entries()] == ["0ab"]
 
 
 def test_memory_is_an_executors_except_in_local_mode_where_the_driver_is_the_executor() -> None:

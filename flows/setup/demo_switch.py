@@ -1,0 +1,192 @@
+"""The demo of a switch: a query on nodes whose number grows, once with the plan it began with and once re-planned.
+
+What a plan costs depends on how many nodes there are once their links are limited: tables that are sent to one node
+are sent to five. Nothing here tells the planner when to switch, nor to which plan.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from ebbflow.flows.query.bars import StageBars
+from ebbflow.flows.query.summary import print_summary
+from ebbflow.flows.query.terminal import TerminalListener
+from ebbflow.flows.runs.command import interruptible
+from ebbflow.flows.runs.exit_status import ExitStatus
+from ebbflow.flows.setup.data import tpch_tables
+from ebbflow.flows.setup.demo import check_query
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.local_fleet import LocalFleet, LocalPool
+from ebbflow.infra.machine.network.plan import parse_rates
+from ebbflow.infra.storage.files import home
+from ebbflow.tasks.nodes import FAULTS, schedule_of
+from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
+from ebbflow.tasks.query.report import QueryReport
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import PlainOrchestrator
+from ebbflow.tasks.report.delivery import execute
+
+NODES = 5
+MEMORY = 1.5  # GiB of a node
+FAULT = f"1s:add:spark:{NODES - 1}"
+_POOL = "spark"
+_ARRIVAL = 240.0  # s for nodes to come and go between runs
+_LOOK = 0.25
+# a JVM of a node that comes is of use sooner by the first compiler
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# of nodes that go between runs; the default is two minutes
+_SPARK = {
+    "spark.network.timeout": "30s",
+    "spark.network.timeoutInterval": "10s",
+    "spark.executor.heartbeatInterval": "5s",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One of the demo's runs."""
+
+    name: str
+    planner: str
+    nodes: int
+    grows: bool
+
+
+TURNS = (
+    Turn("first run, on all nodes: the planner learns how fast stages are", "clarinet", NODES, False),
+    Turn("keeps the plan that it began with", "clarinet", 1, True),
+    Turn("is re-planned when nodes come", "qoop", 1, True),
+)
+
+
+def run_demo_switch(
+    query: int,
+    scale: float,
+    network: str,
+    reports: tuple[str, ...],
+    data: Path | None,
+    console: Console,
+) -> ExitStatus:
+    """Run the demo and return the status to end with.
+
+    Args:
+        query: number of a TPC-H query.
+        scale: TPC-H scale factor.
+        network: rate of each node's link.
+        reports: files for the report of the run that is re-planned.
+        data: directory of tables, kept.
+        console: where progress is shown.
+
+    Raises ``OptionError``, and ``ClusterError`` where no network can be made.
+    """
+    check_query(query, scale)
+    rates = parse_rates(network)
+    clock = SystemClock()
+    with (
+        interruptible(console, "the nodes are taken down"),
+        _java_options(),
+        tempfile.TemporaryDirectory() as store,
+    ):
+        tables = tpch_tables(scale, (data or home() / "tpch") / f"sf{scale:g}", console)
+        cpus = (os.cpu_count() or 1) / (NODES + 1)  # the driver has its share, too
+        console.print(
+            f"[bold]Nodes[/]: {NODES} Spark workers of {cpus:.2g} CPU cores and {MEMORY:g} GiB, "
+            f"each on a link of {network} of its own"
+        )
+        pool = LocalPool(_POOL, "spark", memory=MEMORY, initial=NODES, max_nodes=NODES, cpus_per_slot=cpus)
+        with LocalFleet.start([pool], f"demo-{os.getpid()}", network=rates, wait=_ARRIVAL) as fleet:
+            request = QueryRequest(
+                sql=(files("ebbflow.flows") / "tpch" / f"q{query}.sql").read_text(),
+                tables=str(tables),
+                engine="spark",
+                master=fleet.spark_master,
+                store=store,
+                reuse=False,  # a demo that finds everything finished shows nothing
+                materialize="every-join",  # a plan of one statement has nothing to switch between
+                interruption_rate=0.05,
+                name=f"tpch-q{query}",
+                verify=True,
+                conf=_SPARK,
+            )
+            with opened_engine(request) as opened:
+                _, kept, replanned = [
+                    _run(turn, request, fleet, opened, reports, console, clock) for turn in TURNS
+                ]
+    print_summary(replace(replanned, result_path=""), console)  # which is gone by now
+    _print_comparison(kept, replanned, console)
+    for path in reports:
+        console.print(f"\nreport: [bold]{Path(path).resolve()}[/]", soft_wrap=True)
+    return ExitStatus.DONE if kept.verified and replanned.verified else ExitStatus.DIFFERENT
+
+
+def _run(
+    turn: Turn,
+    request: QueryRequest,
+    fleet: LocalFleet,
+    opened: OpenedEngine,
+    reports: tuple[str, ...],
+    console: Console,
+    clock: Clock,
+) -> QueryReport:
+    console.print(f"\n[bold]{turn.name}[/]")
+    _wait_for(fleet, opened, turn.nodes, clock)
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        console.print(f"[bold magenta]demo[/] {time.monotonic() - began:.0f} s: {line}")
+
+    mine = replace(request, planner=turn.planner, report=reports if turn.planner == "qoop" else ())
+    faults = schedule_of([FAULTS.parse(FAULT)] if turn.grows else [], fleet, tell, clock)
+    with StageBars(console) as bars, faults:
+        listener = TerminalListener(bars, lambda _: faults.begin())
+        report = execute(mine, PlainOrchestrator(listener), opened=opened).report
+    console.print(f"{report.seconds:.1f} s")
+    return report
+
+
+def _wait_for(fleet: LocalFleet, opened: OpenedEngine, nodes: int, clock: Clock) -> None:
+    """Bring the fleet to so many nodes, each of which the query's application may use. Raises ``ClusterError``."""
+    there = fleet.state.plans[_POOL].nodes
+    if there > nodes:
+        fleet.remove(_POOL, there - nodes)
+    elif there < nodes:
+        fleet.add(_POOL, nodes - there)
+    end = clock.now() + _ARRIVAL
+    while (found := len(opened.source.capacity().usable)) != nodes:
+        if clock.now() > end:
+            raise ClusterError(f"{nodes} nodes were to be there within {_ARRIVAL:.0f} s; there are {found}")
+        clock.sleep(_LOOK)
+
+
+def _print_comparison(kept: QueryReport, replanned: QueryReport, console: Console) -> None:
+    table = Table("", "seconds", "switches", box=None, header_style="bold")
+    for turn, report in zip(TURNS[1:], (kept, replanned), strict=True):
+        table.add_row(turn.name, f"{report.seconds:.1f}", str(len(report.switches)))
+    console.print("\n[bold]What the switch was worth[/]")
+    console.print(Padding(table, (0, 0, 0, 2)))
+    console.print(
+        f"  {kept.seconds / replanned.seconds:.2f} times as fast re-planned; one run each", highlight=False
+    )
+
+
+@contextmanager
+def _java_options() -> Iterator[None]:
+    before = os.environ.get("JDK_JAVA_OPTIONS")
+    os.environ["JDK_JAVA_OPTIONS"] = f"{before or ''} {_JAVA}".strip()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["JDK_JAVA_OPTIONS"]
+        else:
+            os.environ["JDK_JAVA_OPTIONS"] = before
