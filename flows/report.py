@@ -87,6 +87,7 @@ def report(
 ) -> None:
     from ebbflow.infra.clock import SystemClock
     from ebbflow.infra.ledger import Ledger
+    from ebbflow.tasks.report.aggregation import aggregation_reader
     from ebbflow.tasks.report.cluster.live import ClusterFollower
 
     if port is not None and not serve:
@@ -102,7 +103,14 @@ def report(
     listed = _listed(prices)
     with Ledger.open(ledger, cluster=cluster, create=False) as found:
         follower = ClusterFollower(
-            found, clock, cluster=cluster, since=begin, until=end, pipeline=pipeline or "", listed=listed
+            found,
+            clock,
+            cluster=cluster,
+            since=begin,
+            until=end,
+            pipeline=pipeline or "",
+            listed=listed,
+            aggregation=aggregation_reader(found.records),
         )
         made = follower.look()
         _check(found, made, pipeline)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ebbflow.infra.ledger import Ledger
+from ebbflow.planners.aggregation.accounts import SharedAccounts
 from ebbflow.planners.aggregation.assignment import HeuristicOptions
 from ebbflow.planners.aggregation.simulator import (
     IdealPacking,
@@ -153,7 +154,7 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
         ``iteration_s``, ``update_s``); ``private_servers``, ``used_aggregators`` and the fraction ``saved``;
         ``missing_aggregators``; ``launchable``, the aggregators that a capacity loop can have; ``dollars``, what
         leased nodes have cost, by run, under the empty name what no training used;
-        ``reasons`` with their times.
+        ``finished_dollars``, of runs that are over for some while; ``reasons`` with their times.
 
     Raises ``LedgerError``.
     """
@@ -161,6 +162,7 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
 
     view = ServiceRegistry(ledger.records).read()
     manager = view.kind(MANAGER.kind).get(MANAGER.name, {})
+    accounts = SharedAccounts.of(view.kind(ACCOUNTS.kind).get(ACCOUNTS.name, {}))
     aggregators = []
     for name, one in view.aggregators().items():
         held = [tensor for own in one.held.values() for tensor in own.values()]
@@ -201,6 +203,7 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
         "saved": saved["saved"],
         "missing_aggregators": manager.get("missing", 0),
         "launchable": view.provisions(),
-        "dollars": dict(view.kind(ACCOUNTS.kind).get(ACCOUNTS.name, {}).get("dollars", {})),
+        "dollars": dict(accounts.dollars),
+        "finished_dollars": accounts.forgotten,
         "reasons": list(manager.get("reasons", [])),
     }

@@ -48,6 +48,7 @@ class MasterCopy:
         waiting: what has arrived meanwhile, with its connection.
         mirror: whether another aggregator answers pulls.
         spare: whether it is a copy of an earlier round, which its training renews from time to time.
+        mirrored: bytes of payloads that it was sent as a mirror.
         age: rounds by which moments are older than parameters, until the next update.
         timing: of its last rounds.
         mover: connection of the aggregator that it comes from.
@@ -71,6 +72,7 @@ class MasterCopy:
     waiting: list[tuple[bytes, TensorFrame]] = field(default_factory=list)
     mirror: bool = False
     spare: bool = False
+    mirrored: int = 0
     age: int = 0
     timing: TensorTiming = field(default_factory=TensorTiming)
     mover: bytes = b""
@@ -103,6 +105,7 @@ class MasterCopy:
         made = cls(job_id, frame.tensor, host, rule, parameters, state, parameters.tobytes())
         made.mirror = bool(frame.options.get("mirror", False))
         made.spare = bool(frame.options.get("spare", False))
+        made.mirrored = len(frame.payload) if made.mirror else 0
         return made
 
     def renew(self, aggregator: str, frame: TensorFrame) -> None:
@@ -127,6 +130,7 @@ class MasterCopy:
                 f"a copy of {frame.tensor!r} must have {len(self.parameters)} elements, not {len(parameters)}"
             )
         self.forget()
+        self.mirrored += len(frame.payload) if self.mirror else 0
         if not adopts:
             self.state = state
         elif self.spare:
@@ -157,6 +161,7 @@ class MasterCopy:
         Raises ``AggregationError`` for one of another length.
         """
         gradient = as_float32(frame.payload, frame.dtype)
+        self.mirrored += len(frame.payload) if self.mirror else 0
         if len(gradient) != len(self.parameters):
             raise AggregationError(
                 f"a gradient of {frame.tensor!r} must have {len(self.parameters)} elements, not {len(gradient)}"

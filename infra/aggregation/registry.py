@@ -41,6 +41,9 @@ class HeldTensor:
         iteration_us: microseconds between two of its updates; 0: not measured yet.
         incomplete: whether its copy is still on its way there.
         mirror: whether another aggregator answers pulls of it.
+        spare: whether it is a mirror of an earlier round, which is renewed from time to time.
+        round: that it is in.
+        mirrored: bytes of payloads that it was sent so far as a mirror.
     """
 
     bytes: int
@@ -48,6 +51,15 @@ class HeldTensor:
     iteration_us: int = 0
     incomplete: bool = False
     mirror: bool = False
+    spare: bool = False
+    round: int = 0
+    mirrored: int = 0
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """Return the tensor of its plain values; what a newer version has more is left out."""
+        known = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in body.items() if name in known})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,7 @@ class AggregatorRecord:
     def of(cls, body: Mapping[str, Any]) -> Self:
         """Return the record of its plain values."""
         held = {
-            job: {name: HeldTensor(**one) for name, one in tensors.items()}
+            job: {name: HeldTensor.of(one) for name, one in tensors.items()}
             for job, tensors in body["held"].items()
         }
         known = {one.name for one in fields(cls)}  # a newer version's may have more

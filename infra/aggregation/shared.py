@@ -181,4 +181,7 @@ def _described(one: MasterCopy) -> HeldTensor:
         found.iteration_us if found else 0,
         one.host.status != "serving",
         one.mirror,
+        one.spare,
+        one.host.round,
+        one.mirrored,
     )

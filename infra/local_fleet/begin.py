@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
-from ebbflow.infra.ledger.address import VARIABLE
+from ebbflow.infra.ledger.address import VARIABLE, default_address
 from ebbflow.infra.local_fleet.provider import network
 from ebbflow.infra.local_fleet.provider.lending import providers
 from ebbflow.infra.local_fleet.provider.life import teardown
@@ -31,9 +31,10 @@ from ebbflow.infra.local_fleet.state.store import LOCK, STARTING, STATE, LocalFl
 from ebbflow.infra.machine import processes
 from ebbflow.infra.machine.network import registry
 from ebbflow.infra.spark.cluster.state import ebbflow_home
-from ebbflow.infra.storage import files
+from ebbflow.infra.storage import files, private
 
 _SUPERVISOR = "ebbflow.infra.local_fleet.provider.supervisor"
+_LEDGER = "ledger"  # file beside the state: whose life it is, and the ledger's address
 _UP = 30.0  # s for the supervisor to be there
 _POLL = 0.02  # s between looks for it
 
@@ -48,9 +49,10 @@ def spawn_supervisor(file: LocalFleetStateFile, uid: str, clock: Clock) -> subpr
     log = file.folder / "logs" / "supervisor.log"
     command = [sys.executable, "-P", "-m", _SUPERVISOR, str(file.folder), uid]
     state = file.read()
-    serves = state is not None and any(pool.aggregation for pool in state.pools)
-    kept = (VARIABLE,) if serves else ()  # aggregators, which it starts, find trainings in the ledger
-    child = processes.spawn(command, processes.inherited(*kept), supervisor_label(uid), log)
+    environment = processes.inherited()
+    if state is not None and any(pool.aggregation for pool in state.pools):
+        environment[VARIABLE] = _ledger(file, uid)  # aggregators, which it starts, find trainings there
+    child = processes.spawn(command, environment, supervisor_label(uid), log)
     end = clock.now() + _UP
     while not _kept(file, uid):
         if child.poll() is not None and not _kept(file, uid):
@@ -62,6 +64,23 @@ def spawn_supervisor(file: LocalFleetStateFile, uid: str, clock: Clock) -> subpr
             raise ClusterError(f"the fleet's node supervisor was not up within {_UP:g} s; see {log}")
         clock.sleep(_POLL)
     return child
+
+
+def _ledger(file: LocalFleetStateFile, uid: str) -> str:
+    """Return the ledger's address that the fleet began with, whichever this process would use.
+
+    It may hold a password, so it is in a file of its own that only its owner reads.
+    """
+    path = file.folder / _LEDGER
+    with contextlib.suppress(OSError):
+        life, _, address = path.read_text(encoding="utf-8").partition("\n")
+        if life == uid and address:
+            return address
+    address = default_address()
+    if "://" not in address:  # another process may work in another directory
+        address = str(Path(address).expanduser().absolute())
+    private.write_secret(path, f"{uid}\n{address}")
+    return address
 
 
 def _kept(file: LocalFleetStateFile, uid: str) -> bool:

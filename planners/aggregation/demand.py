@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from ebbflow.planners.aggregation.accounts import SharedAccounts
 from ebbflow.planners.errors import OptionError
 
 THRESHOLD = 1  # lacking aggregators that are tolerated for a period, as in the hybrid scaling (AutoPS 5.9)
@@ -59,12 +60,12 @@ class AggregationDemand:
     Args:
         runs: its trainings.
         nodes: its aggregators.
-        dollars: what trainings have used of aggregators so far, by run.
+        accounts: what trainings have used of aggregators so far.
     """
 
     runs: tuple[RunDemand, ...] = ()
     nodes: tuple[ServingNode, ...] = ()
-    dollars: Mapping[str, float] = field(default_factory=dict)
+    accounts: SharedAccounts = field(default_factory=SharedAccounts)
 
     def shape(self) -> object:
         """Return all of it that a decision depends on: neither dollars nor measured times."""

@@ -191,11 +191,7 @@ def over_budget(scene: CycleState, records: Collection[AppRecord]) -> tuple[dict
     if not budgets:
         return {}, inf
     # what was forgotten of apps that are over counts on
-    past: dict[str, Mapping[str, float]] = {
-        "app": {},
-        "pipeline": scene.state.pipelines,
-        "team": scene.state.teams,
-    }
+    past: dict[str, Mapping[str, float]] = {"app": {}, **scene.past()}
     spent = {(kind, name): past[kind].get(name, 0.0) for kind, name in budgets}
     rate = dict.fromkeys(budgets, 0.0)
     for record in scene.state.apps.values():

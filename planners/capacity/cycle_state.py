@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+from ebbflow.planners.aggregation.accounts import SharedAccounts
 from ebbflow.planners.aggregation.demand import AggregationDemand
 from ebbflow.planners.capacity.values import SchedulerInput, Settings
 from ebbflow.planners.model.capacity import Node
@@ -106,8 +107,24 @@ class CycleState:
         running = sum(
             max(0.0, self.now - lease.since) / HOUR * lease.price for lease in self.held(record.spec.id)
         )
-        shared = self.aggregation.dollars.get(record.spec.id, 0.0) if self.aggregation is not None else 0.0
-        return record.dollars + running + shared
+        return record.dollars + running + self.accounts.dollars.get(record.spec.id, 0.0)
+
+    @property
+    def accounts(self) -> SharedAccounts:
+        """Return what trainings have used of aggregators."""
+        return SharedAccounts() if self.aggregation is None else self.aggregation.accounts
+
+    def past(self) -> dict[str, Mapping[str, float]]:
+        """Return what apps have cost that are forgotten, aggregators included, by pipeline and by team."""
+        accounts, found = self.accounts, {}
+        for kind, sums, shared in (
+            ("pipeline", self.state.pipelines, accounts.pipelines),
+            ("team", self.state.teams, accounts.teams),
+        ):
+            found[kind] = {
+                name: sums.get(name, 0.0) + shared.get(name, 0.0) for name in sums.keys() | shared.keys()
+            }
+        return found
 
     def rate(self, app: str) -> float:
         """Return what the leases of an app cost, dollars an hour."""

@@ -332,7 +332,7 @@ class _Scaling:
             return None
         run, state = record.spec.pipeline, self.scene.state
         mine = [one for one in state.apps.values() if run and one.spec.pipeline == run] or [record]
-        past = state.pipelines.get(run, 0.0)
+        past = self.scene.past()["pipeline"].get(run, 0.0)
         return RunMoney(past + sum(self.scene.dollars(one) for one in mine), need.seconds)
 
     def next_shrink(self) -> float:

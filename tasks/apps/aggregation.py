@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ebbflow.infra.aggregation.registry import ACCOUNTS, MANAGER, ServiceRegistry, ServiceView
 from ebbflow.infra.ledger.records import ServiceRecords
+from ebbflow.planners.aggregation.accounts import SharedAccounts
 from ebbflow.planners.aggregation.demand import AggregationDemand, RunDemand, ServingNode, shares
 from ebbflow.planners.capacity.leases import SERVICE
 from ebbflow.planners.model.ledger_state import State
@@ -26,8 +27,7 @@ class ServiceWatch:
         self._registry = ServiceRegistry(records)
         self.demand: AggregationDemand | None = None  # as last seen
         self._due = self._write_due = float("-inf")
-        self._until = 0.0  # up to when nodes are paid, s since the Unix epoch
-        self._dollars: dict[str, float] | None = None
+        self._accounts: SharedAccounts | None = None
         self._written: dict[str, float] = {}
 
     def look(self, state: State, now: float, max_nodes: int) -> bool:
@@ -50,39 +50,39 @@ class ServiceWatch:
                 "a record of the aggregation service cannot be read, what it needs stays as it was: %s", error
             )
             return False
-        dollars = self._pay(view, state, seen, now)
-        self.demand = replace(seen, dollars=dollars)
-        if now >= self._write_due and (max_nodes or dollars):
+        accounts = self._accounts = self._paid(view, state, seen, now)
+        self.demand = replace(seen, accounts=accounts)
+        if now >= self._write_due and (max_nodes or accounts.dollars != self._written):
             self._write_due = now + _WRITTEN
             if max_nodes:
                 self._registry.put_provisioning(max_nodes)
-            if dollars != self._written:
-                self._registry.records.put(ACCOUNTS, {"until": self._until, "dollars": dollars})
-                self._written = dollars
+            if accounts.dollars != self._written:
+                self._registry.records.put(ACCOUNTS, accounts.values)
+                self._written = dict(accounts.dollars)
         return before is None or before.shape() != seen.shape()
 
     def drain(self, aggregator: str, by: float) -> None:
         """Have an aggregator give its tensors away by then, s since the Unix epoch. Raises ``LedgerError``."""
         self._registry.drain(aggregator, by)
 
-    def _pay(self, view: ServiceView, state: State, seen: AggregationDemand, now: float) -> dict[str, float]:
-        if self._dollars is None:
-            kept = view.kind(ACCOUNTS.kind).get(ACCOUNTS.name, {})
-            self._dollars, self._until = dict(kept.get("dollars", {})), float(kept.get("until", 0.0))
+    def _paid(self, view: ServiceView, state: State, seen: AggregationDemand, now: float) -> SharedAccounts:
+        accounts = self._accounts
+        if accounts is None:
+            accounts = SharedAccounts.of(view.kind(ACCOUNTS.kind).get(ACCOUNTS.name, {}))
         costs: dict[str, float] = {}
+        unknown = 0.0  # who used a node while no loop ran is not known
         for lease in state.leases.values():
             if lease.app == SERVICE:
-                seconds = max(0.0, now - max(lease.since, self._until))
-                seen_for = min(
-                    seconds, 2 * _WRITTEN
-                )  # who used the node before that, while no loop ran, is not known
+                seconds = max(0.0, now - max(lease.since, accounts.until))
+                seen_for = min(seconds, 2 * _WRITTEN)
                 costs[lease.node] = costs.get(lease.node, 0.0) + seen_for / 3600 * lease.price
-                if (rest := (seconds - seen_for) / 3600 * lease.price) > 0:
-                    self._dollars[""] = self._dollars.get("", 0.0) + rest
-        for run, dollars in shares(seen, costs).items():
-            self._dollars[run] = self._dollars.get(run, 0.0) + dollars
-        self._until = max(now, self._until)
-        return dict(self._dollars)
+                unknown += (seconds - seen_for) / 3600 * lease.price
+        accounts = accounts.paid(shares(seen, costs), now)
+        if unknown > 0:
+            accounts = accounts.paid({"": unknown}, now)
+        apps = {id_: (record.spec.team, record.spec.pipeline) for id_, record in state.apps.items()}
+        using = {one.run for one in seen.runs} | {run for one in seen.nodes for run in one.use}
+        return accounts.settled(apps, using, now)
 
 
 def service_demand(view: ServiceView) -> AggregationDemand:
@@ -92,13 +92,15 @@ def service_demand(view: ServiceView) -> AggregationDemand:
     apps = {run: str(body["app"]) for run, body in demands.items()}
 
     def app_of(job: str) -> str:
-        run = job.rpartition("/")[0] or job
-        return apps.get(run, run)
+        return apps.get(_run_of(job), _run_of(job))
 
-    placed = {app_of(job) for job in manager.get("placed", ())}
+    jobs: dict[str, set[str]] = {}
+    for job in view.trainings():
+        jobs.setdefault(_run_of(job), set()).add(job)
+    placed = {run for run, own in jobs.items() if own <= set(manager.get("placed", ()))}
     lacking: dict[str, int] = {}
     for job, count in manager.get("squeezed", {}).items():
-        lacking[app_of(job)] = max(lacking.get(app_of(job), 0), int(count))
+        lacking[_run_of(job)] = max(lacking.get(_run_of(job), 0), int(count))
     held = [tensor for one in hosts.values() for own in one.held.values() for tensor in own.values()]
     measured = all(tensor.execution_us and tensor.iteration_us for tensor in held)
     nodes = []
@@ -112,7 +114,11 @@ def service_demand(view: ServiceView) -> AggregationDemand:
         count = sum(len(own) for own in one.held.values())
         nodes.append(ServingNode(name, one.node, count, min(asked, default=None), use))
     runs = [
-        RunDemand(app, max(int(demands[run]["servers"]), 1), app in placed, lacking.get(app, 0))
+        RunDemand(app, max(int(demands[run]["servers"]), 1), run in placed, lacking.get(run, 0))
         for run, app in sorted(apps.items())
     ]
     return AggregationDemand(tuple(runs), tuple(nodes))
+
+
+def _run_of(job: str) -> str:
+    return job.rpartition("/")[0] or job

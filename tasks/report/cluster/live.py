@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model.ledger import AppReport, Event
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.drawing.wording import clock_text, printable
+from ebbflow.tasks.report.aggregation import AggregationReport
 from ebbflow.tasks.report.cluster.history import History
 from ebbflow.tasks.report.cluster.page import cluster_html, cluster_parts, digest, page_policy
 from ebbflow.tasks.report.cluster.report import ClusterReport, cluster_report
@@ -39,7 +40,10 @@ class Source(Protocol):
 
 
 class ClusterFollower:
-    """Reads a ledger's news and tells what they add up to. Safe for several threads."""
+    """Reads a ledger's news and tells what they add up to. Safe for several threads.
+
+    ``aggregation`` tells of the cluster's shared aggregators; it is asked at each look.
+    """
 
     def __init__(
         self,
@@ -51,7 +55,9 @@ class ClusterFollower:
         until: float | None = None,
         pipeline: str = "",
         listed: Mapping[str, float] | None = None,
+        aggregation: Callable[[], AggregationReport | None] = lambda: None,
     ) -> None:
+        self._aggregation = aggregation
         self._source, self._clock = source, clock
         self._cluster, self._since, self._until = cluster, since, until
         self._pipeline, self._listed = pipeline, listed
@@ -87,6 +93,7 @@ class ClusterFollower:
             until=self._until,
             pipeline=self._pipeline,
             listed=self._listed,
+            aggregation=self._aggregation(),
         )
 
     def answer(self, path: str, query: Mapping[str, str]) -> PageResponse | None:

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from ebbflow.planners.model.ledger import DecisionKind
 from ebbflow.tasks.drawing.svg import STYLE
 from ebbflow.tasks.drawing.wording import clock_text, dated, label_text, plural
+from ebbflow.tasks.report.aggregation import aggregation_rows
 from ebbflow.tasks.report.cluster.drawing import axis, definitions, lane_svg
 from ebbflow.tasks.report.cluster.lanes import lanes
 from ebbflow.tasks.report.cluster.report import ClusterReport
@@ -33,7 +34,7 @@ from ebbflow.tasks.report.cluster.values import DECISIONS
 from ebbflow.tasks.report.cluster.words import NAME, alerts, cards, decision_rows, short, verdict
 from ebbflow.tasks.report.query import environment, trusted
 
-PARTS = ("head", "timeline", "apps", "fairness", "money", "decisions", "capacity", "loop")
+PARTS = ("head", "timeline", "apps", "fairness", "money", "aggregation", "decisions", "capacity", "loop")
 MOST = 5_000_000  # bytes of a page
 _SIGNS = {
     "finished": "✓", "running": "▶", "waiting": "…", "stopped": "■", "failed": "✗", "lost": "?",
@@ -103,6 +104,7 @@ def cluster_parts(report: ClusterReport, room: PageLimits | None = None) -> dict
         "money_rows": money_rows(report),
         "money_notes": money_notes(report),
         "team_rows": team_rows(report),
+        "aggregation": aggregation_rows(report.aggregation, room.apps),
         "decision_rows": rows,
         "decisions_left_out": rows_left_out,
         "changes": changes,

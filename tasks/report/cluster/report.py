@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from ebbflow.planners.model.ledger import AppReport, Event
+from ebbflow.tasks.report.aggregation import AggregationReport
 from ebbflow.tasks.report.cluster.account import AppAccount, Period
 from ebbflow.tasks.report.cluster.decisions import decisions, latency, paced, stages
 from ebbflow.tasks.report.cluster.fairness import fairness
@@ -30,13 +31,14 @@ def cluster_report(
     until: float | None = None,
     pipeline: str = "",
     listed: Mapping[str, float] | None = None,
+    aggregation: AggregationReport | None = None,
 ) -> ClusterReport:
     """Return the report of a ledger's ``events``, all of them and in order.
 
     ``reports`` are what apps said last. ``now``: up to when what still lasts is counted, by default the last event.
     ``since`` and ``until`` (s since the Unix epoch) limit the report to a part of the time; ``pipeline`` to the apps
     of one, from the first one's arrival to the last one's end. ``listed``: on-demand prices by instance type, dollars
-    per hour. Raises ``OptionError`` for events that cannot follow each other.
+    per hour. ``aggregation``: of the shared aggregators, which a report has that ends now. Raises ``OptionError`` for events that cannot follow each other.
     """
     history = events if isinstance(events, History) else History.of(events)
     known = max([history.times[-1] if history.times else 0.0, now or 0.0])
@@ -81,6 +83,7 @@ def cluster_report(
         decisions=decisions(history, ids if pipeline else None, begin, end),
         money=money(stays, rows, begin, end, listed),
         fairness=fairness(rows),
+        aggregation=aggregation if period.live and not pipeline else None,
         latency=(*paced(said if period.live and not pipeline else {}), *latency(history, ids, begin, end)),
     )
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ebbflow.planners.model.ledger import AppKind, AppPhase, DecisionKind
 from ebbflow.tasks.drawing.codec import from_text, to_text
+from ebbflow.tasks.report.aggregation import AggregationReport
 
 FORMAT = 2  # of the JSON form; grows when a key changes its name or meaning
 
@@ -305,6 +306,7 @@ class ClusterReport:
     money: MoneyReport = field(default_factory=MoneyReport)
     fairness: FairnessReport = field(default_factory=lambda: FairnessReport(0))
     latency: tuple[LatencyRow, ...] = ()
+    aggregation: AggregationReport | None = None  # shared aggregators, as they are now; None: there are none
 
     @property
     def seconds(self) -> float:

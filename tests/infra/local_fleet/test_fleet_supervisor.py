@@ -1,5 +1,6 @@
 """What a local fleet's supervisor does, with machines that cost nothing; ``test_fleet_processes`` has real ones."""
 
+import stat
 import time
 from dataclasses import replace
 
@@ -7,8 +8,11 @@ import pytest
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError, PriceError
+from ebbflow.infra.ledger.address import VARIABLE
+from ebbflow.infra.local_fleet import begin
 from ebbflow.infra.local_fleet.state import changes
 from ebbflow.infra.local_fleet.state.pools import LocalPool
+from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Offer, Target
@@ -233,3 +237,29 @@ def test_what_is_asked_for_wrongly_names_what_there_is(make):
             act("gpu-9")
     with pytest.raises(OptionError, match="an app and a node"):
         quick.fleet.evict("", "gpu-1")
+
+
+def test_a_supervisor_that_is_started_from_another_shell_keeps_the_fleets_ledger(tmp_path, monkeypatch):
+    clock, file = SystemClock(), LocalFleetStateFile(tmp_path / "fleet")
+    pool = LocalPool("agg", "cpu", aggregation="shop", max_nodes=1)
+    seen: list[str | None] = []
+    monkeypatch.setattr(begin, "_kept", lambda file, uid: True)
+    monkeypatch.setattr(begin.processes, "spawn", lambda command, env, *rest: seen.append(env.get(VARIABLE)))
+
+    def life() -> str:
+        return begin.claim(file, "fleet", [pool], (), True, clock)
+
+    monkeypatch.setenv(VARIABLE, "postgresql://me:secret@host/shop")
+    first = life()
+    begin.spawn_supervisor(file, first, clock)
+    monkeypatch.delenv(VARIABLE)
+    begin.spawn_supervisor(file, first, clock)
+    assert seen == ["postgresql://me:secret@host/shop"] * 2
+    [kept] = [one for one in file.folder.iterdir() if one.is_file() and b"secret" in one.read_bytes()]
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    with file.locked():
+        file.write(replace(file.read(), up=False))
+    monkeypatch.setenv(VARIABLE, "other.db")
+    monkeypatch.chdir(tmp_path)
+    begin.spawn_supervisor(file, life(), clock)
+    assert seen[2] == str(tmp_path / "other.db"), "another life of it has another"

@@ -5,6 +5,7 @@ from dataclasses import replace
 from ledger_worlds import START, app, fleet_of, node, pool
 from test_loop_scaling import GANGS, RULES, Rented
 
+from ebbflow.planners.aggregation.accounts import SharedAccounts
 from ebbflow.planners.aggregation.demand import AggregationDemand, RunDemand, ServingNode
 from ebbflow.planners.capacity.admission import over_budget
 from ebbflow.planners.capacity.cycle_state import CycleState
@@ -130,9 +131,26 @@ def test_a_share_of_aggregators_counts_for_a_trainings_budget():
     assert world.live("a") == 2
     [(situation, memory, _, _)] = world.cycles[-1:]
     assert situation.aggregation is not None
-    rich = replace(situation.aggregation, dollars={"a": 6.0})
+    rich = replace(situation.aggregation, accounts=SharedAccounts(dollars={"a": 6.0}))
     scene = CycleState.of(replace(situation, aggregation=rich), world.settings, memory.draining)
     refused, _ = over_budget(scene, active(scene))
     assert "a" in refused
     scene = CycleState.of(situation, world.settings, memory.draining)
     assert over_budget(scene, active(scene))[0] == {}
+
+
+def test_what_forgotten_trainings_have_used_counts_for_their_pipelines_budget():
+    world = Serving("agg-1")
+    world.enter(replace(app("a", 2, aggregators=1), pipeline="nightly", pipeline_budget=5.0))
+    world.runs, world.tensors = (RunDemand("a", 1, placed=True),), {"agg-1": 2}
+    world.steps(3)
+    [(situation, memory, _, _)] = world.cycles[-1:]
+    assert situation.aggregation is not None
+
+    def refused(**sums: dict[str, float]) -> dict[str, str]:
+        past = replace(situation.aggregation, accounts=SharedAccounts(**sums))
+        scene = CycleState.of(replace(situation, aggregation=past), world.settings, memory.draining)
+        return over_budget(scene, active(scene))[0]
+
+    assert "the pipeline nightly's budget" in refused(pipelines={"nightly": 6.0})["a"]
+    assert refused(pipelines={"weekly": 6.0}) == {}

@@ -1,0 +1,107 @@
+"""``SharedAccounts``: what trainings have used of aggregators' nodes, in dollars, those that are over included."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+
+from ebbflow.planners.model.ledger import REMEMBERED
+
+
+@dataclass(frozen=True, slots=True)
+class AccountOwner:
+    """Whose a training is.
+
+    Args:
+        team: of its app; empty: none, or not known.
+        pipeline: the same.
+        seen: when it was there last, seconds since the Unix epoch.
+    """
+
+    team: str = ""
+    pipeline: str = ""
+    seen: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAccounts:
+    """Dollars of trainings, and of teams and pipelines what trainings had used that are forgotten.
+
+    The ledger's state does the same with what leases have cost (``planners.model.ledger_state``): so the budgets of
+    teams and pipelines count what is over, and the account does not grow with each training that ever was.
+
+    Args:
+        until: up to when nodes are paid, seconds since the Unix epoch.
+        dollars: by run; under the empty name what no training has used.
+        owners: of the runs.
+        teams: of runs that are forgotten, by team.
+        pipelines: the same by pipeline, as long as the pipeline has apps.
+        forgotten: dollars of all runs that are forgotten.
+    """
+
+    until: float = 0.0
+    dollars: Mapping[str, float] = field(default_factory=dict)
+    owners: Mapping[str, AccountOwner] = field(default_factory=dict)
+    teams: Mapping[str, float] = field(default_factory=dict)
+    pipelines: Mapping[str, float] = field(default_factory=dict)
+    forgotten: float = 0.0
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """Return the accounts of their plain values; what an older version has not written is empty."""
+        owners = {run: AccountOwner(*one) for run, one in body.get("owners", {}).items()}
+        return cls(
+            float(body.get("until", 0.0)),
+            dict(body.get("dollars", {})),
+            owners,
+            dict(body.get("teams", {})),
+            dict(body.get("pipelines", {})),
+            float(body.get("forgotten", 0.0)),
+        )
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return plain values, of which ``of`` makes the accounts again."""
+        owners = {run: [one.team, one.pipeline, one.seen] for run, one in self.owners.items()}
+        return {**asdict(self), "owners": owners}
+
+    def paid(self, dollars: Mapping[str, float], until: float) -> Self:
+        """Return the accounts with further dollars by run, up to a time in seconds since the Unix epoch."""
+        sums = dict(self.dollars)
+        for run, amount in dollars.items():
+            sums[run] = sums.get(run, 0.0) + amount
+        return replace(self, dollars=sums, until=max(until, self.until))
+
+    def settled(
+        self, apps: Mapping[str, tuple[str, str]], using: Collection[str], now: float
+    ) -> "SharedAccounts":
+        """Return the accounts without the runs that are over; their dollars are their teams' and pipelines'.
+
+        A run is over once it is no app of the ledger's state and has not used the service for ``REMEMBERED`` seconds.
+
+        Args:
+            apps: team and pipeline of each app of the ledger's state.
+            using: runs that use the service, or ask for it.
+            now: seconds since the Unix epoch.
+        """
+        owners = dict(self.owners)
+        for run in self.dollars.keys() - {""}:
+            known = owners.get(run, AccountOwner(seen=now))
+            if run in apps:
+                owners[run] = AccountOwner(*apps[run], now)
+            elif run in using or run not in owners:
+                owners[run] = replace(known, seen=now)
+        over = {run for run, one in owners.items() if now - one.seen > REMEMBERED}
+        dollars, teams, pipelines = dict(self.dollars), dict(self.teams), dict(self.pipelines)
+        forgotten = self.forgotten
+        for run in sorted(over):
+            owner, amount = owners.pop(run), dollars.pop(run, 0.0)
+            forgotten += amount
+            for sums, name in ((teams, owner.team), (pipelines, owner.pipeline)):
+                if name and amount:
+                    sums[name] = sums.get(name, 0.0) + amount
+        there = {pipeline for _, pipeline in apps.values()}
+        there |= {one.pipeline for one in owners.values()}
+        pipelines = {name: amount for name, amount in pipelines.items() if name in there}
+        return replace(
+            self, dollars=dollars, owners=owners, teams=teams, pipelines=pipelines, forgotten=forgotten
+        )
