@@ -13,22 +13,17 @@ worker offers the parameters that it has to the spare, which keeps its moments; 
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ebbflow.infra.aggregation.connections import ExpectedAnswer, WorkerLinks
+from ebbflow.infra.aggregation.connections import ExpectedAnswer, Offer, Watch, WorkerLinks
 from ebbflow.infra.aggregation.frames import AggregatorAddress, Buffer, Kind, TensorFrame
+from ebbflow.infra.aggregation.same_machine import WorkerMemory
 from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.machine.encrypted_router import CurveKeys
 
 _LOOK = 0.02  # seconds between two calls of ``watch``
-
-Watch = Callable[[bool], None]
-"""Called while answers are waited for, with whether they depend on other workers; ends the wait by raising."""
-Offer = Callable[[str], tuple[Buffer, Mapping[str, Any], int]]
-"""Returns float32 parameters of a tensor as they are here, its options as in ``init``, and the round that begins."""
-
 
 _Key = tuple[str, Kind, str]  # aggregator, kind of the answer, tensor
 
@@ -45,6 +40,7 @@ class AggregationAgent:
         retry_s: seconds after which a request is sent again.
         watch: see ``Watch``.
         spares: aggregators that hold copies of earlier rounds of a tensor.
+        share_memory: whether gradients and parameters pass through memory where an aggregator is on this machine.
     """
 
     def __init__(
@@ -57,18 +53,18 @@ class AggregationAgent:
         retry_s: float = 5.0,
         watch: Watch = lambda others: None,
         spares: Mapping[str, Sequence[str]] | None = None,
+        share_memory: bool = True,
     ) -> None:
         self._timeout, self._retry, self._watch = timeout_s, retry_s, watch
         self._table = {name: list(hosts) for name, hosts in table.items()}
         self._spares = {name: list(hosts) for name, hosts in (spares or {}).items()}
-        self._adopted: dict[
-            str, int
-        ] = {}  # tensors that continue on a spare: the round in which none was pushed
+        self._adopted: dict[str, int] = {}  # that continue on a spare: the round in which none was pushed
         self.offer: Offer | None = None  # what spares continue with
         self.mirrored_bytes = 0  # of payloads that went to mirrors and spares
         self._request = 0
         self._lock = threading.RLock()
-        self._links = WorkerLinks(keys, retry_s)
+        self._memory = WorkerMemory(share_memory)
+        self._links = WorkerLinks(keys, retry_s, self._memory)
         self._expected: dict[_Key, ExpectedAnswer] = {}
         self._dropped: set[str] = set()  # aggregators that are done without
         for name, where in aggregators.items():
@@ -126,9 +122,9 @@ class AggregationAgent:
         """Bring the spares of tensors to a round; arguments as of ``init``. Raises ``AggregationError``."""
         with self._lock:
             for name, data in tensors.items():
+                values = {**options[name], "mirror": True, "spare": True}
+                frame = TensorFrame(Kind.INIT, name, number, data, options=values)
                 for host in self._spares.get(name, ()):
-                    values = {**options[name], "mirror": True, "spare": True}
-                    frame = TensorFrame(Kind.INIT, name, number, data, options=values)
                     self.mirrored_bytes += len(data)
                     self._ask(host, Kind.READY, name, (frame,), number)
         self._take(Kind.READY, tensors)
@@ -157,12 +153,15 @@ class AggregationAgent:
 
         Raises ``AggregationError`` for a tensor without an aggregator.
         """
-        frame = TensorFrame(
-            Kind.PUSH, tensor, number, memoryview(data), dtype, view=view, place=place, places=places
-        )
         with self._lock:
             self._adopted.pop(tensor, None)
-            for place_, host in enumerate(self._hosts(tensor)):
+            hosts, payload, options = self._hosts(tensor), memoryview(data).cast("B"), {}
+            if self._memory.shares(hosts):
+                payload, options = self._memory.keep(tensor, payload)
+            frame = TensorFrame(
+                Kind.PUSH, tensor, number, payload, dtype, 0, options, view=view, place=place, places=places
+            )
+            for place_, host in enumerate(hosts):
                 self.mirrored_bytes += len(frame.payload) if place_ else 0
                 self._ask(host, Kind.SUMMED, tensor, (frame,), number, view)
 
@@ -181,12 +180,7 @@ class AggregationAgent:
 
     def sums(self, tensors: Iterable[str], number: int, view: int) -> dict[str, TensorFrame]:
         """Return the sums of tensors' gradients, after ``norms``. Raises ``AggregationError``, and of ``watch``."""
-        names = list(tensors)
-        with self._lock:
-            for name in names:
-                frame = TensorFrame(Kind.PULL_SUM, name, number, view=view)
-                self._ask(self._hosts(name)[0], Kind.SUM, name, (frame,), number, view)
-        return self._take(Kind.SUM, names)
+        return self._take(Kind.SUM, self._query(Kind.PULL_SUM, Kind.SUM, tensors, number, view))
 
     def commit(self, options: Mapping[str, Mapping[str, Any]], number: int, view: int) -> None:
         """Let tensors be updated by the sums of a round, and ask for their parameters.
@@ -211,10 +205,7 @@ class AggregationAgent:
 
     def pull(self, tensors: Iterable[str], number: int) -> None:
         """Ask for the parameters of a round."""
-        with self._lock:
-            for name in tensors:
-                frames = (TensorFrame(Kind.PULL, name, number),)
-                self._ask(self._hosts(name)[0], Kind.PARAMETERS, name, frames, number)
+        self._query(Kind.PULL, Kind.PARAMETERS, tensors, number)
         self.flush()
 
     def parameters(self, tensors: Iterable[str]) -> dict[str, TensorFrame]:
@@ -229,12 +220,7 @@ class AggregationAgent:
 
     def states(self, tensors: Iterable[str], number: int) -> dict[str, TensorFrame]:
         """Return moments and step counts of tensors. Raises ``AggregationError``."""
-        names = list(tensors)
-        with self._lock:
-            for name in names:
-                frame = TensorFrame(Kind.PULL_STATE, name, number)
-                self._ask(self._hosts(name)[0], Kind.STATE, name, (frame,), number)
-        return self._take(Kind.STATE, names)
+        return self._take(Kind.STATE, self._query(Kind.PULL_STATE, Kind.STATE, tensors, number))
 
     def abandon(self) -> None:
         """Forget the pushes of a round that is repeated."""
@@ -272,6 +258,14 @@ class AggregationAgent:
         if not (hosts := self._table.get(tensor)):
             raise AggregationError(f"tensor {tensor!r} has no aggregator")
         return hosts
+
+    def _query(self, kind: Kind, due: Kind, tensors: Iterable[str], number: int, view: int = 0) -> list[str]:
+        names = list(tensors)
+        with self._lock:
+            for name in names:
+                frames = (TensorFrame(kind, name, number, view=view),)
+                self._ask(self._hosts(name)[0], due, name, frames, number, view)
+        return names
 
     def _ask(
         self, host: str, kind: Kind, tensor: str, frames: tuple[TensorFrame, ...], number: int, view: int = 0
@@ -367,7 +361,13 @@ class AggregationAgent:
         self._adopted[tensor] = number
         self._ask(self._hosts(tensor)[0], Kind.PARAMETERS, tensor, (adopt, pull), number)
 
-    def _hear(self, host: str, frame: TensorFrame) -> None:
+    def _hear(self, host: str, answer: TensorFrame) -> None:
+        frame = self._memory.incoming(host, answer)
+        if frame is None or (frame.kind is Kind.ERROR and frame.options.get("memory")):
+            self._memory.refuse(host)  # and sent what it could not read
+            for waiting in [one for key, one in self._expected.items() if key[0] == host and not one.answer]:
+                self._links.queue(host, waiting.frames)
+            return
         if frame.kind is Kind.ERROR:
             asked = any(
                 key[0] == host and key[2] == frame.tensor and due.frames[0].request == frame.request

@@ -17,6 +17,7 @@ from ebbflow.infra.aggregation.frames import AggregatorAddress, Kind, TensorFram
 from ebbflow.infra.aggregation.front import AggregatorFront, Peer
 from ebbflow.infra.aggregation.master_copy import TRAINING, MasterCopy
 from ebbflow.infra.aggregation.moves import TensorMoves
+from ebbflow.infra.aggregation.same_machine import AggregatorMemory
 from ebbflow.infra.errors import AggregationError
 from ebbflow.planners.aggregation.messages import Parameters, Pull, Push, Sends
 
@@ -48,6 +49,7 @@ class Aggregator:
         self.name = name
         self._max_bytes = max_bytes
         self._tensors: dict[tuple[str, str], MasterCopy] = {}
+        self._memory = AggregatorMemory()
         self._peers: dict[str, set[str]] = {}  # by training
         self._answers: dict[bytes, list[TensorFrame]] = collections.defaultdict(list)  # by connection
         self.rounds = 0  # updates of tensors
@@ -139,7 +141,8 @@ class Aggregator:
     # --- in the front's thread ----------------------------------------------------------------------------
 
     def _receive(self, peer: Peer, connection: bytes, parts: list[memoryview]) -> None:
-        for frame in decode(parts):
+        for found in decode(parts):
+            frame = found
             if (peer.job_id == SERVICE) != (frame.kind is Kind.MOVE):
                 raise AggregationError(f"{peer.worker} must not send {frame.kind.name}")
             if frame.kind is Kind.MOVE:
@@ -151,6 +154,12 @@ class Aggregator:
             if frame.kind not in _REQUESTS:
                 raise AggregationError(f"an aggregator must not be sent {frame.kind.name}")
             tensor = self._tensors.get((peer.job_id, frame.tensor))
+            if frame.kind is Kind.PUSH and frame.options:
+                try:
+                    frame = self._memory.gradient(frame)
+                except AggregationError as exc:
+                    self._refuse(connection, frame, str(exc), memory=True)
+                    continue
             if tensor is None:
                 self._refuse_gone(connection, frame)
             elif tensor.busy:
@@ -191,6 +200,7 @@ class Aggregator:
         match frame.kind:
             case Kind.PULL:
                 tensor.mirror = False
+                self._find_near(tensor, connection, frame)
                 self._step(tensor, Pull(connection.hex(), frame.round))
             case Kind.PULL_STATE if frame.round == number:
                 self._answer(connection, tensor.described(frame))
@@ -219,8 +229,21 @@ class Aggregator:
         if tensor.busy:
             tensor.waiting.append((connection, frame))
         else:
-            answer = TensorFrame(Kind.COMMITTED, tensor.name, frame.round, request=frame.request)
+            options = {"memory": True} if self._memory.reads(frame.options) else {}
+            answer = TensorFrame(
+                Kind.COMMITTED, tensor.name, frame.round, request=frame.request, options=options
+            )
             self._answer(connection, answer)
+
+    def _find_near(self, tensor: MasterCopy, connection: bytes, pull: TensorFrame) -> None:
+        """Take note of whether a worker is on this machine, and reads parameters from its memory."""
+        near = self._memory.reads(pull.options)
+        if near and not tensor.slots:
+            tensor.slots = self._memory.slots(tensor.job_id, tensor.parameters.nbytes)
+        if near and tensor.slots:
+            tensor.near.add(connection)
+        else:
+            tensor.near.discard(connection)
 
     def _work(self, tensor: MasterCopy, commit: TensorFrame | None) -> None:
         """Sum, or update where there is a commit: a small tensor at once, another in a thread."""
@@ -265,17 +288,20 @@ class Aggregator:
             options: dict[str, Any] = {"age": tensor.age} if tensor.age else {}
             if one.message.host != self.name and (where := self._moves.address(tensor)) is not None:
                 options |= {"host": one.message.host, "address": where.address, "public": where.public}
-            frame = TensorFrame(
-                Kind.PARAMETERS, tensor.name, one.message.round, tensor.encoded, options=options
-            )
-            self._answer(bytes.fromhex(one.to), frame)
+            connection, payload = bytes.fromhex(one.to), b""
+            if connection in tensor.near:
+                options |= tensor.show(one.message.round)
+            else:
+                payload = tensor.encoded
+            frame = TensorFrame(Kind.PARAMETERS, tensor.name, one.message.round, payload, options=options)
+            self._answer(connection, frame)
 
     def _send_summed(self, tensor: MasterCopy) -> None:
         for connection, frame in tensor.summed():
             self._answer(connection, frame)
 
-    def _refuse(self, connection: bytes, frame: TensorFrame, why: str) -> None:
-        said = {"error": why[:1000]}
+    def _refuse(self, connection: bytes, frame: TensorFrame, why: str, **more: bool) -> None:
+        said = {"error": why[:1000], **more}
         self._answer(connection, TensorFrame(Kind.ERROR, frame.tensor, request=frame.request, options=said))
 
     def _refuse_gone(self, connection: bytes, frame: TensorFrame) -> None:
@@ -304,6 +330,7 @@ class Aggregator:
     def _forget(self, job_id: str) -> None:
         for key in [key for key in self._tensors if key[0] == job_id]:
             del self._tensors[key]
+        self._memory.remove(job_id)
 
     # --- in a thread of its own ---------------------------------------------------------------------------
 

@@ -1,8 +1,16 @@
-"""How a worker, or another aggregator, connects to an aggregator; ``WorkerLinks``: all connections of a worker."""
+"""How a worker, or another aggregator, connects to an aggregator.
 
+``WorkerLinks``: all connections of a worker; ``PeerLinks``: those over which an aggregator gives others tensors.
+"""
+
+import collections
 import contextlib
-from collections.abc import Iterable, Iterator
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from zmq import constants
 from zmq.error import Again
@@ -10,13 +18,25 @@ from zmq.sugar.context import Context
 from zmq.sugar.poll import Poller
 from zmq.sugar.socket import Socket
 
-from ebbflow.infra.aggregation.frames import MAX_PAYLOAD, AggregatorAddress, TensorFrame, decode, encode
+from ebbflow.infra.aggregation.frames import (
+    MAX_PAYLOAD,
+    AggregatorAddress,
+    Buffer,
+    TensorFrame,
+    decode,
+    encode,
+)
+from ebbflow.infra.aggregation.same_machine import WorkerMemory
+from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.machine.encrypted_router import CurveKeys
+
+log = logging.getLogger(__name__)
 
 _HEARTBEAT = 2000  # milliseconds between ZeroMQ's own heartbeats, so that a cut link is noticed
 _FULL = 1 << 20  # bytes of frames that are sent together
 _MOST = 1024  # frames of a message
 _RECONNECT = 50, 1000  # milliseconds before the first attempt, and at most
+_STOP_TIMEOUT = 10.0  # seconds for the thread to end
 
 
 def connect(context: "Context[Socket[bytes]]", keys: CurveKeys, where: AggregatorAddress) -> "Socket[bytes]":
@@ -39,6 +59,12 @@ def connect(context: "Context[Socket[bytes]]", keys: CurveKeys, where: Aggregato
     return one
 
 
+Watch = Callable[[bool], None]
+"""Called while answers are waited for, with whether they depend on other workers; ends the wait by raising."""
+Offer = Callable[[str], tuple[Buffer, Mapping[str, Any], int]]
+"""Returns float32 parameters of a tensor as they are here, its options as in ``init``, and the round that begins."""
+
+
 @dataclass(slots=True)
 class ExpectedAnswer:
     """An answer that is due, and what is sent again until it has come."""
@@ -56,10 +82,11 @@ class WorkerLinks:
     Args:
         keys: by which the worker proves itself.
         wait_s: seconds that a full connection is waited for; what it does not take then is dropped.
+        memory: through which gradients and parameters pass where an aggregator is on the same machine.
     """
 
-    def __init__(self, keys: CurveKeys, wait_s: float) -> None:
-        self._keys, self._wait = keys, wait_s
+    def __init__(self, keys: CurveKeys, wait_s: float, memory: WorkerMemory) -> None:
+        self._keys, self._wait, self._memory = keys, wait_s, memory
         self._context = Context(io_threads=1)
         self._poller = Poller()
         self.sockets: dict[str, Socket[bytes]] = {}
@@ -74,12 +101,14 @@ class WorkerLinks:
         one.sndtimeo = max(round(self._wait * 1000), 1)
         self._poller.register(one, constants.POLLIN)
         self.sockets[name], self._names[one], self.where[name] = one, name, where
+        self._memory.meet(name, where)
 
     def disconnect(self, name: str) -> None:
         """End a connection."""
         socket = self.sockets.pop(name)
         self._poller.unregister(socket)
         del self._names[socket]
+        self._memory.refuse(name)
         socket.close(linger=0)
         self._outbox.pop(name, None)
 
@@ -116,5 +145,91 @@ class WorkerLinks:
         frames, self._outbox[name] = self._outbox.get(name, []), []
         self._bytes.pop(name, None)
         if frames:
+            parts = encode(self._memory.outgoing(name, frames))
             with contextlib.suppress(Again):  # it takes no more now; what is missing is sent again
-                self.sockets[name].send_multipart(encode(frames), copy=False)
+                self.sockets[name].send_multipart(parts, copy=False)
+
+
+Hear = Callable[[str, TensorFrame], None]  # who, and what it answers; called in the thread
+
+
+class PeerLinks:
+    """Connects to aggregators when they are named first.
+
+    Args:
+        hear: takes their answers.
+    """
+
+    def __init__(self, hear: Hear) -> None:
+        self._hear, self._keys = hear, CurveKeys.make()
+        self.public = self._keys.public
+        self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._context = Context(io_threads=1)
+        self._poller = Poller()
+        self._poller.register(self._woken.fileno(), constants.POLLIN)
+        self._sockets: dict[str, tuple[AggregatorAddress, Socket[bytes]]] = {}
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="ebbflow-migration", daemon=True)
+        self._thread.start()
+
+    def send(self, name: str, where: AggregatorAddress, make: Callable[[], TensorFrame]) -> None:
+        """Send a frame, which is made in the thread; it is lost where the connection takes no more."""
+        self._call(lambda: self._send(name, where, make))
+
+    def close(self) -> None:
+        """End the connections and the thread. May be called twice."""
+        if not self._ended:
+            self._ended = True
+            self._call(lambda: None)
+            self._thread.join(_STOP_TIMEOUT)
+
+    # --- in the thread ------------------------------------------------------------------------------------
+
+    def _call(self, act: Callable[[], None]) -> None:
+        self._calls.append(act)
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._waker.send(b".")
+
+    def _run(self) -> None:
+        try:
+            while not self._ended:
+                ready = dict(self._poller.poll())
+                with contextlib.suppress(BlockingIOError):
+                    self._woken.recv(4096)
+                while self._calls:
+                    try:
+                        self._calls.popleft()()
+                    except AggregationError:
+                        log.exception("a tensor could not be sent to another aggregator")
+                for name, (_, one) in list(self._sockets.items()):
+                    if one in ready:
+                        self._take(name, one)
+        finally:
+            self._context.destroy(linger=0)
+            self._waker.close()
+            self._woken.close()
+
+    def _take(self, name: str, one: "Socket[bytes]") -> None:
+        with contextlib.suppress(Again):
+            while True:
+                parts = one.recv_multipart(constants.NOBLOCK, copy=False)
+                try:
+                    for frame in decode([memoryview(part.buffer) for part in parts]):
+                        self._hear(name, frame)
+                except AggregationError as exc:
+                    log.warning("an answer of aggregator %s is ignored: %s", name, exc)
+
+    def _send(self, name: str, where: AggregatorAddress, make: Callable[[], TensorFrame]) -> None:
+        known = self._sockets.get(name)
+        if known is not None and known[0] != where:  # another process has its name
+            self._poller.unregister(known[1])
+            known[1].close(linger=0)
+            known = None
+        if known is None:
+            known = self._sockets[name] = where, connect(self._context, self._keys, where)
+            self._poller.register(known[1], constants.POLLIN)
+        with contextlib.suppress(Again):
+            known[1].send_multipart(encode([make()]), constants.NOBLOCK, copy=False)

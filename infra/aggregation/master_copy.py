@@ -21,6 +21,7 @@ from ebbflow.infra.aggregation.rules import (
 )
 from ebbflow.infra.aggregation.timing import TensorTiming
 from ebbflow.infra.errors import AggregationError
+from ebbflow.infra.machine.memory_segments import MemorySlot
 from ebbflow.planners.aggregation.migration import TensorHost
 from ebbflow.planners.errors import OptionError
 
@@ -38,7 +39,7 @@ class MasterCopy:
         rule: by which it is updated.
         parameters: flat.
         state: of the rule.
-        encoded: parameters of the round, as they are sent.
+        sent: parameters of the round, as they are sent; empty: not made yet.
         view: the newest in which a gradient of the round was pushed.
         gradients: of the round and the view, by place.
         total: their sum, once all are here.
@@ -54,6 +55,9 @@ class MasterCopy:
         mover: connection of the aggregator that it comes from.
         source: name of that aggregator.
         expects: number of the migration by which it comes; 0: none.
+        near: connections of workers that read parameters from this machine's memory.
+        slots: where they find those of even and of odd rounds.
+        shown: round of the parameters that were put there last.
     """
 
     job_id: str
@@ -62,7 +66,7 @@ class MasterCopy:
     rule: Sgd | Adam
     parameters: Floats
     state: OptimizerState = field(default_factory=OptimizerState)
-    encoded: bytes = b""
+    sent: bytes = b""
     view: int = 0
     gradients: dict[int, Floats] = field(default_factory=dict)
     total: Floats | None = None
@@ -78,6 +82,9 @@ class MasterCopy:
     mover: bytes = b""
     source: str = ""
     expects: int = 0
+    near: set[bytes] = field(default_factory=set)
+    slots: tuple[MemorySlot, ...] = ()
+    shown: int = -1
 
     @classmethod
     def expected(cls, aggregator: str, job_id: str, name: str, migration: int) -> "MasterCopy":
@@ -102,7 +109,7 @@ class MasterCopy:
                 f"a tensor must have at most {MAX_PAYLOAD} bytes with its moments; {frame.tensor!r} has {size}"
             )
         host = TensorHost(aggregator, "serving", frozenset({TRAINING}), frame.round)
-        made = cls(job_id, frame.tensor, host, rule, parameters, state, parameters.tobytes())
+        made = cls(job_id, frame.tensor, host, rule, parameters, state)
         made.mirror = bool(frame.options.get("mirror", False))
         made.spare = bool(frame.options.get("spare", False))
         made.mirrored = len(frame.payload) if made.mirror else 0
@@ -136,13 +143,29 @@ class MasterCopy:
         elif self.spare:
             self.age = frame.round - self.host.round
             self.spare = self.mirror = False
-        self.rule, self.parameters, self.encoded, self.view = rule, parameters, parameters.tobytes(), 0
+        self.rule, self.parameters, self.sent, self.shown, self.view = rule, parameters, b"", -1, 0
         self.host = TensorHost(aggregator, "serving", frozenset({TRAINING}), frame.round)
 
     def fill(self, frame: TensorFrame) -> None:
         """Take the copy of another aggregator. Raises ``AggregationError`` for a frame that has none."""
         self.rule, self.parameters, self.state = _contents(frame)
-        self.encoded = self.parameters.tobytes()
+        self.sent, self.shown = b"", -1
+
+    @property
+    def encoded(self) -> bytes:
+        """Return the parameters of the round, as they are sent."""
+        if not self.sent:
+            self.sent = self.parameters.tobytes()
+        return self.sent
+
+    def show(self, number: int) -> dict[str, Any]:
+        """Return where workers of this machine find the parameters of a round, which are those that are here."""
+        slot = self.slots[number % len(self.slots)]
+        if self.shown != number:
+            np.copyto(np.frombuffer(slot.view, np.float32), self.parameters)
+            self.shown = number
+        memory, at = slot.name
+        return {"memory": memory, "at": at}
 
     def copied(self) -> tuple[bytes, dict[str, Any]]:
         """Return parameters and moments, and what describes them, as ``fill`` takes them."""
@@ -202,16 +225,20 @@ class MasterCopy:
                 or ``skip``.
         """
         total, self.total = self.total, None
-        if options.get("skip") or total is None:
-            return
+        if total is not None and not options.get("skip"):
+            self._apply(total, options)
+        if self.slots:
+            self.show(self.host.round + 1)
+
+    def _apply(self, total: Floats, options: Mapping[str, Any]) -> None:
         if "rule" in options:
             self.rule = rule_from(options["rule"])
         if (factor := float(options.get("square", 1.0))) != 1.0 and "square" in self.state.moments:
             self.state.moments["square"] *= np.float32(factor)
         if (scale := float(options.get("scale", 1.0))) != 1.0:
             total *= np.float32(scale)
+        self.sent = b""
         self.rule.update(self.parameters, total, self.state, options.get("lr"))
-        self.encoded = self.parameters.tobytes()
 
     def described(self, frame: TensorFrame) -> TensorFrame:
         """Return the answer to who asks for moments."""

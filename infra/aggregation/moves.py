@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from ebbflow.infra.aggregation.connections import PeerLinks
 from ebbflow.infra.aggregation.frames import AggregatorAddress, Kind, TensorFrame
-from ebbflow.infra.aggregation.links import PeerLinks
 from ebbflow.infra.aggregation.master_copy import TRAINING, MasterCopy
 from ebbflow.infra.errors import AggregationError
 from ebbflow.planners.aggregation.messages import (

@@ -75,8 +75,10 @@ def gradient_sum(gradients: Sequence[Floats]) -> Floats:
         raise AggregationError(
             f"gradients of a tensor must have one length, not {[len(g) for g in gradients]}"
         )
-    total = gradients[0].copy()
-    for one in gradients[1:]:
+    if len(gradients) == 1:
+        return gradients[0].copy()
+    total = gradients[0] + gradients[1]
+    for one in gradients[2:]:
         total += one
     return total
 

@@ -25,7 +25,8 @@ class TrainingShare:
         tensors: of it, mirrors included.
         bytes: of their parameters and moments.
         mirror_bytes: of them, those of mirrors.
-        fraction: of what all trainings use of the aggregator, 0 to 1: of its time where all was measured, else of bytes.
+        fraction: of what all trainings use of the aggregator, 0 to 1: of its time where all was measured, else of
+            bytes.
     """
 
     training: str

@@ -38,7 +38,7 @@ def over_service(given: dict[str, Any]) -> list[float]:
     names = [f"t{i}" for i in range(TENSORS)]
     hosts = sorted(where)
     table = {name: [hosts[i % len(hosts)]] for i, name in enumerate(names)}
-    agent = AggregationAgent(keys, where, table, timeout_s=120)
+    agent = AggregationAgent(keys, where, table, timeout_s=120, share_memory=not given["wire"])
     data = {name: np.ones(given["elements"], np.float32) for name in names}
     options = {"rule": rule_values(Sgd(lr=1e-3, momentum=0.9)), "step": 0, "moments": []}
     agent.init({name: one.data.cast("B") for name, one in data.items()}, dict.fromkeys(names, options))
@@ -103,9 +103,11 @@ def _cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def pair(megabytes: float, workers: int, aggregators: int, threads: int, port: int) -> dict[str, Any]:
-    """Return a round's seconds either way, one after the other."""
-    base = {"elements": int(megabytes * 1e6 / 4 / TENSORS), "world": workers}
+def pair(
+    megabytes: float, workers: int, aggregators: int, threads: int, port: int, *, wire: bool
+) -> dict[str, Any]:
+    """Return a round's seconds either way, one after the other; ``wire``: also on one machine all is sent."""
+    base = {"elements": int(megabytes * 1e6 / 4 / TENSORS), "world": workers, "wire": wire}
     made = {f"a{i}": AggregatorProcess(f"a{i}", threads=threads) for i in range(aggregators)}
     try:
         pairs = [CurveKeys.make() for _ in range(workers)]
@@ -138,13 +140,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--port", type=int, default=29517)
+    parser.add_argument("--wire", action="store_true", help="send all, as between two machines")
     parser.add_argument("--worker")
     given = parser.parse_args()
     if given.worker:
         worker(json.loads(given.worker))
         return
     for number in range(given.pairs):
-        found = pair(given.megabytes, given.workers, given.aggregators, given.threads, given.port + number)
+        port = given.port + number
+        found = pair(given.megabytes, given.workers, given.aggregators, given.threads, port, wire=given.wire)
         print(json.dumps(found), flush=True)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Any
 
+import numpy as np
 import torch
 
 from ebbflow.infra.aggregation.agent import AggregationAgent
@@ -252,7 +253,7 @@ class ServiceOptimizer:
             found = self._agent.parameters(wanted)
             with torch.no_grad():
                 for name, frame in found.items():
-                    self._parameters[name].copy_(self._shaped(name, frame))
+                    self._take(name, frame)
                     self.age = max(self.age, int(frame.options.get("age", 0)))
             self._pending -= wanted
 
@@ -333,6 +334,14 @@ class ServiceOptimizer:
             # nobody can end the next round without this process, so the state stays what it is
             if self.mirror_every > 1 and self.world.rank == 0:
                 self.mirror()
+
+    def _take(self, name: str, frame: TensorFrame) -> None:
+        """Take what a frame has as a parameter."""
+        own = self._parameters[name].detach()
+        if own.device.type == "cpu" and own.dtype is torch.float32 and own.is_contiguous():
+            np.copyto(own.view(-1).numpy(), np.frombuffer(frame.payload, np.float32))  # not by a second copy
+        else:
+            own.copy_(self._shaped(name, frame))
 
     def _shaped(self, name: str, frame: TensorFrame) -> torch.Tensor:
         values = torch.frombuffer(bytearray(frame.payload), dtype=torch.float32)

@@ -104,7 +104,7 @@ def cluster_parts(report: ClusterReport, room: PageLimits | None = None) -> dict
         "money_rows": money_rows(report),
         "money_notes": money_notes(report),
         "team_rows": team_rows(report),
-        "aggregation": aggregation_rows(report.aggregation, room.apps),
+        "service": aggregation_rows(report.aggregation, room.apps),
         "decision_rows": rows,
         "decisions_left_out": rows_left_out,
         "changes": changes,

@@ -38,7 +38,8 @@ def cluster_report(
     ``reports`` are what apps said last. ``now``: up to when what still lasts is counted, by default the last event.
     ``since`` and ``until`` (s since the Unix epoch) limit the report to a part of the time; ``pipeline`` to the apps
     of one, from the first one's arrival to the last one's end. ``listed``: on-demand prices by instance type, dollars
-    per hour. ``aggregation``: of the shared aggregators, which a report has that ends now. Raises ``OptionError`` for events that cannot follow each other.
+    per hour. ``aggregation``: of the shared aggregators, which a report has that ends now. Raises ``OptionError`` for
+    events that cannot follow each other.
     """
     history = events if isinstance(events, History) else History.of(events)
     known = max([history.times[-1] if history.times else 0.0, now or 0.0])

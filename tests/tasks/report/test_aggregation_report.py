@@ -32,7 +32,7 @@ from ebbflow.tasks.report.cluster.page import cluster_html, cluster_parts
 from ebbflow.tasks.report.cluster.report import cluster_report
 from ebbflow.tasks.report.cluster.values import ClusterReport
 from tests.cluster_events import two_apps
-from tests.tasks.report.test_page import Page
+from tests.tasks.report.cluster.test_cluster_page import Page
 
 A, B = "fit-0a/generation-1", "<b>tune</b>-1b/generation-2"
 MIB = 1 << 20

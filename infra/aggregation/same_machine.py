@@ -1,0 +1,184 @@
+"""How gradients and parameters pass between a worker and an aggregator of the same machine without being sent.
+
+Each side keeps what it has to say in memory that the other reads (``infra.machine.memory_segments``), and the
+encrypted connection carries only where it is: a worker's gradient, of which an aggregator's sum is made, and an
+aggregator's parameters, two rounds of each tensor by turns. A round's parameters are written over when those of the
+round after the next are made, which waits for a gradient of the next from each worker that counts; and a gradient
+when its worker begins another view or round, in which no sum of the old one counts any more.
+
+A worker tells an aggregator on a loopback address, with what it asks for, of a segment of its own. An aggregator that
+can read it answers by its own, and is sent gradients so from then on; all others are sent everything.
+"""
+
+import ipaddress
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ebbflow.infra.aggregation.frames import MAX_PAYLOAD, AggregatorAddress, Buffer, Kind, TensorFrame
+from ebbflow.infra.errors import AggregationError, InfraError
+from ebbflow.infra.machine.memory_segments import MemoryArena, MemorySlot, SegmentName, open_segment
+
+LEAST = 1 << 14  # bytes of a tensor below which it is sent
+_OPEN = 1024  # segments of others that are open at most
+_UNUSED = 60.0  # seconds after which a segment is not kept open any more
+
+
+class SegmentViews:
+    """Segments of other processes that were used of late; memory of a process that has ended goes. For one thread."""
+
+    def __init__(self) -> None:
+        self._views: dict[SegmentName, memoryview] = {}
+        self._used: dict[SegmentName, float] = {}
+
+    def open(self, values: Any) -> memoryview:
+        """Return a segment. Raises ``InfraError`` where it cannot be read."""
+        name, now = SegmentName.of(values), time.monotonic()
+        if name not in self._views:
+            for old in [one for one, used in self._used.items() if now - used > _UNUSED]:
+                del self._views[old], self._used[old]
+            if len(self._views) >= _OPEN:
+                raise InfraError(f"at most {_OPEN} segments of memory must be in use at once")
+            self._views[name] = open_segment(name)
+        self._used[name] = now
+        return self._views[name]
+
+    def payload(self, options: Mapping[str, Any]) -> memoryview:
+        """Return the bytes that a frame's options name. Raises ``InfraError`` where there are none."""
+        view, at = self.open(options.get("memory")), options.get("at")
+        if (
+            not isinstance(at, list)
+            or len(at) != 2
+            or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in at)
+            or at[0] + at[1] > len(view)
+            or at[1] > MAX_PAYLOAD
+        ):
+            raise InfraError("a part of a segment must have an offset and a size within it")
+        return view[at[0] : at[0] + at[1]]
+
+
+class WorkerMemory:
+    """A worker's side. Used by one thread at once.
+
+    Args:
+        wanted: whether to use it.
+    """
+
+    def __init__(self, wanted: bool = True) -> None:
+        self._wanted = wanted
+        self._arena = MemoryArena()
+        self._views = SegmentViews()
+        self._slots: dict[str, MemorySlot] = {}  # of gradients, by tensor
+        self._near: dict[
+            str, bool
+        ] = {}  # aggregators that may be on this machine: whether they have shown it
+
+    def meet(self, aggregator: str, where: AggregatorAddress) -> None:
+        """Take note of an aggregator that is connected to."""
+        host = where.address.rpartition(":")[0].strip("[]")
+        try:
+            loopback = ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            loopback = host == "localhost"
+        if self._wanted and loopback:
+            self._near[aggregator] = False
+
+    def refuse(self, aggregator: str) -> None:
+        """Send an aggregator everything from now on."""
+        self._near.pop(aggregator, None)
+
+    def shares(self, aggregators: Iterable[str]) -> bool:
+        """Tell whether one of these aggregators reads this process's memory."""
+        return any(self._near.get(name) for name in aggregators)
+
+    def keep(self, tensor: str, data: Buffer) -> tuple[Buffer, dict[str, Any]]:
+        """Return a copy of a gradient that others can read, and what names it; itself where that cannot be."""
+        size = len(data)
+        if size < LEAST:
+            return data, {}
+        slot = self._slots.get(tensor)
+        if slot is None or len(slot.view) != size:
+            try:
+                slot = self._slots[tensor] = self._arena.take(size)
+            except InfraError:
+                self._near.clear()
+                return data, {}
+        np.copyto(np.frombuffer(slot.view, np.uint8), np.frombuffer(data, np.uint8))
+        segment, at = slot.name
+        return slot.view, {"memory": segment, "at": at}
+
+    def outgoing(self, aggregator: str, frames: Iterable[TensorFrame]) -> list[TensorFrame]:
+        """Return frames as an aggregator is sent them."""
+        near = self._near.get(aggregator)
+        return [self._outgoing(near, one) for one in frames]
+
+    def _outgoing(self, near: bool | None, frame: TensorFrame) -> TensorFrame:
+        if frame.kind is Kind.PUSH and frame.options:
+            return replace(frame, payload=b"") if near else replace(frame, options={})
+        if (frame.kind is Kind.PULL and near is not None) or (frame.kind is Kind.COMMIT and near is False):
+            try:
+                return replace(frame, options={**frame.options, "memory": list(self._arena.name)})
+            except InfraError:
+                self._near.clear()
+        return frame
+
+    def incoming(self, aggregator: str, frame: TensorFrame) -> TensorFrame | None:
+        """Return an answer with what it names; ``None`` where that cannot be read, and has to be asked for again."""
+        if frame.kind not in (Kind.PARAMETERS, Kind.COMMITTED) or "memory" not in frame.options:
+            return frame
+        if frame.kind is Kind.COMMITTED:
+            if aggregator in self._near:
+                self._near[aggregator] = True
+            return frame
+        try:
+            payload = self._views.payload(frame.options)
+        except InfraError:
+            self.refuse(aggregator)
+            return None
+        if aggregator in self._near:
+            self._near[aggregator] = True
+        return replace(frame, payload=payload)
+
+
+class AggregatorMemory:
+    """An aggregator's side, in the thread of its front."""
+
+    def __init__(self) -> None:
+        self._views = SegmentViews()
+        self._arenas: dict[str, MemoryArena] = {}  # by training, for none is to read another's
+
+    def reads(self, options: Mapping[str, Any]) -> bool:
+        """Tell whether the memory of a worker can be read that it tells of with what it asks for."""
+        if "memory" not in options:
+            return False
+        try:
+            self._views.open(options["memory"])
+        except InfraError:
+            return False
+        return True
+
+    def gradient(self, frame: TensorFrame) -> TensorFrame:
+        """Return a push with what it names. Raises ``AggregationError`` where that cannot be read."""
+        if "at" not in frame.options:
+            return frame
+        try:
+            return replace(frame, payload=self._views.payload(frame.options), options={})
+        except InfraError as exc:
+            raise AggregationError(str(exc)) from exc
+
+    def slots(self, job_id: str, size: int) -> tuple[MemorySlot, ...]:
+        """Return two slots for a tensor's parameters; none where they are small or there is no such memory."""
+        if size < LEAST:
+            return ()
+        arena = self._arenas.setdefault(job_id, MemoryArena())
+        try:
+            return arena.take(size), arena.take(size)
+        except InfraError:
+            return ()
+
+    def remove(self, job_id: str) -> None:
+        """Forget a training."""
+        self._arenas.pop(job_id, None)
