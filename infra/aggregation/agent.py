@@ -155,9 +155,8 @@ class AggregationAgent:
         """
         with self._lock:
             self._adopted.pop(tensor, None)
-            hosts, payload, options = self._hosts(tensor), memoryview(data).cast("B"), {}
-            if self._memory.shares(hosts):
-                payload, options = self._memory.keep(tensor, payload)
+            hosts = self._hosts(tensor)
+            payload, options = self._memory.keep(tensor, memoryview(data).cast("B"), hosts)
             frame = TensorFrame(
                 Kind.PUSH, tensor, number, payload, dtype, 0, options, view=view, place=place, places=places
             )

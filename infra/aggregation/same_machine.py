@@ -90,14 +90,13 @@ class WorkerMemory:
         """Send an aggregator everything from now on."""
         self._near.pop(aggregator, None)
 
-    def shares(self, aggregators: Iterable[str]) -> bool:
-        """Tell whether one of these aggregators reads this process's memory."""
-        return any(self._near.get(name) for name in aggregators)
+    def keep(self, tensor: str, data: Buffer, aggregators: Iterable[str]) -> tuple[Buffer, dict[str, Any]]:
+        """Return a copy of a gradient that one of these aggregators can read, and what names it.
 
-    def keep(self, tensor: str, data: Buffer) -> tuple[Buffer, dict[str, Any]]:
-        """Return a copy of a gradient that others can read, and what names it; itself where that cannot be."""
+        It is the gradient itself, without a name, where none of them can.
+        """
         size = len(data)
-        if size < LEAST:
+        if size < LEAST or not any(self._near.get(name) for name in aggregators):
             return data, {}
         slot = self._slots.get(tensor)
         if slot is None or len(slot.view) != size:

@@ -116,7 +116,8 @@ class CycleState:
 
     def past(self) -> dict[str, Mapping[str, float]]:
         """Return what apps have cost that are forgotten, aggregators included, by pipeline and by team."""
-        accounts, found = self.accounts, {}
+        accounts = self.accounts
+        found: dict[str, Mapping[str, float]] = {}
         for kind, sums, shared in (
             ("pipeline", self.state.pipelines, accounts.pipelines),
             ("team", self.state.teams, accounts.teams),

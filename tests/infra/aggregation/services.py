@@ -44,7 +44,9 @@ class MovingService:
         found = []
         for place, keys in enumerate(pairs):
             hosts = {name: list(own) for name, own in table.items()}
-            agent = AggregationAgent(keys, where, hosts, timeout_s=PATIENCE, retry_s=1.0)
+            agent = AggregationAgent(
+                keys, where, hosts, timeout_s=PATIENCE, retry_s=1.0, share_memory=place != 1
+            )
             found.append(RoundWorker(agent, place, workers))
         self.workers += found
         return found

@@ -61,7 +61,9 @@ class Service:
         mirrors: bool = False,
     ) -> RoundWorker:
         table = {"weight": ["A", "B"], "bias": ["B", "A"]} if mirrors else {"weight": ["A"], "bias": ["B"]}
-        agent = AggregationAgent(keys, self.addresses, table, timeout_s=timeout_s, retry_s=1.0)
+        agent = AggregationAgent(
+            keys, self.addresses, table, timeout_s=timeout_s, retry_s=1.0, share_memory=place != 1
+        )
         made = RoundWorker(agent, place, places)
         self.agents.append(made)
         return made
