@@ -207,7 +207,7 @@ def test_only_parts_that_changed_are_sent(served):
     client, ledger, clock = served
     page = client.get("/").text
     have = dict(re.findall(r'data-part="(\w+)" data-digest="(\w+)"', page))
-    assert len(have) == 8
+    assert len(have) == 9
     same = client.get("/live.json", params=have).json()
     assert (same["parts"], same["problem"]) == ([], "")
     ledger.write([Decided("guard", "<script>no</script>", "x")])
