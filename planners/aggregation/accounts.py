@@ -4,8 +4,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from ebbflow.planners.model.ledger import REMEMBERED
-
 
 @dataclass(frozen=True, slots=True)
 class AccountOwner:
@@ -72,16 +70,17 @@ class SharedAccounts:
         return replace(self, dollars=sums, until=max(until, self.until))
 
     def settled(
-        self, apps: Mapping[str, tuple[str, str]], using: Collection[str], now: float
+        self, apps: Mapping[str, tuple[str, str]], using: Collection[str], now: float, remembered_s: float
     ) -> "SharedAccounts":
         """Return the accounts without the runs that are over; their dollars are their teams' and pipelines'.
 
-        A run is over once it is no app of the ledger's state and has not used the service for ``REMEMBERED`` seconds.
+        A run is over once it is no app of the ledger's state and has not used the service for some time.
 
         Args:
             apps: team and pipeline of each app of the ledger's state.
             using: runs that use the service, or ask for it.
             now: seconds since the Unix epoch.
+            remembered_s: seconds for which others still see what it has cost.
         """
         owners = dict(self.owners)
         for run in self.dollars.keys() - {""}:
@@ -90,7 +89,7 @@ class SharedAccounts:
                 owners[run] = AccountOwner(*apps[run], now)
             elif run in using or run not in owners:
                 owners[run] = replace(known, seen=now)
-        over = {run for run, one in owners.items() if now - one.seen > REMEMBERED}
+        over = {run for run, one in owners.items() if now - one.seen > remembered_s}
         dollars, teams, pipelines = dict(self.dollars), dict(self.teams), dict(self.pipelines)
         forgotten = self.forgotten
         for run in sorted(over):

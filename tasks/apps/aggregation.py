@@ -8,6 +8,7 @@ from ebbflow.infra.ledger.records import ServiceRecords
 from ebbflow.planners.aggregation.accounts import SharedAccounts
 from ebbflow.planners.aggregation.demand import AggregationDemand, RunDemand, ServingNode, shares
 from ebbflow.planners.capacity.leases import SERVICE
+from ebbflow.planners.model.ledger import REMEMBERED
 from ebbflow.planners.model.ledger_state import State
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class ServiceWatch:
             accounts = accounts.paid({"": unknown}, now)
         apps = {id_: (record.spec.team, record.spec.pipeline) for id_, record in state.apps.items()}
         using = {one.run for one in seen.runs} | {run for one in seen.nodes for run in one.use}
-        return accounts.settled(apps, using, now)
+        return accounts.settled(apps, using, now, REMEMBERED)
 
 
 def service_demand(view: ServiceView) -> AggregationDemand:
