@@ -160,10 +160,10 @@ def browser(folder: Path) -> Iterator[Tab]:
         finally:
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(150)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, 9)
-                process.wait(10)
+                process.wait(150)
 
 
 def _port(file: Path, process: subprocess.Popen[bytes]) -> int:

@@ -17,6 +17,8 @@ from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 from mlflow.tracking import MlflowClient
 from mlflow.utils.proto_json_utils import message_to_json
 
+from tests.free_ports import free_port
+
 API = "/api/2.0/mlflow/"
 
 
@@ -99,7 +101,7 @@ def serving(port: int, store: Path) -> Iterator[MlflowClient]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(30)
+        thread.join(150)
 
 
 @contextmanager
@@ -107,7 +109,7 @@ def hanging() -> Iterator[tuple[int, threading.Event]]:
     """Accept connections on a port and never answer; yield it, and what is set when somebody has asked."""
     asked = threading.Event()
     kept: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", free_port())) as server:
 
         def accept() -> None:
             while True:
@@ -122,6 +124,6 @@ def hanging() -> Iterator[tuple[int, threading.Event]]:
         thread.start()
         yield server.getsockname()[1], asked
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(30)
+        thread.join(150)
     for one in kept:
         one.close()

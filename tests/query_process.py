@@ -58,4 +58,4 @@ def killed_once_a_stage_is_done(request: QueryRequest) -> None:
         child.send_signal(signal.SIGKILL)
     finally:
         child.kill()
-        child.wait(timeout=60)
+        child.wait(timeout=150)

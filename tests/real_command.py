@@ -69,7 +69,7 @@ class RealCommand:
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
-        assert answer, f"the process that forks has ended with {self._process.wait(30)}"
+        assert answer, f"the process that forks has ended with {self._process.wait(150)}"
         return Done(int(answer), *(path.read_text(errors="replace") for path in self._said))
 
 

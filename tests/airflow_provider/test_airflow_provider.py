@@ -172,7 +172,7 @@ def led(loop: CapacityLoop) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(150)
 
 
 def test_the_example_is_a_dag_of_three_tasks(airflow: Airflow) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import CapacityChanged
 from tests.airflow_provider.conftest import Airflow
 from tests.airflow_provider.test_airflow_provider import eventually, left_over
+from tests.free_ports import free_port
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,7 @@ class Services:
 @pytest.fixture
 def services(airflow: Airflow, tmp_path: Path) -> Iterator[Services]:
     """Start all of Airflow."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     environment = airflow.environment | {
         "AIRFLOW_HOME": str(tmp_path / "airflow"),
         "AIRFLOW__API__PORT": str(port),
@@ -92,7 +90,7 @@ def services(airflow: Airflow, tmp_path: Path) -> Iterator[Services]:
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         try:
-            process.wait(30)
+            process.wait(150)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
         client.close()

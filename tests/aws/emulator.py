@@ -9,7 +9,6 @@ with Emulator.start(folder) as emulator:
 import functools
 import itertools
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from ebbflow.infra.aws.naming import Names
 from tests.aws.clock import ScaledClock
 from tests.aws.cluster import REGION, Builder, Cluster, PoolShape
 from tests.aws.faults import Faults
+from tests.free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 STARTS_WITHIN = 180.0  # seconds
@@ -54,9 +54,7 @@ class Emulator:
 
         ``speed`` is by how much its clock is faster than the wall. Raises ``RuntimeError`` if it does not start.
         """
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
+        port = free_port()
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / f"aws-{port}.log"
         kept = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
@@ -82,7 +80,7 @@ class Emulator:
         finally:
             client.close()
             server.kill()
-            server.wait(timeout=20)
+            server.wait(timeout=150)
 
     def account(self, name: str | None = None) -> "AccountAt":
         """Return an account that nobody has used before, or the one with these twelve digits."""

@@ -133,7 +133,7 @@ class Machines:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(60.0)
+        self._thread.join(150)
         self._work.shutdown(wait=True)
 
     def warn(self, node: str, seconds: float) -> None:

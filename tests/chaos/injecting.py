@@ -80,7 +80,7 @@ class Injector:
         """Do nothing more, and wait for what is under way."""
         self._stop.set()
         for thread in list(self._threads):
-            thread.join(60.0)
+            thread.join(150)
 
     def _run(self) -> None:
         for fault in self.scene.script.faults:

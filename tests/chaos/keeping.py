@@ -107,7 +107,7 @@ class Kept:
                 self._due = time.monotonic() + back
                 self.signal(signal.SIGKILL, group=group)
                 assert self.process is not None
-                self.process.wait(30)
+                self.process.wait(150)
             return pid
 
     def signal(self, number: signal.Signals, *, group: bool = False) -> None:
@@ -138,7 +138,7 @@ class Kept:
         self.signal(signal.SIGABRT)
         if self.process is not None:
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(10.0)
+                self.process.wait(150)
 
     def said(self, characters: int = 600) -> str:
         """Return the end of what its present or last process has said."""

@@ -50,7 +50,7 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(10.0)
+            thread.join(150)
         self._listener.close()
         with self._lock:
             for end in list(self._pairs):

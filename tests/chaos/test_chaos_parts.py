@@ -266,7 +266,7 @@ def test_ends_that_no_fault_excuses_are_found(tmp_path: Path) -> None:
 
     def ended(one: Kept) -> list[str]:
         assert one.process is not None
-        one.process.wait(60)
+        one.process.wait(150)
         one.tend(back=60.0)
         return one.problems()
 

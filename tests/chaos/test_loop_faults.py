@@ -57,14 +57,14 @@ class Loops:
 
     def end(self, name: str) -> str:
         """Wait for the end that is about to come, and return what it said."""
-        said, _ = self.children.pop(name).communicate(timeout=60)
+        said, _ = self.children.pop(name).communicate(timeout=150)
         return said
 
     def close(self) -> None:
         for child in self.children.values():
             child.send_signal(signal.SIGCONT)
             child.kill()
-            child.communicate(timeout=60)
+            child.communicate(timeout=150)
 
 
 @pytest.fixture(name="loops")
@@ -157,7 +157,7 @@ def test_a_loop_waits_for_a_disk_that_is_full_or_may_only_be_read(
                 loop.send_signal(signal.SIGSTOP)
                 ledger.close()
                 loop.send_signal(signal.SIGKILL)
-                loop.communicate(timeout=60)
+                loop.communicate(timeout=150)
                 remount("ro")
                 loop = cluster.start("two")
             cluster.see(["n0", 2], ["n1", 2], ["n2", 2])
@@ -166,7 +166,7 @@ def test_a_loop_waits_for_a_disk_that_is_full_or_may_only_be_read(
             said = ""
             while refused not in said:  # it says so once, and tries on
                 said = loop.stderr.readline()
-                assert said, f"it ended: {loop.wait(60)}"
+                assert said, f"it ended: {loop.wait(150)}"
             assert "the ledger does not respond" in said
             if fault == "full":
                 ballast.unlink()
@@ -177,7 +177,7 @@ def test_a_loop_waits_for_a_disk_that_is_full_or_may_only_be_read(
             assert len(ledger.state().leases) == 2
             whole(ledger)
             loop.send_signal(signal.SIGTERM)
-            loop.wait(60)
+            loop.wait(150)
     finally:
         cluster.close()
         cluster.children.clear()
@@ -218,9 +218,9 @@ def test_a_leader_whose_clock_jumps_by_an_hour_keeps_its_apps_and_books_no_gpu_t
             assert loop.poll() is None
             if number < 2:
                 loop.kill()
-                loop.wait(60)
+                loop.wait(150)
         stop.set()
-        report = run.result(60.0)
+        report = run.result(150)
         assert (report.state, report.lost_steps) == ("stopped", 0)
         moves = [event.change for event in ledger.events(kinds=[AppMoved])]
         assert "lost" not in {move.phase for move in moves if isinstance(move, AppMoved) and move.app == "x"}

@@ -39,7 +39,7 @@ class Uses:
     def __exit__(self, *_: Any) -> None:
         self._stop.set()
         assert self._thread is not None
-        self._thread.join(30.0)
+        self._thread.join(150)
 
     def _run(self) -> None:
         while not self._stop.wait(_LOOK):

@@ -10,7 +10,6 @@ any lines, and what differs from run to run (durations, times of day, IDs, ports
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.docs.snippets import ROOT, Snippet, snippets
+from tests.free_ports import free_port
 
 FOLDER = "docs/tasks/"
 WORDS = 1000  # of a page at most
@@ -97,7 +97,7 @@ def run(page: str, folder: Path, home: Path) -> dict[int, tuple[int, str]]:
     Returns the exit status and the output (standard output and error) of each block of commands, by its line.
     No process that has ``home`` as its home is left.
     """
-    port = str(_free_port())
+    port = str(free_port())  # the usual one (4200) another server may have
     path = folder.parent / "page.sh"
     path.write_text(script(page).replace("4200", port), encoding="utf-8")
     environment = {
@@ -123,13 +123,6 @@ def run(page: str, folder: Path, home: Path) -> dict[int, tuple[int, str]]:
         int(line): (int(status), text)
         for text, line, status in zip(parts[0::3], parts[1::3], parts[2::3], strict=False)
     }
-
-
-def _free_port() -> int:
-    """Return a port for the Prefect server, whose usual one (4200) another server may have."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def end_processes(home: Path) -> None:

@@ -59,7 +59,7 @@ class Command:
 
     def stop(self) -> None:
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(150)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import psutil
 import yaml
 from flowcases import eventually
 
+from tests.free_ports import free_port
 from tests.prefect_database import with_database
 
 LONG = 180.0  # s: a bound for a busy machine, not an expectation
@@ -194,9 +194,7 @@ def seconds_until(reached: Callable[[], Any], patience: float = LONG) -> float:
 @contextmanager
 def prefect_home(folder: Path, **environment: str) -> Iterator[Home]:
     """Start a server with a database of its own; at the end nothing of it is left."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     given = {
         "PREFECT_HOME": str(with_database(folder / "prefect")),

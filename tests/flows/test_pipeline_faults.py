@@ -67,7 +67,7 @@ def test_a_pipeline_ends_as_ever(tmp_path: Path, fault: str) -> None:
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
-            child.communicate(timeout=60)
+            child.communicate(timeout=150)
     assert child.returncode == 0, said
     (step,) = json.loads((tmp_path / "runs" / "one" / "run.json").read_text())["steps"].values()
     assert (step["state"], step["attempts"]) == ("finished", 1), said

@@ -140,6 +140,6 @@ def test_the_loop_of_a_cluster_s_block_rents_nodes_in_its_account(
         waiting = threading.Thread(target=wait_for_a_lease)
         waiting.start()
         capacity_loop(ledger=f"ebbflow-cluster/{name}", prices=prices)
-        waiting.join(60)
+        waiting.join(150)
     assert held
     assert set(held) <= {node["id"] for node in lab.nodes("gpu")}

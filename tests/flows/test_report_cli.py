@@ -330,7 +330,7 @@ def test_ctrl_c_ends_the_server(filled, tmp_path):
             url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
             assert "Cluster" in httpx.get(url, trust_env=False, timeout=60.0).text
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=150)
         finally:
             process.kill()
     assert (process.returncode, out) == (0, "")

@@ -41,7 +41,7 @@ def throughput(sender: str, receiver: str, address: str, seconds: float = 2.0) -
         begun, sent, data = time.monotonic(), 0, b"x" * 65_536
         while time.monotonic() - begun < seconds:
             sent += out.send(data)
-    thread.join(30)
+    thread.join(150)
     listener.close()
     return sent * 8 / (ended[0] - begun) / 1e6
 

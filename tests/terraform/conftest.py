@@ -98,7 +98,7 @@ def terraform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terraform]:
         )
     finally:
         provider.kill()
-        provider.wait(10)
+        provider.wait(150)
 
 
 def _applied(terraform: Terraform, example: str) -> Applied:

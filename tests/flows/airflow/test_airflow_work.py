@@ -57,7 +57,7 @@ def test_a_query_that_is_stopped_ends_at_once_and_cancels_its_stages(tables: str
     attended = Attended(lambda: execute(request, orchestrator), orchestrator.stop)
 
     def stop() -> None:
-        assert started.wait(60)
+        assert started.wait(150)
         attended.stop()
 
     stopper = threading.Thread(target=stop)

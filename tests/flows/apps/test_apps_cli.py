@@ -143,25 +143,25 @@ def test_a_running_app_hears_of_its_cancellation_once(ledger: Ledger) -> None:
 
     def work() -> None:
         spec = AppSpec("fit", "training", gpus=1)
-        pace = AgentIntervals(look=0.02, report=0.1, entry=5.0, parting=2.0)
+        pace = AgentIntervals(look=0.02, report=0.1, entry=150.0, parting=150.0)
         with AppAgent(ledger, spec, rules=Rules(fence=60.0), pace=pace, cancel=cancelled) as agent:
-            stop.wait(30)
+            stop.wait(150)
             agent.moved("stopped", "cancelled")
 
     thread = threading.Thread(target=work)
     thread.start()
-    for _ in range(200):
+    for _ in range(3000):
         if "fit" in ledger.state().apps:
             break
         ledger.clock.sleep(0.05)
-    done = invoke("cancel", "fit", "--yes", "--timeout", "20s")
-    thread.join(30)
+    done = invoke("cancel", "fit", "--yes", "--timeout", "150s")
+    thread.join(150)
     assert done.exit_code == 0, done.output
     assert heard == [1]
     assert "fit is stopped" in done.output
     again = []
     spec = AppSpec("fit", "training", gpus=1)
-    pace = AgentIntervals(look=0.02, report=0.1, entry=5.0, parting=2.0)
+    pace = AgentIntervals(look=0.02, report=0.1, entry=150.0, parting=150.0)
     with AppAgent(ledger, spec, rules=Rules(fence=60.0), pace=pace, cancel=lambda: again.append(1)):
         ledger.clock.sleep(0.5)
     assert again == [], "a run after the request was meant by nobody"

@@ -153,7 +153,7 @@ def test_run_leads_until_it_is_asked_to_stop(ledger: Ledger, monkeypatch: pytest
     asking = threading.Thread(target=ask)
     asking.start()
     ran = invoke("start", "--runner", "plain", "--policy", "themis", "--policy-option", "knob=0.5")
-    asking.join(60)
+    asking.join(150)
     assert ran.exit_code == 0, ran.output
     assert "the loop ended: stop requested" in ran.output
     assert "arrived: n0" in ran.output
@@ -173,7 +173,7 @@ def test_stop_ends_a_loop_wherever_it_runs(ledger: Ledger) -> None:
     refused = invoke("stop")
     assert (refused.exit_code, "add --yes" in refused.output) == (1, True)
     stopped = invoke("stop", "--yes", "--json")
-    thread.join(60)
+    thread.join(150)
     assert stopped.exit_code == 0, stopped.output
     assert json.loads(stopped.stdout)["stopped"] == leader.holder
 

@@ -100,7 +100,7 @@ class TestUnderAServer:
             asking = threading.Thread(target=ask)
             asking.start()
             figures = capacity_loop(cluster="local", auction_interval=5.0)
-            asking.join(60)
+            asking.join(150)
             assert figures["cycles"] >= 1
             leader = ledger.leader()
             assert leader is not None

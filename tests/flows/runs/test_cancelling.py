@@ -79,16 +79,22 @@ def test_work_that_does_not_end_is_left_after_its_time() -> None:
         asked.append(True)
 
     asked: list[bool] = []
+    begun = threading.Event()
 
     def work() -> None:
+        begun.set()
         never.wait(TIMEOUT)
+
+    def signalled() -> None:
+        assert begun.wait(TIMEOUT)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def raising(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, raising)
     try:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        threading.Thread(target=signalled).start()
         with pytest.raises(KeyboardInterrupt):
             attended(work, stop, timeout=0.1)
     finally:

@@ -18,6 +18,6 @@ print("after")
 
 def test_only_python_writes_to_standard_output():
     run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=150, check=True
     )
     assert run.stdout.splitlines() == ["before", "within", "direct", "after"]

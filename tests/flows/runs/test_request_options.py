@@ -104,7 +104,7 @@ def test_commands_are_made_without_what_is_heavy() -> None:
     heavy = ["numpy", "sqlglot", "pyarrow", "prefect", "torch"]
     code = f"import sys, ebbflow.flows.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=False
     )
     assert done.stdout.strip() == "[]", done.stderr
 

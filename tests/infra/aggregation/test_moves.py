@@ -17,8 +17,6 @@ from ebbflow.infra.errors import AggregationError
 from tests.infra.aggregation.round_worker import RoundWorker
 from tests.infra.aggregation.services import PATIENCE, MovingService, together
 
-pytestmark = pytest.mark.timeout(180)
-
 SIZES = {"weight": 40000, "bias": 7}
 
 

@@ -142,7 +142,7 @@ class Silent(Refusing):
 
     def do_POST(self) -> None:
         type(self).asked += 1
-        self.let_go.wait(20)
+        self.let_go.wait(150)
 
 
 @pytest.fixture

@@ -391,11 +391,11 @@ esac
     yield processes
     for process in processes.values():
         process.kill()
-        process.wait(10)
+        process.wait(150)
 
 
 def _wait(path):
-    for _ in range(1500):
+    for _ in range(7500):
         if path.exists() and (path.suffix == ".ready" or path.read_text()):
             return
         time.sleep(0.02)

@@ -236,7 +236,7 @@ def test_two_threads_with_a_token_do_not_run_a_command_that_is_done_again(ssm, r
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(150)
     assert len(ssm.sent) == 1
 
 

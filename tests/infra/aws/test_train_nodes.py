@@ -46,7 +46,7 @@ class FakeRunner:
         self.go.set()
 
     def start_torch(self, node, name, entry, *, token=""):
-        self.go.wait(60)
+        self.go.wait(300)
         self.asked.append(("start", node, name, token))
         if (error := self.fails.get(node)) is not None:
             if isinstance(error, Exception):
@@ -56,7 +56,7 @@ class FakeRunner:
         return Outcome(node, "done", code=0, output=self.says)
 
     def stop_torch(self, node, name, *, token=""):
-        self.go.wait(60)
+        self.go.wait(300)
         self.asked.append(("stop", node, name, token))
         self.running.pop((node, name), None)
         return Outcome(node, "done", code=0)
@@ -93,7 +93,7 @@ def nodes(runner, there):
         yield nodes
 
 
-def until(true, seconds=60.0):
+def until(true, seconds=150.0):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not come true"
@@ -198,7 +198,7 @@ def test_starting_returns_at_once_and_a_failure_is_a_loss(nodes, runner):
     begun = time.monotonic()
     nodes.start("i-1", 1, entry("i-1"))
     nodes.start("i-2", 1, entry("i-2"))
-    assert time.monotonic() - begun < 30  # a start lasts for as long as it is let
+    assert time.monotonic() - begun < 150  # a start lasts for as long as it is let
     assert nodes.lost("i-1") == nodes.lost("i-2") == ""
     runner.go.set()
     until(lambda: nodes.lost("i-1") and nodes.lost("i-2"))
@@ -330,11 +330,11 @@ def test_a_training_whose_script_is_on_s3_survives_the_loss_of_an_instance(aws_a
                 RunSettings(recovery="restart"),
             )
             trainer.launch(job, nodes.placement())
-            until(lambda: trainer.status().step > 5 or trainer.status().state == "failed", 100)
+            until(lambda: trainer.status().step > 5 or trainer.status().state == "failed")
             assert trainer.status().placement == dict.fromkeys(ids, 1), trainer.status()
             hosts.take(ids[0])
             there.nodes = there.nodes[1:]
-            status = trainer.wait(100)
+            status = trainer.wait(150)
         assert (status.state, status.placement) == ("finished", {ids[1]: 1}), status
         assert json.loads((tmp_path / "step").read_text()) == 100
         lost = next(event for event in trainer.events() if event.kind == "node-lost")

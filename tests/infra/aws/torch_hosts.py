@@ -69,4 +69,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 one.kill()
             except psutil.NoSuchProcess:
                 continue
-        process.wait(10)
+        process.wait(150)

@@ -21,7 +21,7 @@ from ebbflow.planners.errors import OptionError
 from tests.elastic_results import undisturbed
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 150.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
@@ -56,7 +56,7 @@ def test_two_four_two_workers_end_as_ever(digits: str, tmp_path: Path) -> None:
         until(balanced(job, 2))
         until(lambda: len(job.workers()) == 2)
         assert middle < app.iterations
-        result = job.result(60)
+        result = job.result(150)
     assert not [pid for pid in pids.values() if psutil.pid_exists(pid)]
     assert same(result.parameters, undisturbed(app, app.iterations))
     kinds = [event.kind for event in result.events]
@@ -67,7 +67,7 @@ def test_two_four_two_workers_end_as_ever(digits: str, tmp_path: Path) -> None:
 
 def test_a_killed_and_a_stopped_worker_cost_no_bit(tmp_path: Path) -> None:
     app = Mixing(executors=8, iterations=600)
-    with ElasticJob(app, 2, directory=tmp_path, settings=Settings(snapshot_every=0.4), silence=3.0) as job:
+    with ElasticJob(app, 2, directory=tmp_path, settings=Settings(snapshot_every=0.4), silence=6.0) as job:
         until(lambda: any(event.kind == "snapshot" for event in job.events()))
         os.kill(job.workers()["n1"], signal.SIGKILL)
         until(lambda: any(event.kind == "restored" for event in job.events()))
@@ -75,10 +75,10 @@ def test_a_killed_and_a_stopped_worker_cost_no_bit(tmp_path: Path) -> None:
         os.kill(stopped, signal.SIGSTOP)
         until(lambda: sum(event.kind == "restored" for event in job.events()) == 2)
         assert not psutil.pid_exists(stopped)
-        result = job.result(60)
+        result = job.result(150)
     assert same(result.parameters, expected(app))
     reasons = [event.details["reason"] for event in result.events if event.kind == "lost"]
-    assert reasons == ["n1 ended with status -9", "n2 missed heartbeats for 3 s"]
+    assert reasons == ["n1 ended with status -9", "n2 missed heartbeats for 6 s"]
     assert (tmp_path / "logs" / "n1.log").exists()
 
 
@@ -88,7 +88,7 @@ def test_lost_shards_alone_come_back(digits: str, tmp_path: Path) -> None:
     with ElasticJob(app, 2, directory=tmp_path, settings=settings) as job:
         until(lambda: iterations(job) >= 30)
         os.kill(job.workers()["n2"], signal.SIGKILL)
-        result = job.result(60)
+        result = job.result(150)
     kinds = [event.kind for event in result.events]
     assert "patched" in kinds
     assert "restored" not in kinds
@@ -124,7 +124,7 @@ def test_workers_end_with_their_master(tmp_path: Path) -> None:
         *_, uid = master.stdout.readline().split()
         assert len(processes.members(f"elastic-{uid}/")) == 2
         master.kill()
-    until(lambda: not processes.members(f"elastic-{uid}/"), 10)
+    until(lambda: not processes.members(f"elastic-{uid}/"))
 
 
 def test_a_master_that_stands_still_goes_on_with_its_workers_and_costs_no_bit(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_mistakes_reach_the_user() -> None:
         ElasticJob(Broken("raise"), 1) as job,
         pytest.raises(MicroTaskError, match="a mistake in the application"),
     ):
-        job.result(30)
+        job.result(150)
     with pytest.raises(OptionError, match="resume needs the directory"):
         ElasticJob(Mixing(), 1, resume=True)
     with ElasticJob(Mixing(iterations=10**6), 1) as job:
@@ -181,4 +181,4 @@ def test_workers_that_cannot_start_are_reported(monkeypatch: pytest.MonkeyPatch)
         ElasticJob(Mixing(), 1) as job,
         pytest.raises(ElasticError, match="3 workers ended before they joined"),
     ):
-        job.result(30)
+        job.result(150)

@@ -48,7 +48,7 @@ def decision(**more: Any) -> Decided:
     return Decided("auction", "the fairest", **{"inputs": {"rho": {"a": 1.5}}, "outcome": {"a": 2}, **more})
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 150.0) -> None:
     """Wait until ``condition`` holds; fail after ``seconds``."""
     end = time.monotonic() + seconds
     while not condition():

@@ -41,7 +41,7 @@ def test_a_writer_killed_at_any_point_leaves_a_whole_ledger(place: Place, tmp_pa
         wanted = seen + rng.randint(1, 60)
         until(lambda wanted=wanted, process=process: process.poll() is not None or _lines(told) >= wanted)  # type: ignore[misc]
         process.send_signal(signal.SIGKILL)
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(150) == -signal.SIGKILL
         seen = _lines(told)
         ledger = place.open()
         last = int(told.read_text().split("\n")[seen - 1])
@@ -131,7 +131,7 @@ def test_a_thread_that_writes_for_too_long_is_told_of(
     with pytest.raises(LedgerUnavailableError, match="another thread has been writing"):
         ledger.write([app("a")])
     leave.set()
-    thread.join(60)
+    thread.join(150)
     ledger.write([app("a")])
     ledger.close()
 
@@ -214,7 +214,7 @@ def test_a_fork_waits_for_transactions_and_inherits_no_connection(tmp_path: Path
         assert [_forked(work) for _ in range(5)] == [0] * 5
         over.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(150)
         assert len(ledger.state().apps) == 5
         assert ledger.verify() == []
 

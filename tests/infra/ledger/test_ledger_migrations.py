@@ -105,7 +105,7 @@ def test_many_threads_open_a_new_ledger_at_once(kind: str, fresh_database: Fresh
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(150)
     assert not failed
     with Ledger.open(url) as ledger:
         assert set(ledger.state().apps) == {f"t{n}" for n in range(5)}

@@ -187,7 +187,7 @@ def test_a_row_that_stays_locked_is_told_of(postgres: Server, monkeypatch: pytes
             ledger.write([app("b")])
         ledger.report("a", AppReport(1.0))  # does not wait for it
         leave.set()
-        thread.join(60)
+        thread.join(150)
         ledger.write([app("b")])
 
 

@@ -82,14 +82,14 @@ class QuickFleet:
         self.thread = threading.Thread(target=self.supervisor.run, daemon=True)
         self.thread.start()
 
-    def until(self, reached, seconds=60.0):
+    def until(self, reached, seconds=150.0):
         return self.fleet.wait(reached, seconds)
 
     def close(self):
         self.provider.gate.set()
         with suppress(ClusterError):
             self.fleet.down()
-        self.thread.join(60)
+        self.thread.join(150)
         assert not self.thread.is_alive()
 
 

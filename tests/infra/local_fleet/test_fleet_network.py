@@ -31,7 +31,7 @@ def home(monkeypatch, tmp_path):
 
 def gone(fleet, tag):
     """Wait until nothing of a network is left."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 150
     while left(tag) or any(entry.uid == fleet.uid for entry in registry.entries()):
         logs = "\n".join(log.read_text() for log in fleet.folder.glob("logs/*.log"))
         marked = [(pid, env[processes.MARK]) for pid, env in labels.environments(fleet.uid)]
@@ -54,7 +54,7 @@ def test_three_nodes_and_a_training_use_the_limited_links_and_all_goes_with_the_
             trainer.launch(
                 TrainingJob("sums", str(SCRIPT), (str(tmp_path),), folder), {"gpu-1": 1, "gpu-3": 1}
             )
-            end = time.monotonic() + 120
+            end = time.monotonic() + 150
             while trainer.status().state not in ("finished", "failed"):
                 assert time.monotonic() < end, f"{trainer.status()} {trainer.events()[-5:]}"
                 time.sleep(0.1)

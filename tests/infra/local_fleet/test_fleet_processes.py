@@ -44,7 +44,7 @@ sys.stdin.read()
 """
 
 
-def eventually(reached, seconds=60.0):
+def eventually(reached, seconds=150.0):
     end = time.monotonic() + seconds
     while not (found := reached()):
         assert time.monotonic() < end, "it did not come to that"
@@ -195,7 +195,7 @@ def test_a_machine_that_is_killed_from_outside_takes_its_node_down_within_second
     _, said = run("one", node, (0,))
     os.kill(fleet.state.node(node).process.pid, signal.SIGKILL)
     # nobody but the supervisor looks
-    eventually(lambda: node not in {n.id for n in fleet.state.seen(POOL)} and not alive(said["pids"]), 20)
+    eventually(lambda: node not in {n.id for n in fleet.state.seen(POOL)} and not alive(said["pids"]))
     assert fleet.lost(node) == "its process exited"
 
 
@@ -231,16 +231,17 @@ def test_a_frozen_node_stands_still_and_goes_on(fleet, run):
 
 def test_what_runs_on_a_node_that_is_gone_is_swept_away(fleet):
     mark = labels.mark(fleet.uid, "gpu-999", "late", "p", "k")
-    processes.spawn(["sleep", "600"], dict(os.environ), mark, fleet.folder / "logs" / "late.log")
-    assert fleet.present() == [("late", "gpu-999")]
+    late = processes.spawn(["sleep", "600"], dict(os.environ), mark, fleet.folder / "logs" / "late.log")
+    eventually(lambda: late.poll() == -signal.SIGKILL)
     eventually(lambda: not fleet.present())
 
 
 def test_what_a_launcher_that_was_killed_leaves_is_found_and_ended(fleet, clock):
     node, _ = two(fleet)
     launcher = launch(fleet, "gone", node, (0, 1))
-    (one,) = fleet.left_over("gone")
-    assert (one.node, one.slots, len(one.pids)) == (node, (0, 1), 2)
+    # a process that is just being replaced by its program has no environment to be seen
+    (one,) = eventually(lambda: [one for one in fleet.left_over("gone") if len(one.pids) == 2])
+    assert (one.node, one.slots) == (node, (0, 1))
     launcher.kill()
     launcher.wait()
     silent = collect(fleet.state, {}, clock)
@@ -263,7 +264,7 @@ def test_another_process_can_attach_and_do_all_of_it(fleet):
         "print(fleet.add('gpu'), fleet.add('gpu', -1))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=False
     )
     assert done.stdout.split("\n")[:2] == ["killed without notice", "3 2"], done.stderr
     assert fleet.lost(node) == "killed without notice"
@@ -289,7 +290,7 @@ def test_nothing_is_left_when_the_owner_is_killed():
     uid = owner.stdout.readline().strip()
     other = launch(LocalFleet.attach("owned"), "app", "gpu-1", (0,), grace=60.0)
     try:
-        assert len(left_of(uid)) == 4  # the supervisor, the machine, and two of the app
+        eventually(lambda: len(left_of(uid)) == 4)  # the supervisor, the machine, and two of the app
         owner.kill()
         owner.wait()
         eventually(lambda: not left_of(uid))

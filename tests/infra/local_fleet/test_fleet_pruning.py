@@ -130,10 +130,10 @@ def test_many_that_start_fleets_and_remove_folders_at_once_get_in_nobodys_way(tm
     for thread in [*removers, *starters]:
         thread.start()
     for thread in starters:
-        thread.join(60)
+        thread.join(150)
     stop.set()
     for thread in removers:
-        thread.join(60)
+        thread.join(150)
     assert problems == []
 
 

@@ -65,10 +65,11 @@ def test_the_revision_of_two_handles_is_one_and_grows_at_changes_only(make):
 def test_a_noticed_node_is_told_replaced_and_gone_at_its_deadline(make):
     quick = make(GPU)
     quick.until(lambda state: len(there(state)) == 2)
-    deadline = quick.fleet.notice("gpu-1", 0.6)
+    deadline = quick.fleet.notice("gpu-1", 600.0)
     assert quick.fleet.capacity().notices == (Notice("gpu-1", deadline),)
     assert quick.provider.notified[0] == ("gpu-1", deadline)
     quick.until(lambda state: there(state) == ["gpu-1", "gpu-2", "gpu-3"])
+    deadline = quick.fleet.notice("gpu-1", 0.3)
     state = quick.until(lambda state: state.node("gpu-1") is None and "gpu-1" not in quick.provider.up)
     assert quick.clock.now() >= deadline
     assert (state.ended("gpu-1"), quick.fleet.lost("gpu-1")) == ("its notice period expired",) * 2
@@ -111,12 +112,12 @@ def test_a_drawn_out_start_can_be_cancelled_and_takes_its_time_else(make):
 
 def test_starts_that_fail_are_tried_again_later_and_the_reason_is_told(make):
     quick = make(replace(GPU, initial=0))
-    quick.provider.broken = "no disk"
+    quick.provider.broken, begun = "no disk", quick.clock.now()
     quick.fleet.add("gpu")
-    quick.until(lambda state: state.plans["gpu"].tries == 1)
+    quick.until(lambda state: state.plans["gpu"].tries >= 1)
     assert quick.fleet.problems() == ["gpu: no disk"]
     assert quick.fleet.observe().pools[0].short_why == "no disk"
-    assert quick.fleet.state.plans["gpu"].again > quick.clock.now()
+    assert quick.fleet.state.plans["gpu"].again > begun + 1.0
     quick.provider.broken = ""
     quick.fleet.apply(Target("gpu", 1, quick.fleet.observe().revision, "again"))  # which does not wait
     state = quick.until(lambda state: len(there(state)) == 1)
@@ -127,7 +128,7 @@ def test_a_shut_market_gives_nothing_until_it_opens(make):
     quick = make(replace(GPU, initial=0))
     quick.fleet.outage("gpu", 60)
     quick.fleet.add("gpu", 2)
-    time.sleep(0.1)
+    time.sleep(0.1)  # in which the supervisor may look several times
     pool = quick.fleet.observe().pools[0]
     assert (pool.planned, pool.requested, pool.nodes, pool.short_why) == (2, 2, (), "insufficient capacity")
     quick.fleet.outage("gpu", 0)
@@ -142,7 +143,7 @@ def test_a_node_that_arrives_too_late_for_the_plan_is_not_seen_at_all(make):
     revision = quick.fleet.observe().revision
     quick.fleet.add("gpu", -2)
     quick.provider.gate.set()
-    quick.until(lambda state: not state.nodes)
+    quick.until(lambda state: not state.nodes and not quick.supervisor._starting and not quick.provider.up)
     assert (quick.fleet.observe().revision, quick.provider.up) == (revision, set())
 
 
@@ -197,18 +198,18 @@ def test_whoever_has_another_clock_is_told_deadlines_by_it(make):
     quick = make(GPU)
     quick.until(lambda state: len(there(state)) == 2)
     here, jumped, clock = quick.fleet, quick.again(Jumped()), Jumped()
-    deadline = jumped.notice("gpu-1", 60.0)
-    assert deadline - clock.now() == pytest.approx(60.0, abs=5.0)
-    assert jumped.observe().notices == (Notice("gpu-1", pytest.approx(deadline, abs=5.0)),)
-    assert here.capacity().notices == (Notice("gpu-1", pytest.approx(deadline - 3600.0, abs=5.0)),)
-    assert {n.id: n.deadline for n in jumped.view()}["gpu-1"] == pytest.approx(deadline, abs=5.0)
-    revision = here.take_notices([Notice("gpu-2", quick.clock.now() + 30.0)])
-    assert jumped.take_notices([Notice("gpu-2", clock.now() + 40.0)]) == revision  # which is later
+    deadline = jumped.notice("gpu-1", 600.0)
+    assert deadline - clock.now() == pytest.approx(600.0, abs=150.0)
+    assert jumped.observe().notices == (Notice("gpu-1", pytest.approx(deadline, abs=150.0)),)
+    assert here.capacity().notices == (Notice("gpu-1", pytest.approx(deadline - 3600.0, abs=150.0)),)
+    assert {n.id: n.deadline for n in jumped.view()}["gpu-1"] == pytest.approx(deadline, abs=150.0)
+    revision = here.take_notices([Notice("gpu-2", quick.clock.now() + 600.0)])
+    assert jumped.take_notices([Notice("gpu-2", clock.now() + 900.0)]) == revision  # which is later
     jumped.notice("gpu-1", 0.2)
     quick.until(lambda state: state.node("gpu-1") is None)
     quick.provider.gate.clear()
     since = [jumped.observe().pools[0].short_since, here.observe().pools[0].short_since]
-    assert None in since or since[0] - since[1] == pytest.approx(3600.0, abs=5.0)
+    assert None in since or since[0] - since[1] == pytest.approx(3600.0, abs=150.0)
 
 
 def test_prices_are_what_the_pools_say(make):

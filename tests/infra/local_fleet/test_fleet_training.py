@@ -30,7 +30,7 @@ def test_a_training_hears_of_notices_and_goes_on_when_a_node_is_killed(monkeypat
             )
 
             def until(reached):
-                end = time.monotonic() + 120
+                end = time.monotonic() + 150
                 while not reached(trainer.status()):
                     assert time.monotonic() < end, f"{trainer.status()} {trainer.events()[-5:]}"
                     time.sleep(0.02)

@@ -28,7 +28,7 @@ def test_a_line_has_the_ids_of_its_thread_and_no_other() -> None:
         with log_ids(stage="s"):
             log.info("in a stage")
         said.set()
-        thread.join(60)
+        thread.join(150)
         try:
             raise ValueError("für Ä")
         except ValueError:

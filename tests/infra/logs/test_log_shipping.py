@@ -86,11 +86,10 @@ def test_lines_of_a_killed_node_are_read_afterwards(s3: Callable[[], str], tmp_p
         until(lambda: len(of(run)) == 2 and all(one.size() > 2000 for one in of(run)))
         (one, two) = of(run)
         before = time.time()
-        assert last(one) > before - 5, "a line is there within seconds"
+        until(lambda: last(one) > before and last(two) > before)  # lines are there while they are written
         nodes.kill("node-2")
-        killed = time.time()
         until(lambda: trainer.status().generation > 1)
-        assert killed - 5 < last(two) <= time.time()
+        assert before < last(two) <= time.time()
         numbers = [int(line.split()[0]) for line in two.read(0).splitlines()[:-1]]
         assert numbers == list(range(len(numbers)))
         until(lambda: len(of(run)) == 3)
@@ -110,7 +109,7 @@ def last(log: LogFile) -> float:
     return float(log.read(0).rpartition(b"\n")[0].splitlines()[-1].split()[1])
 
 
-def until(reached: Callable[[], object], seconds: float = 90.0) -> None:
+def until(reached: Callable[[], object], seconds: float = 150.0) -> None:
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end

@@ -74,7 +74,7 @@ def owner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Owner]:
 
 
 def eventually(reached: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 150
     while not reached():
         if time.monotonic() > end:
             return False

@@ -17,7 +17,7 @@ from ebbflow.planners.memory.slab_table import BlockRange
 SLAB = 1 << 20
 
 
-def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(reached: Callable[[], bool], seconds: float = 150.0) -> None:
     """Wait, bounded, until something holds."""
     end = time.monotonic() + seconds
     while not reached():
@@ -50,7 +50,7 @@ class Lender:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(150)
 
     def terminate(self, timeout: float = 60) -> int:
         """Ask it to end, as an interruption notice does; return its exit status."""

@@ -6,7 +6,6 @@ import random
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ def _link(lender: Lender, token: bytes) -> PeerLink:
 def _ask(link: PeerLink, frame: Frame) -> Frame:
     answer = PendingAnswer()
     link.post(frame, answer.set)
-    assert answer.done.wait(30)
+    assert answer.done.wait(150)
     assert answer.frame is not None
     return answer.frame
 
@@ -229,12 +228,12 @@ class _Machine:
         return MemoryCounters(self._total, self._total - self.others - lent)
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(150)
 
     def close(self) -> None:
         self._do(self.daemon.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(60)
+        self._thread.join(150)
         self._loop.close()
 
 
@@ -272,14 +271,12 @@ def test_a_daemon_gives_way_and_takes_the_least_active_slabs_first(
 def test_a_daemon_does_not_wait_for_its_period_while_little_is_free(
     registry: MemoryRegistry, tmp_path: Path
 ) -> None:
-    machine, behind = _Machine(registry, slabs=4, period=20.0), FileBehind(tmp_path / "behind", SLAB, BLOCK)
+    machine, behind = _Machine(registry, slabs=4, period=600.0), FileBehind(tmp_path / "behind", SLAB, BLOCK)
     session = MemorySession(registry, behind, BlockSettings(8, SLAB, BLOCK, hot=1e9), period=60.0)
     try:
         assert [session.blocks.slabs.map(slab) for slab in range(4)] == [True] * 4
-        began = time.monotonic()
         machine.others = 3 * SLAB  # of 4.25 slabs of headroom
-        until(lambda: machine.daemon.status()["mapped"] == 1)
-        assert time.monotonic() - began < 15.0, "a look, not the period's end"
+        until(lambda: machine.daemon.status()["mapped"] == 1)  # at a look, not at the period's end
     finally:
         session.close()
         behind.close()

@@ -99,7 +99,7 @@ def test_what_does_not_fit_in_memory_is_spilled_beside_nothing_of_the_users(
 def test_ctrl_c_is_one_though_duckdb_makes_another_error_of_it(engine: DuckDbEngine, tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     begun = threading.Event()
-    sender = threading.Thread(target=lambda: (begun.wait(60), signal.pthread_kill(main, signal.SIGINT)))
+    sender = threading.Thread(target=lambda: (begun.wait(150), signal.pthread_kill(main, signal.SIGINT)))
     main = threading.main_thread().ident
     assert main is not None
     sender.start()

@@ -118,7 +118,7 @@ def rows(job: StageJob) -> list[tuple[object, ...]]:
     return sorted(tuple(row.values()) for row in output(job).to_pylist())
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 150.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -347,10 +347,10 @@ def test_a_running_stage_is_cancelled_from_another_thread_within_seconds(
     errors: list[BaseException] = []
     thread = threading.Thread(target=_collect, args=(engine, job, errors, lambda _: begun.set()))
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(150)
     asked = time.monotonic()
     engine.cancel(job.id)
-    thread.join(30)
+    thread.join(150)
     assert not thread.is_alive()
     assert [type(error) for error in errors] == [StageCancelledError]
     assert time.monotonic() - asked < 20
@@ -368,7 +368,7 @@ def test_a_stage_cancelled_before_its_first_task_is_cancelled_all_the_same(
     known = engine._running  # type: ignore[attr-defined]
     wait_until(lambda: job.id in known)
     engine.cancel(job.id)
-    thread.join(30)
+    thread.join(150)
     assert not thread.is_alive()
     assert [type(error) for error in errors] == [StageCancelledError]
 
@@ -387,7 +387,7 @@ def test_cancelling_one_stage_leaves_the_others_alone(
         engine.cancel(doomed.id)
     finally:
         engine.cancel(doomed.id)
-        thread.join(30)
+        thread.join(150)
     assert [type(error) for error in errors] == [StageCancelledError]
 
 
@@ -404,7 +404,7 @@ def test_concurrent_stages_see_only_their_own_relations(engine: SqlEngine, tmp_p
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(150)
     assert not errors
     assert [rows(job) for job in jobs] == [[(0,)], [(1,)], [(2,)], [(3,)]]
 
@@ -451,7 +451,7 @@ def test_a_closed_engine_refuses_work_and_may_be_closed_again(
     wait_until(lambda: job.id in engine._running)
     engine.close()
     engine.close()
-    thread.join(30)
+    thread.join(150)
     assert [type(error) for error in errors] == [StageCancelledError]
     with pytest.raises(EngineUnavailableError, match="closed"):
         engine.run(make_job("SELECT 1 AS one", out=tmp_path))

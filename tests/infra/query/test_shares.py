@@ -22,6 +22,7 @@ from ebbflow.planners.errors import OptionError
 pytestmark = pytest.mark.processes
 
 FAST = RegistryIntervals(beat=0.05, expiry=0.5, look=0.0)
+STEADY = RegistryIntervals(beat=0.05, expiry=600.0, look=0.0)  # what a busy machine holds up is not given up
 MASTER = "spark://127.0.0.1:7077"
 
 HOLDER = """
@@ -54,19 +55,19 @@ class Steps:
 def registry(
     folder: Path, clock: SystemClock | Steps | None = None, cluster: str = MASTER
 ) -> FileShareRegistry:
-    return FileShareRegistry(StorageLocation(folder), cluster, clock, FAST)
+    pace = FAST if isinstance(clock, Steps) else STEADY
+    return FileShareRegistry(StorageLocation(folder), cluster, clock, pace)
 
 
 def weights(found: FileShareRegistry) -> list[float]:
     return [claim.weight for claim in found.claims()]
 
 
-def within(seconds: float, reached: Callable[[], bool]) -> float:
-    began = time.monotonic()
+def until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + 150
     while not reached():
-        assert time.monotonic() - began < seconds, "it did not happen in time"
+        assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.01)
-    return time.monotonic() - began
 
 
 @pytest.fixture
@@ -132,10 +133,10 @@ def test_another_process_is_seen_and_its_departure_too(tmp_path: Path, holder: s
 def test_a_killed_process_disappears_at_once_on_its_own_machine(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
-    ours = FileShareRegistry(StorageLocation(tmp_path), MASTER)  # at the real pace
+    ours = registry(tmp_path)  # long before its claim expires
     assert weights(ours) == [3.0]
     holder.kill()  # not waited for: even a zombie holds nothing
-    assert within(3.0, lambda: weights(ours) == []) < 2.0
+    until(lambda: weights(ours) == [])
     assert list(tmp_path.rglob("*.json")) == []
 
 
@@ -145,9 +146,9 @@ def test_a_process_that_hangs_expires_and_counts_again_when_it_goes_on(
     ours = FileShareRegistry(StorageLocation(tmp_path), MASTER, None, RegistryIntervals(expiry=2.0, look=0.0))
     assert weights(ours) == [3.0]
     os.kill(holder.pid, signal.SIGSTOP)
-    within(10.0, lambda: weights(ours) == [])
+    until(lambda: weights(ours) == [])
     os.kill(holder.pid, signal.SIGCONT)
-    within(10.0, lambda: weights(ours) == [3.0])
+    until(lambda: weights(ours) == [3.0])
 
 
 def _elsewhere(tmp_path: Path, beat: int) -> None:
@@ -236,6 +237,6 @@ def test_many_threads_come_and_go(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(150)
     assert wrong == []
     assert weights(ours) == []

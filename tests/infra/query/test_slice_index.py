@@ -92,7 +92,7 @@ def test_slices_that_are_added_at_the_same_moment_are_all_kept(store, monkeypatc
     put = JsonStore.put
 
     def late(cache, key, value):
-        both.wait(20)
+        both.wait(150)
         put(cache, key, value)
 
     monkeypatch.setattr(JsonStore, "put", late)
@@ -105,7 +105,7 @@ def test_slices_that_are_added_at_the_same_moment_are_all_kept(store, monkeypatc
     for thread in adding:
         thread.start()
     for thread in adding:
-        thread.join(20)
+        thread.join(150)
     assert sorted(index(store).find(FP, KEY, SOURCES)) == [(0, 2), (2, 4)]
 
 

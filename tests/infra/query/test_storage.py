@@ -302,7 +302,7 @@ def _commit_at_once(uri: str, fingerprints: list[str], barrier: Any, results: An
     for fingerprint in fingerprints:
         attempt = store.begin(fingerprint)
         write(attempt, table(20))
-        barrier.wait(60)
+        barrier.wait(150)
         done = store.commit(attempt, rows=20, columns=COLUMNS, seconds=1, sources={"t": "v"})
         results.put((fingerprint, done.uri, read_checkpoint(done).num_rows))
 
@@ -323,9 +323,9 @@ def test_processes_that_commit_one_fingerprint_at_once_all_get_the_same_checkpoi
     ]
     for worker in workers:
         worker.start()
-    got = [results.get(timeout=90) for _ in range(3 * len(fingerprints))]
+    got = [results.get(timeout=150) for _ in range(3 * len(fingerprints))]
     for worker in workers:
-        worker.join(30)
+        worker.join(150)
         assert worker.exitcode == 0
 
     store = ParquetCheckpointStore(StorageLocation(tmp_path))
@@ -344,7 +344,7 @@ def test_threads_that_commit_one_fingerprint_at_once_on_s3_all_get_a_valid_one(s
         store = ParquetCheckpointStore(StorageLocation(uri))
         attempt = store.begin(FP)
         write(attempt, table(20))
-        barrier.wait(30)
+        barrier.wait(150)
         return store.commit(attempt, rows=20, columns=COLUMNS, seconds=1, sources={})
 
     with ThreadPoolExecutor(4) as pool:
@@ -395,7 +395,7 @@ def _started(script: str, uri: str) -> subprocess.Popen[str]:
 def test_a_writer_that_is_killed_in_mid_write_leaves_nothing_visible(tmp_path: Path) -> None:
     child = _started(_HALF, str(tmp_path))
     child.send_signal(signal.SIGKILL)
-    child.wait(20)
+    child.wait(150)
 
     store = ParquetCheckpointStore(StorageLocation(tmp_path))
     assert store.find(FP) is None
@@ -409,11 +409,11 @@ def test_a_committer_that_is_killed_at_any_moment_leaves_only_whole_checkpoints(
     for round_number in range(3):
         child = _started(_FOREVER, str(tmp_path / str(round_number)))
         manifests = tmp_path / str(round_number) / "manifests"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 150
         while time.monotonic() < deadline and len(list(manifests.glob("*.json"))) < 5 + 7 * round_number:
             time.sleep(0.001)
         child.kill()
-        child.wait(20)
+        child.wait(150)
         store = ParquetCheckpointStore(StorageLocation(tmp_path / str(round_number)))
         whole = store.checkpoints()
         assert len(whole) == len(list(manifests.glob("*.json")))

@@ -155,7 +155,7 @@ def test_readers_of_a_json_value_never_see_a_part_of_it(tmp_path: Path) -> None:
         cache.put("a", ["xy"[i % 2]] * 5_000)
     stop.set()
     for reader in readers:
-        reader.join(20)
+        reader.join(150)
     assert seen
     assert all(value in (["x"] * 5_000, ["y"] * 5_000) for value in seen)
     assert [p.name for p in tmp_path.iterdir()] == [Path(cache.file("a")).name]

@@ -181,8 +181,8 @@ def test_closed_form_policies_are_fast(shockwave_files: Files, gavel_files: File
     on_shockwave(GandivaFair(), shockwave_files)
     middle = process_time()
     on_gavel(Isolated(), gavel_files)
-    assert middle - began < 6.0
-    assert process_time() - middle < 2.0
+    assert middle - began < 30.0
+    assert process_time() - middle < 10.0
 
 
 def test_seeded_words_are_pythons() -> None:

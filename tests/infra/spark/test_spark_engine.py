@@ -320,9 +320,9 @@ def test_a_jvm_that_dies_under_a_stage_is_an_engine_that_went_away(
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert begun.wait(60)
+    assert begun.wait(150)
     os.kill(engine._process.gateway.proc.pid, signal.SIGKILL)
-    thread.join(60)
+    thread.join(150)
     assert not thread.is_alive()
     assert [type(error) for error in errors] == [EngineUnavailableError]
     engine.close()

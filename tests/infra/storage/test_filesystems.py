@@ -91,7 +91,7 @@ def test_an_s3_server_that_never_answers_is_given_up_in_bounded_time(s3: Any, mo
         start = time.monotonic()
         with pytest.raises(StorageError, match="cannot be reached"), translated("look"):
             fs.get_file_info(path)
-        assert time.monotonic() - start < 30
+        assert time.monotonic() - start < 150
 
 
 def test_the_environment_decides_the_s3_endpoint_anew_each_time(s3: Any, monkeypatch: Any) -> None:

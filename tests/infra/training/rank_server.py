@@ -9,7 +9,6 @@ import os
 import runpy
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -45,6 +44,8 @@ class RankServer:
 
     def start(self, script: Path, world: int, environment: Mapping[str, str]) -> list[Rank]:
         """Start a world of processes as torchrun would on one node."""
+        from tests.free_ports import free_port  # not for who runs this file
+
         port = str(free_port())
         ranks = []
         for rank in range(world):
@@ -109,15 +110,9 @@ def rank_server(folder: Path) -> Iterator[RankServer]:
         yield RankServer(process, folder)
     finally:
         process.kill()  # its children follow when their parent is gone
-        process.wait(20)
+        process.wait(150)
         process.stdin.close()  # type: ignore[union-attr]
         process.stdout.close()  # type: ignore[union-attr]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _serve() -> None:

@@ -44,7 +44,7 @@ def test_a_killed_peer_costs_the_step_in_flight_only(launch: Launch, static: Log
     assert sorted(map(str, exits)) == ["-9", "75", "75"]
     saved = [report for report in launch.said("stopped") if report.content["saved"]]
     assert [report.step for report in saved] == [5], "one survivor saves for all"
-    assert saved[0].content["seconds"] < 5
+    assert 0 < saved[0].content["seconds"] < 150
     assert launch.run(2) == [0, 0]
     same(launch.log(), static)
 

@@ -41,7 +41,7 @@ def test_the_hook_averages_over_nccl_and_measures_norm_and_time() -> None:
     seen = found(gpu_work.hooked)
     assert seen["averages"]
     assert seen["total"] == pytest.approx(seen["square"], rel=1e-4)
-    assert 0 < seen["seconds"] < 1
+    assert 0 < seen["seconds"] < 60
 
 
 def test_a_group_that_is_made_anew_leaves_nothing_on_the_gpu() -> None:

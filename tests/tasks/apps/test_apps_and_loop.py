@@ -26,7 +26,7 @@ from ebbflow.tasks.tuning.app import run_tuning_app
 from ebbflow.tasks.tuning.app_spec import tuning_spec
 from ebbflow.tasks.tuning.request import Parameter, TuningRequest
 
-PACE = AgentIntervals(look=0.02, report=0.1, parting=5.0)
+PACE = AgentIntervals(look=0.02, report=0.1, parting=150.0)
 
 
 class Source:
@@ -88,7 +88,7 @@ class World:
         self.stop.set()
         until(lambda: not self.ledger.state().leases or self.loop.done(), "end of all leases")
         self.over.set()
-        self.loop.result(60.0)
+        self.loop.result(150)
         self.ledger.close()
 
     def check(self) -> None:
@@ -120,7 +120,7 @@ def test_apps_share_what_there_is_as_it_comes_and_goes(world: World) -> None:
     search = world.search("s", Script(steps=60, metric="accuracy"))
     until(lambda: world.holds("s") == 2 and len(world.machines.busy) == 4, "an equal share for the search")
     assert world.holds("x") == 2
-    report = search.result(60.0)
+    report = search.result(150)
     assert [one.state for one in report.trials] == ["complete", "complete"]
     until(lambda: world.holds("x") == 4 and len(world.machines.busy) == 4, "all of it again")
 
@@ -131,7 +131,7 @@ def test_apps_share_what_there_is_as_it_comes_and_goes(world: World) -> None:
     until(lambda: {node for node, _ in world.machines.busy} == {"a", "c"}, "another node")
     assert not first.done()
     world.stop.set()
-    report = first.result(60.0)
+    report = first.result(150)
     assert (report.state, report.lost_steps) == ("stopped", 0)
     assert {g.kind for g in report.generations} == {"stopped"}
     state = world.ledger.state()

@@ -244,7 +244,7 @@ class ToyTrainer:
     def close(self) -> None:
         self._closed = True
         if self._thread is not None:
-            self._thread.join(30.0)
+            self._thread.join(150)
         self._pool.close()
         self._listener.close()
 

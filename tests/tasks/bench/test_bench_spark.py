@@ -52,7 +52,7 @@ def test_one_query_with_one_kill(tpch: str, tmp_path: Path, monkeypatch: pytest.
     span = journal.spans["tpch-q3"]
     killed = journal.records["tpch-q3/kill/0/spark"]
     assert [h.what for h in killed.happenings] == ["kill"]
-    assert span / 2 <= killed.happenings[0].at < span / 2 + 1.0
+    assert span / 2 <= killed.happenings[0].at
     for record in journal.records.values():
         figures = record.metrics
         assert figures["wall"] == pytest.approx(record.wall, abs=1e-3)

@@ -24,7 +24,7 @@ FAST = LoopIntervals(
     capacity_poll_interval=0.02,
     fleet_poll_interval=0.05,
     batch_delay=0.01,
-    leader_lease=1.5,
+    leader_lease=30.0,  # a machine that stands still for some seconds changes nothing
     ledger_timeout=20.0,
     status_interval=0.1,
 )

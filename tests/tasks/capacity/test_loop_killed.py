@@ -57,7 +57,7 @@ def test_a_loop_that_is_killed_anywhere_is_followed_by_one_that_puts_all_right(t
         apps[:] = apps[-1:]
         until(lambda: len(ledger.state().held(apps[0].id)) == 1, "the last one's lease", step)
         stop.set()
-        last.join(60)
+        last.join(150)
         assert len(ledger.events(kinds=[LoopBegan])) == len(POINTS) + 1
         assert double_bookings(ledger) == []
         assert ledger.verify() == []

@@ -28,7 +28,7 @@ def led(path: Path, seconds: float, *, renewed: bool) -> Iterator[Ledger]:
     """Leadership by a clock that is off; yield the ledger of somebody whose clock is right."""
     over = threading.Event()
     with Ledger.open(str(path), clock=Off(seconds)) as theirs, Ledger.open(str(path)) as ours:
-        lead = theirs.lead("a loop", 3.0)
+        lead = theirs.lead("a loop", 60.0 if renewed else 3.0)
 
         def renew() -> None:
             while not over.wait(0.3):
@@ -42,7 +42,7 @@ def led(path: Path, seconds: float, *, renewed: bool) -> Iterator[Ledger]:
         finally:
             over.set()
             if renewed:
-                thread.join(30)
+                thread.join(150)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -3600.0, 3600.0])

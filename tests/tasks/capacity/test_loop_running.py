@@ -1,7 +1,6 @@
 """The loop in its threads: outages, two at once, being asked to stop, back-pressure."""
 
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -31,10 +30,9 @@ from ebbflow.tasks.capacity.status import wait_for_end
 class Running:
     """A loop in a thread, with what became of it."""
 
-    def __init__(self, ledger, source, *, take_over=False, pace=FAST, **options):
-        self.loop = CapacityLoop(
-            ledger, None, source, settings(policy=equal_share(1.0)), pace=pace, **options
-        )
+    def __init__(self, ledger, source, *, take_over=False, pace=FAST, interval_s=20.0, **options):
+        rules = settings(policy=equal_share(1.0), interval_s=interval_s)
+        self.loop = CapacityLoop(ledger, None, source, rules, pace=pace, **options)
         self.stop = threading.Event()
         self.end, self.error = None, None
         self._take_over = take_over
@@ -49,7 +47,7 @@ class Running:
 
     def close(self):
         self.stop.set()
-        self.thread.join(60)
+        self.thread.join(150)
         assert not self.thread.is_alive()
 
 
@@ -78,23 +76,19 @@ def held(ledger, app):
 
 
 def test_an_arrival_is_answered_at_once(ledger, start):
-    start(ledger, FakeSource(*nodes(2)))
+    start(ledger, FakeSource(*nodes(2)), interval_s=3600.0)
     until(lambda: ledger.state().nodes, "the first look")
     app = ScriptedApp(ledger, "a", 2).enter()
-    until(lambda: held(ledger, "a") == 2, "the first lease", app.step)
-    record = ledger.state().apps["a"]
-    assert record.first_lease - record.entered < 10.0  # 0.1 s where nothing else runs
+    until(lambda: held(ledger, "a") == 2, "the first lease, not at the next interval", app.step)
 
 
 def test_a_node_that_dies_is_noticed_at_once(ledger, start):
     source = FakeSource(*nodes(2))
-    start(ledger, source)
+    start(ledger, source, interval_s=3600.0)
     app = ScriptedApp(ledger, "a", 4).enter()
     until(lambda: held(ledger, "a") == 4, "the leases", app.step)
     source.take("n0")
-    began = time.monotonic()
-    until(lambda: held(ledger, "a") == 2, "the end of the lost leases")
-    assert time.monotonic() - began < 10.0
+    until(lambda: held(ledger, "a") == 2, "the end of the lost leases, not at the next interval")
 
 
 def test_a_ledger_that_is_away_is_waited_for(ledger, start, caplog):
@@ -129,7 +123,7 @@ def test_a_ledger_that_stays_away_ends_the_loop(ledger, start):
     running = start(flaky, FakeSource(*nodes(1)), pace=replace(FAST, ledger_timeout=0.5))
     until(lambda: ledger.state().nodes, "the first look")
     flaky.away = True
-    running.thread.join(60)
+    running.thread.join(150)
     assert isinstance(running.error, LedgerUnavailableError)
 
 
@@ -178,7 +172,7 @@ def test_a_loop_that_was_taken_over_stops_at_once(ledger, start):
     first = start(ledger, FakeSource(*nodes(1)), holder="first")
     until(lambda: ledger.state().nodes, "the first look")
     start(ledger, FakeSource(*nodes(2)), holder="second", take_over=True)
-    first.thread.join(60)
+    first.thread.join(150)
     assert isinstance(first.error, StaleLoopError)
     until(lambda: len(ledger.state().nodes) == 2, "the second loop's look")
     token = ledger.state().token
@@ -196,7 +190,7 @@ def test_a_loop_ends_when_the_ledger_asks_it_to(ledger, start):
     assert running.thread.is_alive()
     ledger.report(STOP, stop_request(leader.token, ledger.clock.now()))
     assert wait_for_end(ledger, leader.token, 60)
-    running.thread.join(60)
+    running.thread.join(150)
     assert running.end.asked
     assert LoopStatusRecord.of(ledger.reports()[LOOP]).phase == "stopped"
 
@@ -206,7 +200,7 @@ def test_changes_during_a_slow_decision_are_merged_and_none_is_lost(ledger, star
 
     def slow(*given):
         begun.set()
-        release.wait(60)
+        release.wait(150)
         return real(*given)
 
     source = FakeSource(node("n0"))
@@ -231,7 +225,7 @@ def test_a_slow_listener_delays_nobody(ledger, start):
 
     class Slow:
         def on_event(self, event):
-            release.wait(60)
+            release.wait(150)
 
     running = start(ledger, FakeSource(*nodes(1)), listener=Slow())
     for name in ("a", "b"):
@@ -249,7 +243,7 @@ def test_a_loop_gives_its_lead_back_although_its_last_words_are_refused(ledger, 
         raise LedgerError("the table of reports is damaged, for a test")
 
     monkeypatch.setattr(ledger, "report", refuse)
-    running.thread.join(60)
+    running.thread.join(150)
     assert "damaged" in str(running.error)
     assert ledger.leader().until == 0
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +34,7 @@ from ebbflow.tasks.report.query_metrics import QueryMetrics
 from ebbflow.tasks.training.report import EventReport, PointReport
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.tracking.prometheus import RunMetrics, serving_run
+from tests.free_ports import free_port
 from tests.planners.query.replanning_cases import stage
 
 GPUS = 'sum(ebbflow_gpus_leased{cluster="local"}) / sum(ebbflow_gpus{cluster="local"})'
@@ -138,12 +138,6 @@ def test_addresses() -> None:
 # --- a real Prometheus --------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Return a function that runs a Prometheus which scrapes addresses, and returns its own address."""
@@ -221,7 +215,7 @@ def test_a_real_prometheus_answers_every_expression_of_the_dashboards_of_runs(
         assert second is not None
         assert third is not None
         address = prometheus(*(f"127.0.0.1:{one.port}" for one in (server, second, third)))
-        end = time.monotonic() + 120
+        end = time.monotonic() + 150
         while silent := [one for one in asked if not answer(address, one)]:
             assert time.monotonic() < end, silent
             time.sleep(0.2)
@@ -239,7 +233,7 @@ def test_a_real_prometheus_answers_every_expression_of_the_dashboard(
     with serving_metrics("127.0.0.1:0", lambda: Ledger.open(str(ledger.address.path))) as server:
         assert server is not None
         address = prometheus(f"127.0.0.1:{server.port}")
-        end = time.monotonic() + 120
+        end = time.monotonic() + 150
         while silent := [one for one in asked if not answer(address, one)]:
             assert time.monotonic() < end, silent
             time.sleep(0.2)

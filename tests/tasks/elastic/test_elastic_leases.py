@@ -77,7 +77,7 @@ def test_a_worker_that_only_starts_leaves_nobody_stranded(tmp_path: Path) -> Non
         workers.liveness.expect("n3")
         assert changes("n2", "n3") == (0, ("n2",))
         assert not workers.stranded
-        workers._workers["n1"].launch.result(30)  # type: ignore[union-attr]
+        workers._workers["n1"].launch.result(150)  # type: ignore[union-attr]
         workers.end("n1")
         assert workers.log("n1") == "a said so"
     finally:
@@ -117,7 +117,7 @@ def test_a_worker_whose_process_is_silent_has_ended_long_before_it_is_late(tmp_p
         for name in names:
             workers.start(name)
         for name in names:
-            workers._workers[name].launch.result(30)  # type: ignore[union-attr]
+            workers._workers[name].launch.result(150)  # type: ignore[union-attr]
         workers.liveness.record("n2")
         assert pass_time(29) == ["", "", "", ""]
         found = pass_time(2)

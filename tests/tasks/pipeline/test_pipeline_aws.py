@@ -519,7 +519,7 @@ def test_what_an_app_that_falls_silent_left_on_a_node_is_really_ended(
             stops = [one for one in ssm.sent if one["Parameters"]["action"] == ["stop"]]
             assert {one["Parameters"]["name"][0] for one in stops} == {pool.uid}
         stop.set()
-        thread.join(60)
+        thread.join(150)
     hosts.close()
     assert not thread.is_alive()
 

@@ -19,6 +19,7 @@ from ebbflow.tasks.capacity.node_sources import opened_nodes
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome
 from ebbflow.tasks.pipeline.run import PipelineRequest, run_steps
+from tests.tasks.apps.app_loops import until
 from tests.tasks.apps.toy_trainings import Script
 
 PACE = LoopIntervals(
@@ -94,16 +95,16 @@ def joined(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineOutcome:
                 str(file), run_id="one", runs_dir=str(folder / "runs"), flow_run="a-run"
             )
             outcome = run_steps(request)
+            until(lambda: not ledger.state().leases, "end of the leases")
         finally:
             stop.set()
-            thread.join(60)
+            thread.join(150)
         assert outcome.state == "finished", outcome
         assert outcome.step("fit").results["directory"] == f"{shared}/pipelines/one/runs/one.fit"
         grants = [e.change for e in ledger.events(kinds=[Granted])]
         assert {lease.node for one in grants if isinstance(one, Granted) for lease in one.leases} == {"gpu-1"}
         assert {app.spec.flow_run for app in ledger.state().apps.values()} == {"a-run"}
         assert rules_of(ledger).grace == 7.0, "leases are over for the apps when they are for that loop"
-        assert not ledger.state().leases
     return outcome
 
 

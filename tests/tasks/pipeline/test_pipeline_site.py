@@ -36,7 +36,7 @@ class Asked:
         self.loop = {"fleet": fleet, "settings": settings, **options}
 
         def run(stop: threading.Event) -> Any:
-            stop.wait(60.0)
+            stop.wait(150)
             return SimpleNamespace(reason="stopped")
 
         return SimpleNamespace(run=run)
@@ -87,5 +87,5 @@ def test_a_fault_whose_nodes_are_out_of_reach_is_tried_again(tmp_path: Path) -> 
         [Fault(0.0, "kill", "gpu")], fleet, ledger, lambda _: "", lambda _: None, SystemClock()
     )
     faults.begin()
-    assert done.wait(60.0), "it was given up"
+    assert done.wait(150), "it was given up"
     faults.end()

@@ -56,7 +56,7 @@ def test_a_query_whose_process_stands_still_for_a_while_is_right(ask: Ask) -> No
         report = finished(child)
     finally:
         child.kill()
-        child.communicate(timeout=60)
+        child.communicate(timeout=150)
     assert report["verified"]
     assert other["verified"]
     assert not report["problems"] + other["problems"]
@@ -75,7 +75,7 @@ def test_a_clock_that_jumps_by_an_hour_while_a_query_runs_changes_no_answer_and_
         assert finished(child)["verified"]
     finally:
         child.kill()
-        child.communicate(timeout=60)
+        child.communicate(timeout=150)
     again = finished(process(request))  # by the machine's own clock
     assert again["verified"]
     assert {status for _, status in again["stages"]} == {"reused"}
@@ -139,7 +139,7 @@ def test_a_query_that_loses_its_store_ends_with_the_reason_and_goes_on_from_what
         network.set("open")
     finally:
         child.kill()
-        child.communicate(timeout=60)
+        child.communicate(timeout=150)
     if child.returncode == 0:
         pytest.fail("it ended before the network was lost")
     last = said.strip().splitlines()[-1]

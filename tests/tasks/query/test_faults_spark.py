@@ -1,6 +1,5 @@
 """Faults of a real Spark cluster in mid-query: the result is right and the report tells the story."""
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
+from tests.free_ports import free_port
 from tests.tasks.driving import FOUR_TABLES, WAIT, Recorder
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
@@ -111,7 +111,7 @@ def run(
     request = QueryRequest(sql, **(chosen | options))
     report = execute(request, PlainOrchestrator(trigger), opened=opened).report
     assert trigger.thread is not None, "the fault never happened"
-    trigger.thread.join(60)
+    trigger.thread.join(150)
     assert report.verified is True, report.verification
     assert report.stages[-1].status in ("completed", "cancelled")
     return report, trigger
@@ -143,9 +143,7 @@ def test_a_broadcast_that_does_not_fit_is_replaced_by_a_shuffle(tpch_medium: str
 
 
 def test_a_master_that_cannot_be_reached_is_told_within_seconds(tpch: str, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     request = QueryRequest(
         FOUR_TABLES, tables=tpch, master=f"spark://127.0.0.1:{port}", store=str(tmp_path / "store")
     )

@@ -149,7 +149,7 @@ def test_stopping_does_not_wait_for_the_next_look() -> None:
     thread = threading.Thread(target=feedback.run, args=(stop,), daemon=True)
     thread.start()
     stop.set()
-    thread.join(30)
+    thread.join(150)
     assert not thread.is_alive()
 
 

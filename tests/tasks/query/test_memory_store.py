@@ -100,7 +100,7 @@ def test_a_run_resumes_after_its_driver_was_killed(
     child = process(request)
     until_a_stage_is_done(replace(request, store=f"{tmp_path}/store"), child)
     child.kill()
-    child.communicate(timeout=60)
+    child.communicate(timeout=150)
     follower = _Follower()
     report = execute(request, PlainOrchestrator(follower)).report
     assert report.verified is True, report.verification

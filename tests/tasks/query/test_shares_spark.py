@@ -227,7 +227,7 @@ def test_three_queries_hold_their_shares_and_take_over_what_the_first_leaves(
         sampler.ended.set()
         for flow in flows:
             flow.process.kill()
-            flow.process.wait(30)
+            flow.process.wait(150)
     reports = {f.application: f.when("report")["report"] for f in flows}
     assert all(r["verified"] for r in reports.values()), [r["verification"] for r in reports.values()]
 

@@ -23,6 +23,7 @@ from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator
 from ebbflow.tasks.report.delivery import execute
 from ebbflow.tasks.report.query_metrics import QueryMetrics
+from tests.free_ports import free_port
 from tests.training_fakes import ScriptedClock
 
 DASHBOARDS = Path(__file__).parents[3] / "docs" / "dashboards"
@@ -61,14 +62,6 @@ class Scraping(NullQueryListener):
     def stage_ended(self, stage: object, report: StageReport) -> None:
         self.found = scraped(f"http://127.0.0.1:{self.port}")
         self.health = httpx.get(f"http://127.0.0.1:{self.port}/healthz", timeout=30).text
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def test_a_query_tells_its_stages_capacity_and_decisions_while_it_runs(tables: Path, tmp_path: Path) -> None:

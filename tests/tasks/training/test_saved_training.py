@@ -36,7 +36,7 @@ with ElasticRun.start() as run:
             if began == 0 and run.progress.step == 19 and Path(sys.argv[2]).exists():  # no save of the last step fits
                 Path(sys.argv[2]).unlink()
                 saves = Path(sys.argv[1]).parent / "runs" / "one" / "checkpoints"
-                end = time.monotonic() + 60
+                end = time.monotonic() + 150
                 while not list(saves.glob("step-*/manifest.json")):  # one is there to go back to
                     if time.monotonic() > end:
                         sys.exit(f"no checkpoint in {saves} within a minute")

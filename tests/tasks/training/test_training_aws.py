@@ -49,7 +49,7 @@ def site(request, control):
     return AwsSite(request, cluster)
 
 
-def until(true, seconds=60.0):
+def until(true, seconds=150.0):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not come true"

@@ -21,7 +21,7 @@ from ebbflow.tasks.tuning.request import Parameter, TuningRequest
 from tests.tasks.apps.app_loops import ScriptedLoop, begin, until
 from tests.tasks.apps.toy_trainings import Machines, Script
 
-PACE = AgentIntervals(look=0.02, report=0.1, entry=10.0, parting=3.0)
+PACE = AgentIntervals(look=0.02, report=0.1, entry=150.0, parting=150.0)
 RULES = Rules(grace=30.0, leave=2.0, fence=60.0)
 SPACE = (Parameter("lr", "log", 0.001, 1.0),)
 
@@ -68,7 +68,7 @@ class Search:
 
     def close(self) -> None:
         self.stop.set()
-        self.run.exception(60.0)
+        self.run.exception(150)
         self.ledger.close()
         self.loop.close()
         assert not self.machines.busy
@@ -115,7 +115,7 @@ def test_trials_share_leases_and_each_says_what_it_has_left(searches: Any) -> No
     until(lambda: search.loop.ended(first), "end of the lease")
     until(lambda: search.machines.busy == {("b", 1)}, "one trial")
     until(lambda: [o["gpus_held"] for o in search.trials().values()].count(0) == 1, "the other waits")
-    assert any("paus" in text for text in search.said)
+    until(lambda: any("paus" in text for text in search.said), "word of it")
     paused = next(run for run, one in search.trials().items() if not one["gpus_held"])
     done = search.trials()[paused]["epochs"]
     search.loop.grant("s", ("b", 0))
@@ -134,7 +134,7 @@ def test_a_search_without_leases_waits_and_then_ends(searches: Any) -> None:
     until(lambda: search.loop.ended(lease), "end of the lease")
     assert not search.machines.busy
     search.loop.grant("s", ("b", 0), ("b", 1))
-    report = search.run.result(60.0)
+    report = search.run.result(150)
     assert (report.state, [one.state for one in report.trials]) == ("finished", ["complete"] * 3)
     assert all(one.epochs == 6 for one in report.trials)
     assert report.gpu_seconds > 0
@@ -150,7 +150,7 @@ def test_a_trial_whose_node_is_killed_goes_on_elsewhere(searches: Any) -> None:
     until(lambda: not search.machines.busy, "its loss")
     search.loop.lose("a")
     search.loop.grant("s", ("b", 0))
-    report = search.run.result(60.0)
+    report = search.run.result(150)
     assert [one.state for one in report.trials] == ["complete"]
 
 
@@ -160,14 +160,14 @@ def test_a_stopped_search_goes_on_with_its_trials(searches: Any) -> None:
     until(lambda: len(search.machines.busy) == 2, "two trials")
     until(lambda: all(o["epochs"] for o in search.trials().values()), "epochs")
     search.stop.set()
-    assert search.run.result(60.0).state == "stopped"
+    assert search.run.result(150).state == "stopped"
     assert search.loop.phase("s") == "stopped"
     until(lambda: not search.ledger.state().leases, "end of all leases")
     search.stop.clear()
     search.run = search.begin()
     until(lambda: search.loop.phase("s") == "waiting", "entry")
     search.loop.grant("s", ("b", 0), ("b", 1))
-    report = search.run.result(60.0)
+    report = search.run.result(150)
     assert [one.state for one in report.trials] == ["complete"] * 2
     assert len({trainer._job.id for trainer in search.script.made}) == 2, "no trial beyond the two"
 
@@ -199,7 +199,7 @@ def test_a_search_whose_study_could_not_be_kept_is_refused(tmp_path: Path) -> No
 def test_a_search_keeps_its_study_in_the_ledger_s_database(searches: Any, tmp_path: Path) -> None:
     search = searches(Script(steps=60, metric="accuracy"), study="ledger")
     search.loop.grant("s", ("a", 0), ("b", 1))
-    report = search.run.result(60.0)
+    report = search.run.result(150)
     assert (report.state, [one.state for one in report.trials]) == ("finished", ["complete"] * 2)
     study = optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path / 'ledger.db'}")
     assert [one.state.name for one in study.trials] == ["COMPLETE"] * 2

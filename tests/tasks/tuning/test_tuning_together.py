@@ -86,7 +86,7 @@ def processes(folder: Path, postgres: Server) -> Iterator[Processes]:
     yield found
     for one in found.all.values():
         one.kill()
-        one.communicate(timeout=60)
+        one.communicate(timeout=150)
 
 
 def test_a_search_of_three_processes_two_of_which_are_killed_ends_with_each_trial_once(

@@ -60,7 +60,7 @@ class Hold:
 
     def end(self) -> None:
         for process in self._all:
-            process.communicate(timeout=60)
+            process.communicate(timeout=150)
 
 
 def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:

@@ -52,7 +52,7 @@ def grown(control: SpotFleet, nodes: int) -> list[str]:
 
 
 def until(control: SpotFleet, true: Callable[[PoolState], bool]) -> list[str]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while True:
         found = pool(control.observe())
         if true(found):

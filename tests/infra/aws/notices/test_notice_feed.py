@@ -101,7 +101,7 @@ def left(lab, url=None):
     return sum(int(found["Attributes"][name]) for name in names)
 
 
-def until(true, seconds=60.0):
+def until(true, seconds=150.0):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not come true"
@@ -170,7 +170,7 @@ def test_what_a_node_finds_in_its_metadata_service_reaches_the_feed(lab, feed, t
         cluster="lab",
         endpoint_url=lab.account.emulator.url,
     )
-    deadline = time.time() + 77
+    deadline = time.time() + 200
     attempts = (node.report(NodeDeparture(deadline, "spot interruption")) for _ in range(20))
     assert any(attempts)  # the agent, too, tries again where the bus took too long
     while not feed.notices() and time.time() < deadline:
@@ -276,7 +276,7 @@ def test_dead_letters_are_counted_shown_and_tried_again(lab, feed):
     assert [letter.problem == "" for letter in shown] == [True] + [False] * 12
     assert (shown[0].undelivered, shown[1].undelivered) == ("KMS_ACCESS_DENIED", "")
     assert "must be JSON" in shown[1].problem
-    assert abs(shown[0].sent - time.time()) < 60
+    assert abs(shown[0].sent - time.time()) < 150
     assert len(letters.show(limit=3)) == 3
     assert letters.redrive(feed.take) == (1, 12)
     assert [n.node_id for n in feed.notices()] == ["i-1"]

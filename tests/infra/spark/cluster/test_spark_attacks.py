@@ -24,6 +24,7 @@ from ebbflow.infra.spark.cluster.state import StateFile
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.java import find_java, spark_home
 from ebbflow.infra.spark.master_api import get_master, new_client
+from tests.free_ports import free_port
 from tests.infra.spark_peer import ENDPOINTS, obeyed, rpc, sasl, say, say_all
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -175,7 +176,7 @@ def test_a_local_application_takes_no_message_without_its_secret(cluster: LocalS
         answers = say_all([(h, p, rpc(h, p, e)) for h, p in ports(process) for e in ENDPOINTS])
         assert not any(map(obeyed, answers))
         assert sum(b"AuthRpcHandler" in answer for answer in answers) == 2 * len(ENDPOINTS)
-        owner.communicate(timeout=60)
+        owner.communicate(timeout=150)
 
 
 # --- a whole application ----------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ def attack(
     finally:
         for process in (*strangers.values(), allowed):
             process.kill()
-            process.wait(30)
+            process.wait(150)
 
 
 def applications(cluster: LocalSparkCluster) -> set[str]:
@@ -400,9 +401,7 @@ def test_a_master_elsewhere_gets_the_users_secret_and_the_drivers_pages_stay_on_
     conf = tmp_path / "conf"
     conf.mkdir()
     (conf / "spark-defaults.conf").write_text(properties_text(settings))
-    with socket.socket() as free:
-        free.bind((host, 0))
-        port = free.getsockname()[1]
+    port = free_port(host)
     mark, url = f"elsewhere-{os.getpid()}/daemon", f"spark://{host}:{port}"
     file = conf / "spark-defaults.conf"
     arguments = {
@@ -449,7 +448,7 @@ def test_a_master_elsewhere_gets_the_users_secret_and_the_drivers_pages_stay_on_
                 if h == host:
                     assert all(b"AuthRpcHandler" in answer for answer in answers)
             assert sum(h == host for h, _ in driver) == 2  # RPC, blocks
-            owner.communicate(timeout=60)
+            owner.communicate(timeout=150)
     finally:
         processes.destroy(f"elsewhere-{os.getpid()}/", [], SystemClock())
 

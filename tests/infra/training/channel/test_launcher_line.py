@@ -56,6 +56,11 @@ class Network:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
+    @property
+    def carries(self) -> bool:
+        """Tell whether there is a connection to break."""
+        return bool(self._ends)
+
     def cut(self) -> None:
         """Break all connections; new ones can be made."""
         ends, self._ends = self._ends, []
@@ -117,6 +122,7 @@ def test_orders_and_ends_come_once_each_and_in_order_over_a_network_that_breaks(
         ends.wire.send(order)
         ends.line.report(number, AgentEnd("ended", error=str(number)))
         if number % 8 == 3:
+            ends.live(lambda: ends.network.carries)
             ends.network.cut()
         ends.line.wait(0.01)
         while (found := ends.line.next_order()) is not None:
@@ -193,7 +199,7 @@ def test_a_node_whose_key_the_launcher_has_yet_to_learn_tries_again() -> None:
     wire.admit(pair.public)
     client.await_connection()
     client.close()
-    other = MessageClient(exchange.address, exchange.public, KeyPair.make(), timeout=0.7)
+    other = MessageClient(exchange.address, exchange.public, KeyPair.make(), timeout=3.0)
     with pytest.raises(LauncherLostError, match="refuses this node's key"):
         other.await_connection()
     other.close()

@@ -191,7 +191,7 @@ def test_a_node_that_does_not_come_up_spoils_no_resize(run: Run, monkeypatch: py
 def test_a_notice_costs_no_step(run: Run) -> None:
     run.on({"node-3": 2, "node-4": 1})
     status = run.status
-    deadline = run.nodes.notice("node-4", 30.0)
+    deadline = run.nodes.notice("node-4", 150.0)
     run.training_on({"node-3": 2})
     end = run.end_of(status.generation)
     assert (end["how"], end["reason"]) == ("stopped", "notice")

@@ -111,7 +111,7 @@ def test_what_cannot_be_done_about_what_was_heard_does_not_make_the_launcher_los
 
     link = Link(None, 0, 1.0, listen_every=0.001, heard=fail)
     link.open()
-    assert tried.acquire(timeout=60)
-    assert tried.acquire(timeout=60), "it goes on"
+    assert tried.acquire(timeout=150)
+    assert tried.acquire(timeout=150), "it goes on"
     link.close()
     assert (link.lost, link.stop) == (False, None)

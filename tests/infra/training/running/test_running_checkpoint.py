@@ -344,7 +344,7 @@ def test_a_save_that_comes_due_while_one_is_written_is_left_out(
     made = running(tmp_path, walk.now, period=1, fraction=1.0)
     gate = threading.Event()
     real = BlockStore.commit
-    monkeypatch.setattr(BlockStore, "commit", lambda self, records: (gate.wait(20), real(self, records))[1])
+    monkeypatch.setattr(BlockStore, "commit", lambda self, records: (gate.wait(150), real(self, records))[1])
     assert made.step(walk.move())
     assert made.step(walk.move()) == []
     assert made.skipped == 1

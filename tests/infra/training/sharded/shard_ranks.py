@@ -359,7 +359,7 @@ class Gated(CheckpointFolder):
     gate = threading.Event()
 
     def committed(self, *given: Any) -> SavedCheckpoint:
-        assert self.gate.wait(60)
+        assert self.gate.wait(150)
         return super().committed(*given)
 
 

@@ -138,10 +138,10 @@ def test_a_process_that_dies_is_told_of_and_replaced_once(
         TrackTarget.parse("mlflow:http://127.0.0.1:1"), TrackedRun("r", "r", "k"), record, notes.append
     )
     try:
-        assert one.await_id(120.0) == ""
+        assert one.await_id(600.0) == ""
         one.end("finished")
-        assert "ended with status 1" in one.await_end(120.0)
-        assert time.monotonic() - begun < 100.0, "nobody is waited for who is gone"
+        assert "ended with status 1" in one.await_end(600.0)
+        assert time.monotonic() - begun < 250.0, "nobody is waited for who is gone"
     finally:
         one.kill()
     assert ["another begins" in note for note in notes] == [True, False]

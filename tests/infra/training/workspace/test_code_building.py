@@ -119,4 +119,4 @@ def test_a_command_that_does_not_end_is_killed_with_what_it_has_started(tmp_path
             os.environ,
             timeout=0.5,
         )
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < LONG

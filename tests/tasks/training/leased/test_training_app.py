@@ -35,7 +35,7 @@ from ebbflow.tasks.training.request import TrainingRequest
 from tests.tasks.apps.app_loops import Outage, ScriptedLoop, begin, until
 from tests.tasks.apps.toy_trainings import Machines, Script
 
-PACE = AgentIntervals(look=0.02, report=0.1, entry=10.0, parting=3.0)
+PACE = AgentIntervals(look=0.02, report=0.1, entry=150.0, parting=150.0)
 RULES = Rules(grace=30.0, leave=2.0, fence=60.0)
 
 
@@ -86,7 +86,7 @@ class World:
         for stop in self.stops:
             stop.set()
         for run in self.runs:
-            run.exception(60.0)
+            run.exception(150)
         self.ledger.close()
         self.loop.close()
 
@@ -134,7 +134,7 @@ def test_an_app_waits_trains_and_finishes(world: World) -> None:
     until(lambda: "waits for 1 GPU since" in world.loop.report("t").message, "word of why it waits")
     assert world.loop.phase("t") == "waiting"
     leases = world.loop.grant("t", ("a", 1), ("b", 0))
-    report = run.result(60.0)
+    report = run.result(150)
     assert (report.state, report.steps) == ("finished", 30)
     assert [g.gpus for g in report.generations] == [2]
     assert {g.node for g in report.generations[0].placement} == {"a", "b"}, "the ledger's names"
@@ -155,7 +155,7 @@ def test_it_saves_within_what_whoever_stops_it_has(world: World, save: float) ->
     world.loop.grant("t", ("a", 0))
     training_on(world, ("a", 0))
     world.stops[0].set()
-    assert run.result(60.0).state == "stopped"
+    assert run.result(150).state == "stopped"
     assert [len(so_far.generations) for so_far in world.delivered] == [1], "whoever looks meanwhile finds it"
     (by,) = world.scripts[0].made[0].stops
     if save < 5.0:  # the request's grace
@@ -180,7 +180,7 @@ def test_it_grows_shrinks_and_moves_with_its_leases(world: World) -> None:
     world.loop.recall(last)
     training_on(world, ("b", 0))
     world.stops[0].set()
-    report = run.result(60.0)
+    report = run.result(150)
     assert report.state == "stopped"
     assert [g.gpus for g in report.generations] == [1, 2, 1, 2, 1]
     assert all(
@@ -200,7 +200,7 @@ def test_another_gpu_of_the_same_node_is_another_gpu(world: World) -> None:
     world.loop.recall(first)
     training_on(world, ("a", 1))
     world.stops[0].set()
-    assert run.result(60.0).state == "stopped"
+    assert run.result(150).state == "stopped"
     world.check()
 
 
@@ -229,7 +229,7 @@ def test_without_leases_it_waits_saved_and_goes_on(world: World) -> None:
     training_on(world, ("a", 1), ("b", 1))
     until(lambda: world.loop.phase("t") == "running", "running again")
     world.stops[0].set()
-    report = run.result(60.0)
+    report = run.result(150)
     assert report.state == "stopped"
     assert [g.gpus for g in report.generations] == [2, 2]
     assert report.generations[1].first_step == saved
@@ -244,11 +244,11 @@ def test_without_leases_it_waits_saved_and_goes_on(world: World) -> None:
 def test_a_training_that_does_not_leave_is_ended_before_the_deadline(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ebbflow.tasks.training.leased.enforcer.SPARE", 5.0)  # enough on a busy machine
+    monkeypatch.setattr("ebbflow.tasks.training.leased.enforcer.SPARE", 60.0)  # enough on a busy machine
     world.begin("t", Script(stubborn=True))
     first, second = world.loop.grant("t", ("a", 0), ("b", 0))
     training_on(world, ("a", 0), ("b", 0))
-    world.loop.recall(first, seconds=6.0)
+    world.loop.recall(first, seconds=61.0)
     deadline = world.ledger.state().leases[first].recalled
     until(lambda: world.loop.ended(first), "end of the lease")
     assert deadline is not None
@@ -294,7 +294,7 @@ def test_a_killed_node_is_told_and_trained_without(world: World) -> None:
     assert "a was lost: killed" in lost[0].reason
     world.loop.lose("a")
     world.stops[0].set()
-    report = run.result(60.0)
+    report = run.result(150)
     assert report.generations[0].kind == "lost"
     assert report.state == "stopped"
     world.check()
@@ -308,7 +308,7 @@ def test_the_last_node_killed_is_a_wait_for_another(world: World) -> None:
     until(lambda: world.loop.phase("t") == "waiting", "the wait")
     world.loop.lose("a")
     world.loop.grant("t", ("b", 0))
-    report = run.result(60.0)
+    report = run.result(150)
     assert (report.state, report.steps) == ("finished", 200)
     world.check()
 
@@ -316,7 +316,7 @@ def test_the_last_node_killed_is_a_wait_for_another(world: World) -> None:
 def test_a_trial_comes_first(world: World) -> None:
     run = world.begin("t", Script(steps=30), preflight="always", preflight_steps=5)
     world.loop.grant("t", ("a", 0), ("a", 1), ("b", 0))
-    report = run.result(60.0)
+    report = run.result(150)
     assert report.state == "finished"
     assert [(g.preflight, g.kind, g.gpus) for g in report.generations] == [
         (True, "preflight", 2),
@@ -333,7 +333,7 @@ def test_a_trial_whose_lease_is_called_back_is_cut_short(world: World) -> None:
     training_on(world, ("a", 0), ("a", 1))
     until(lambda: world.loop.ended(third), "end of the lease")
     world.stops[0].set()
-    report = run.result(60.0)
+    report = run.result(150)
     assert [(g.preflight, g.gpus) for g in report.generations] == [(True, 2), (False, 2)]
     world.check()
 
@@ -385,7 +385,7 @@ def test_a_ledger_that_is_away_stops_nothing(world: World) -> None:
     step = world.scripts[0].made[0].status().step
     until(lambda: world.scripts[0].made[0]._step > step + 50, "steps meanwhile")
     outage.away = False
-    assert run.result(60.0).state == "finished"
+    assert run.result(150).state == "finished"
     assert [g.kind for g in run.result().generations] == ["finished"]
     world.check()
 
@@ -393,9 +393,9 @@ def test_a_ledger_that_is_away_stops_nothing(world: World) -> None:
 def test_a_finished_training_is_not_trained_again(world: World) -> None:
     world.begin("t", Script(steps=5))
     world.loop.grant("t", ("a", 0))
-    first = world.runs[0].result(60.0)
+    first = world.runs[0].result(150)
     again = world.begin("t", Script())
-    assert again.result(60.0).steps == first.steps
+    assert again.result(150).steps == first.steps
     assert not world.scripts[1].made
     assert world.loop.phase("t") == "finished"
 
@@ -405,13 +405,13 @@ def test_an_app_runs_in_one_process_only(world: World) -> None:
     world.loop.grant("t", ("a", 0))
     training_on(world, ("a", 0))
     with pytest.raises(RunLockedError):
-        world.begin("t", Script()).result(60.0)
+        world.begin("t", Script()).result(150)
     assert world.loop.phase("t") == "running"
 
 
 def test_leases_do_not_take_scripted_faults(world: World) -> None:
     with pytest.raises(OptionError, match="scripted faults"):
-        world.begin("t", Script(), fault=("1s:kill:a",)).result(60.0)
+        world.begin("t", Script(), fault=("1s:kill:a",)).result(150)
     with pytest.raises(OptionError, match="needs an id"):
         training_spec(world.request(""))
     spec = training_spec(world.request("t", nodes="local:2x2", min_gpus=2), team="x", deadline=5.0)

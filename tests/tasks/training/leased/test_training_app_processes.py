@@ -83,7 +83,7 @@ def test_a_lease_moves_to_another_node_and_the_first_is_free_when_its_processes_
         steps_beyond(loop, loop.report("t").step)
         assert on_node("b") == alive
         stop.set()
-        report: TrainingReport = run.result(60.0)
+        report: TrainingReport = run.result(150)
     assert report.state == "stopped"
     placed = [[share.node for share in generation.placement] for generation in report.generations]
     assert (placed[0], placed[-1]) == (["a"], ["b"])
@@ -120,7 +120,7 @@ def test_a_killed_app_goes_on_under_its_id_once_nothing_of_it_is_left(
                 steps_beyond(loop, step)
             finally:
                 stop.set()
-            report: TrainingReport = run.result(60.0)
+            report: TrainingReport = run.result(150)
     finally:
         child.kill()
         child.wait()
