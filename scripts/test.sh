@@ -1,28 +1,47 @@
 #!/usr/bin/env bash
 # test.sh PYTEST...: the whole suite, in parts side by side. Tests that start processes of their own mostly wait: those
 # with a JVM go one after the other in a part, those without in two, shared out by folder. The rest is shared among
-# parts of low priority, with one thread each. What the first part says is shown as it comes, the others' at the end.
+# parts of low priority, with one thread each. What the first part says is shown as it comes, the others' at the end,
+# and then what each part took: two cores are busy to the end when all parts end at about the same time.
 set -uo pipefail
 unset PYTHONDONTWRITEBYTECODE # some hundred processes would each compile the package anew
 shares=2 # each imports everything first
 folder=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null; cat "$folder"/*; rm -rf "$folder"; exit 130' INT TERM
 parts=()
+
+stop() {
+  for one in "${parts[@]}"; do
+    kill $(cat "/proc/$one/task/$one/children") "$one"
+  done 2>/dev/null
+  cat "$folder"/*.out
+  rm -rf "$folder"
+  exit 130
+}
+trap stop INT TERM
+
+# part NAME COMMAND...: run a part and note what it took; orphans of tests are not in its CPU seconds
+part() {
+  local TIMEFORMAT="$1: %R s, of the CPU %U + %S s" name=$1
+  shift
+  { time "$@" 2>&3; } 3>&2 2>"$folder/$name.time"
+}
+
 for share in $(seq $shares); do
-  OMP_NUM_THREADS=1 nice -n 10 "$@" --share "$share/$shares" -m "not slow and not alone" >"$folder/rest-$share" 2>&1 &
+  OMP_NUM_THREADS=1 part "rest-$share" nice -n 10 "$@" --share "$share/$shares" -m "not slow and not alone" \
+    >"$folder/rest-$share.out" 2>&1 &
   parts+=($!)
 done
-"$@" -m "alone and spark and not slow" >"$folder/spark" 2>&1 &
+part spark "$@" -m "alone and spark and not slow" >"$folder/spark.out" 2>&1 &
 parts+=($!)
-"$@" --share 1/2 -m "alone and not spark and not slow" >"$folder/processes" 2>&1 &
+part processes-1 "$@" --share 1/2 -m "alone and not spark and not slow" >"$folder/processes-1.out" 2>&1 &
 parts+=($!)
-"$@" --share 2/2 -m "alone and not spark and not slow"
+part processes-2 "$@" --share 2/2 -m "alone and not spark and not slow"
 results=("$?")
-for part in "${parts[@]}"; do
-  wait "$part"
+for one in "${parts[@]}"; do
+  wait "$one"
   results+=("$?")
 done
-cat "$folder"/*
+cat "$folder"/*.out "$folder"/*.time
 rm -rf "$folder"
 
 worst=5 # pytest's status for no tests, which is right for a part as long as another has some

@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -53,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.set_threshold(50_000, 20, 100)  # a process of tests ends before what is left in circles matters
     if config.option.cpu_report:
         from tests.cpu_report import CpuReport
 
@@ -116,6 +118,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         # JVMs of tests live for seconds: the first compiler and the serial collector do
         quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
         os.environ["JDK_JAVA_OPTIONS"] = java_options(CACHE, quick)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals_as_in_a_shell() -> Iterator[None]:
+    """A suite started in the background ignores SIGINT and SIGHUP, and so would every program it starts."""
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Prefect servers for the session, and small Parquet tables."""
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
@@ -83,15 +82,3 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EBBFLOW_HOME", str(folder))
     monkeypatch.setenv("COLUMNS", "100")
     return folder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _signals_as_in_a_shell() -> Iterator[None]:
-    """A suite started in the background ignores SIGINT and SIGHUP, and so would every program it starts."""
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler is signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)

@@ -1,53 +1,56 @@
-"""A driver that is told of lost executors, on a real cluster: one of its machines stands still and closes nothing."""
+"""Executors that are lost on a real cluster: one is killed, and later its machine stands still and closes nothing."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ebbflow.infra.machine import processes
+from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.cluster import cluster as cluster_module
 from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
-from ebbflow.infra.spark.master_api import parse_executors
+from ebbflow.infra.spark.engine import SparkEngine
+from ebbflow.infra.spark.master_api import Executor, get_executors, new_client, parse_executors
+from ebbflow.infra.spark.native import stages
 from ebbflow.infra.spark.watch import HostRecord, killed
+from ebbflow.infra.storage.files import FileEntry
+from tests.infra.spark.native.test_native_faults import LONG, ROWS, Running, until
 from tests.infra.spark_payloads import driver, executor
 
-# Two tasks, a machine each, which last until a file is there. Told of a host, it tells Spark that this is lost.
-DRIVER = """
-import json, os, sys, threading, time
-from ebbflow.infra.spark.engine import SparkEngine
-from ebbflow.infra.spark.master_api import get_executors, new_client
+pytestmark = pytest.mark.timeout(400)
 
-notes, halted = sys.argv[2:]
 
-def work(part, rows):
-    open(os.path.join(notes, f"{part}-{os.getpid()}"), "w").close()
-    while not os.path.exists(halted):
-        time.sleep(0.05)
-    return [part]
+@pytest.fixture(name="cluster", scope="module")
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSparkCluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EBBFLOW_HOME", str(tmp_path_factory.mktemp("home")))
+        # else the master, whose patience is 60 s, would tell the driver
+        patch.setitem(cluster_module._DECOMMISSION, "spark.worker.timeout", "600")
+        with LocalSparkCluster.start("lost", workers=2, memory="1g") as cluster:
+            yield cluster
 
-engine = SparkEngine.start(sys.argv[1], memory="512m", cores=1)
-api = new_client(30)
 
-def there():
-    return [e for e in get_executors(api, engine.ui_url, engine.application_id) if e.active and not e.driver]
+@pytest.fixture(name="engine", scope="module")
+def _engine(cluster: LocalSparkCluster) -> Iterator[SparkEngine]:
+    with SparkEngine.start(cluster.master_url, memory="500m", cores=1) as engine:
+        yield engine
 
-while len(there()) < 2:
-    time.sleep(0.1)
 
-def tell():
-    host = sys.stdin.readline().strip()
-    engine.lost_executors.tell([e for e in there() if e.host == host] * 2)
-threading.Thread(target=tell, daemon=True).start()
-found = engine._context.parallelize(range(2), 2).mapPartitionsWithIndex(work).collect()
-print(json.dumps([sorted(found), [e.host for e in there()]]), flush=True)
-engine.close()
-"""
+def there(engine: SparkEngine) -> list[Executor]:
+    found = get_executors(new_client(30), engine.ui_url, engine.application_id)
+    return [one for one in found if one.active and not one.driver]
+
+
+def executor_of(worker: int) -> psutil.Process:
+    """Return the executor whose Python worker has this process id."""
+    return next(p for p in psutil.Process(worker).parents() if "java" in p.name())
 
 
 def test_only_executors_of_killed_machines_are_lost() -> None:
@@ -59,31 +62,70 @@ def test_only_executors_of_killed_machines_are_lost() -> None:
 
 
 @pytest.mark.spark
-def test_tasks_of_a_lost_executor_run_elsewhere_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_slices_of_a_killed_executor_are_done_again(
+    engine: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
-    # else the master, whose patience is 60 s, would tell the driver
-    monkeypatch.setitem(cluster_module._DECOMMISSION, "spark.worker.timeout", "600")
-    (notes := tmp_path / "notes").mkdir()
-    with LocalSparkCluster.start("lost", workers=2, memory="1g") as cluster:
-        program = [sys.executable, "-c", DRIVER, cluster.master_url, str(notes), str(tmp_path / "halted")]
-        with subprocess.Popen(
-            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        ) as running:
-            try:
-                end = time.monotonic() + 150
-                while len(list(notes.iterdir())) < 2:
-                    assert running.poll() is None
-                    assert time.monotonic() < end
-                    time.sleep(0.05)
-                node = cluster.state.node("worker-2")
-                for pid in processes.members(cluster.state.mark_of("worker-2")):
-                    os.kill(pid, signal.SIGSTOP)
-                (tmp_path / "halted").touch()
-                began = time.monotonic()
-                answer, _ = running.communicate(node.host + "\n", timeout=150)
-            finally:
-                running.kill()
-        assert json.loads(answer) == [[0, 1], [cluster.state.node("worker-1").host]]
-        assert time.monotonic() - began < 100  # Spark's own patience is 120 s
+    path = tmp_path / "numbers.parquet"
+    v = pa.array(range(ROWS), pa.int64())
+    g = pa.array([i % 2 for i in range(ROWS)], pa.int64())
+    pq.write_table(pa.table({"v": v, "g": g}), path, row_group_size=ROWS // 8)
+    entry = FileEntry(str(path), path.stat().st_size, path.stat().st_mtime)
+    numbers = Relation("numbers", "file", (entry,), (("v", "bigint"), ("g", "bigint")))
+    monkeypatch.setattr(stages, "_SMALLEST", 1)
+    monkeypatch.setattr(stages, "_LARGEST", 1)  # as many slices as may be
+    monkeypatch.setattr(stages, "_remove_hidden", lambda folder: None)
+    until(lambda: engine._context.defaultParallelism >= 2)
+    running = Running(engine, LONG, numbers, tmp_path)
+
+    def state() -> tuple[dict[str, int], list[str]]:
+        names = running.files()
+        done = [name for name in names if name.startswith(".native-") and name.endswith(".parquet")]
+        root = running.job.output.root
+        return {n: os.stat(f"{root}/{n}").st_mtime_ns for n in done}, [n for n in names if n.endswith(".tmp")]
+
+    until(lambda: running.error or (state()[0] and state()[1]))
+    done, unfinished = state()
+    os.kill(executor_of(int(unfinished[0].removesuffix(".tmp").rpartition("-")[2])).pid, signal.SIGKILL)
+    running.thread.join(150)
+    assert running.error is None
+    assert running.result is not None
+    assert running.result.native, running.result.remark
+    after, _ = state()
+    assert len(after) > len(done) >= 1
+    assert {name: after[name] for name in done} == done  # finished slices are as they were
+    assert pq.read_table(running.job.output.path("part-00000.parquet")).to_pylist() == [
+        {"n": ROWS * ROWS // 2 - 9}
+    ]
+
+
+@pytest.mark.spark
+def test_tasks_of_a_lost_executor_run_elsewhere_at_once(
+    cluster: LocalSparkCluster, engine: SparkEngine, tmp_path: Path
+) -> None:
+    """The driver is told of a machine that stands still and closes nothing."""
+    notes, halted = tmp_path / "notes", tmp_path / "halted"
+    notes.mkdir()
+
+    def work(part: int, rows: Iterable[int]) -> list[int]:
+        (notes / f"{part}-{os.getpid()}").touch()
+        while not halted.exists():
+            time.sleep(0.05)
+        return [part]
+
+    def collect() -> list[int]:
+        found: list[int] = engine._context.parallelize(range(2), 2).mapPartitionsWithIndex(work).collect()
+        return found
+
+    until(lambda: len(there(engine)) == 2)
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            running = threads.submit(collect)  # two tasks, a machine each
+            until(lambda: running.done() or len(list(notes.iterdir())) == 2)
+            node = cluster.state.node("worker-2")
+            for pid in processes.members(cluster.state.mark_of("worker-2")):
+                os.kill(pid, signal.SIGSTOP)
+        finally:
+            halted.touch()
+        engine.lost_executors.tell([one for one in there(engine) if one.host == node.host] * 2)
+        assert sorted(running.result(100)) == [0, 1]  # Spark's own patience is 120 s
+    assert [one.host for one in there(engine)] == [cluster.state.node("worker-1").host]

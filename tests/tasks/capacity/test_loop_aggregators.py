@@ -62,7 +62,7 @@ def test_a_training_gets_nodes_for_its_aggregators_and_keeps_training_through_a_
             runs.append(run)
             _until(lambda: run.rounds > 5, "rounds")
             [lease] = ledger.state().held(SERVICE)
-            fleet.notice(lease.node, 60.0)
+            fleet.notice(lease.node, 150.0)
             _until(
                 lambda: lease.number not in {one.number for one in ledger.state().held(SERVICE)}, "it is over"
             )

@@ -465,7 +465,7 @@ def test_what_an_app_that_falls_silent_left_on_a_node_is_really_ended(
     place = {"terraform_output": str(tmp_path / "ebbflow.json"), "prices": str(tmp_path / "prices.toml")}
     request = CapacityRequest(source=f"aws:{place['terraform_output']}", prices=place["prices"])
     settings = Settings(
-        heartbeat_timeout_s=3.0,
+        heartbeat_timeout_s=8.0,
         termination_grace_s=60.0,
         lease_s=600.0,
         debounce_s=0.0,

@@ -76,7 +76,7 @@ PLAN["2.second"] = RowwiseParallel(use_local_output=True)
 def norms(
     rank: int, parallel: Any, adam: bool, local_size: str = str(SIZE), shape: tuple[int, ...] = ()
 ) -> None:
-    """The meter's norms against those of whole gradients that each rank computes by itself.
+    """The meter's norms against those of whole gradients, of which each rank computes a share.
 
     ``shape``: of a mesh whose last dimension is tensor parallel, which the first and the last layer are not.
     """
@@ -111,19 +111,22 @@ def norms(
     for step in range(7 if adam else 2):  # gradients are pre-conditioned after some steps
         if conditioner is not None:
             conditioner.begin()
-        expected = 0.0
-        whole.zero_grad()
+        sums = torch.zeros(1, dtype=torch.float64)
+        for parameter in whole.parameters():
+            parameter.grad = torch.zeros_like(parameter)
         passes = list(itertools.product(range(size), range(2)))
-        for other, number in passes:
+        for other, number in passes[dist.get_rank() :: SIZE]:
             alone = copy.deepcopy(whole)
             alone.zero_grad()
             (alone(batch(other, number)).square().mean() * weight(other, number, size)).backward()
             for parameter, its in zip(whole.parameters(), alone.parameters(), strict=True):
-                given = its.grad / size
-                parameter.grad = given if parameter.grad is None else parameter.grad + given
+                parameter.grad += its.grad / size
             if weight(other, number, size):
                 gradients = [p.grad for p in alone.parameters()]
-                expected += squared(whole, gradients, conditioner) / weight(other, number, size)
+                sums += squared(whole, gradients, conditioner) / weight(other, number, size)
+        for one in (sums, *(parameter.grad for parameter in whole.parameters())):
+            dist.all_reduce(one)
+        expected = sums.item()
         mean = squared(whole, [p.grad for p in whole.parameters()], conditioner)
         for number in range(2):
             loss = model(batch(rank, number)).square().mean()
