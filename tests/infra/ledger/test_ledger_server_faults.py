@@ -150,8 +150,8 @@ def _cut(connection: Connection) -> None:
 
 @pytest.mark.processes
 def test_a_server_that_falls_silent_is_given_up(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "SILENCE", dict.fromkeys(database.SILENCE, 1.0))
-    monkeypatch.setattr(database, "CONNECT", 2.0)
+    monkeypatch.setattr(database, "SILENCE", dict.fromkeys(database.SILENCE, 2.0))
+    monkeypatch.setattr(database, "CONNECT", 4.0)
     with Ledger.open(postgres.url, cluster="silent") as ledger:
         ledger.write([app("a")])
         for attempt in (ledger.state, lambda: ledger.write([app("b")])):
@@ -178,11 +178,11 @@ def test_a_row_that_stays_locked_is_told_of(postgres: Server, monkeypatch: pytes
         def slow(connection: Connection) -> None:
             connection.exec_driver_sql("SELECT 1 FROM ledger_clusters WHERE cluster = 'locked' FOR UPDATE")
             inside.set()
-            leave.wait(60)
+            leave.wait(150)
 
         thread = threading.Thread(target=ledger._database.transact, args=("be slow", slow))
         thread.start()
-        assert inside.wait(60)
+        assert inside.wait(150)
         with pytest.raises(LedgerUnavailableError, match="held the cluster's row for too long"):
             ledger.write([app("b")])
         ledger.report("a", AppReport(1.0))  # does not wait for it

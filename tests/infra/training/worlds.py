@@ -1,5 +1,6 @@
 """Small worlds of gloo processes that tests start: one fresh interpreter that imports once and forks its ranks."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -33,6 +34,7 @@ def fork_world(ranks: Callable[[int], object], size: int, *, killed: Collection[
     """
     import torch.distributed as dist
 
+    gc.freeze()  # else ranks look through, and so copy, all that they have from here
     with tempfile.TemporaryDirectory() as meeting:
         children = []
         for rank in range(size):
