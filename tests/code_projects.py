@@ -32,15 +32,12 @@ def write_wheel(folder: Path, name: str = "tinygreet") -> Path:
     """Write a wheel of one module whose ``hello`` returns ``hello``, and return its path."""
     info = f"{name}-1.0.dist-info"
     path = folder / f"{name}-1.0-py3-none-any.whl"
-    files = {
-        f"{name}.py": "def hello():\n    return 'hello'\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/RECORD": "",
-    }
     with zipfile.ZipFile(path, "w") as wheel:
-        for file, text in files.items():
-            wheel.writestr(zipfile.ZipInfo(file), text)  # the same bytes each time
+        wheel.writestr(f"{name}.py", "def hello():\n    return 'hello'\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{info}/WHEEL", tags)
+        wheel.writestr(f"{info}/RECORD", "")
     return path
 
 

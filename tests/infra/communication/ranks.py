@@ -285,7 +285,7 @@ def elastic(
     drawn = torch.Generator().manual_seed(rank)
     losses: list[Tensor] = []
     seen: list[Tensor] = []  # gradients of each step
-    step, ended = 0, time.monotonic() + 60
+    step, ended = 0, time.monotonic() + 150
     while True:
         if one is not None:
             one.begin()

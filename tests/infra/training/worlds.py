@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Callable, Collection
 from datetime import timedelta
 
-TIMEOUT = 150.0  # seconds
-EXCHANGE = timedelta(seconds=40)  # of one collective
+TIMEOUT = 280.0  # seconds
+EXCHANGE = timedelta(seconds=240)  # of one collective
 
 
 def run_module(module: str, *arguments: str, timeout: float = TIMEOUT) -> str:

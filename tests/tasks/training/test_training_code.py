@@ -19,15 +19,9 @@ from tests.code_projects import write_project
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return where what is prepared is kept, for all trainings here: the same project is prepared once."""
-    return tmp_path_factory.mktemp("home")
-
-
 @pytest.fixture
-def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EBBFLOW_HOME", str(home))
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
     return write_project(tmp_path)
 
 
@@ -61,7 +55,7 @@ def printed(runs: Path) -> list[list[str]]:
 
 
 def test_a_project_trains_through_a_kill_and_a_resume_and_each_is_prepared_once(
-    project: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLOR", "s3cret-red")
     request = request_of(
@@ -77,13 +71,13 @@ def test_a_project_trains_through_a_kill_and_a_resume_and_each_is_prepared_once(
     report = run_training(TrainingRequest.load(str(tmp_path / "runs"), "r"), resume=True)
     assert (report.state, report.steps) == ("finished", 60), report.reason
 
-    assert len(environments(home)) == 1, "built once, for all nodes of both"
+    assert len(environments(tmp_path / "home")) == 1, "built once, for all nodes of both"
     seen = printed(tmp_path / "runs" / "r")
     assert len(seen) >= 4
     (prefix,) = {line[3] for line in seen}
     (folder,) = {line[4] for line in seen}
     assert {(line[1], line[2]) for line in seen} == {("hello", "s3cret-red")}
-    assert Path(prefix).parent == home / "environments"
+    assert Path(prefix).parent == tmp_path / "home" / "environments"
     assert (Path(folder) / "made.txt").read_text() == "made\n", "the setup command ran once"
     for path in (tmp_path / "runs" / "r").rglob("*"):
         if path.is_file() and "logs" not in path.parts:
@@ -121,7 +115,7 @@ def test_a_setup_command_that_fails_ends_the_run_with_its_last_lines(project: Pa
     assert report.reason.endswith("the setup command ended with status 4:\nno compiler here")
 
 
-def test_a_project_is_a_step_of_a_pipeline(project: Path, tmp_path: Path, home: Path) -> None:
+def test_a_project_is_a_step_of_a_pipeline(project: Path, tmp_path: Path) -> None:
     step = {
         "script": "train.py", "workdir": "project", "requirements": "project/requirements.txt", "arguments": ["8"],
         "environment": {"COLOR": "blue"}, "termination_grace": "5s", "preflight": "never",
@@ -141,7 +135,7 @@ def test_a_project_is_a_step_of_a_pipeline(project: Path, tmp_path: Path, home: 
     assert outcome.step("fit").details["steps"] == 32
     seen = printed(Path(outcome.step("fit").results["directory"]))
     assert {(line[1], line[2]) for line in seen} == {("hello", "blue")}
-    assert len(environments(home)) == 1, "that of the training before"
+    assert len(environments(tmp_path / "home")) == 1
 
 
 @pytest.mark.parametrize(

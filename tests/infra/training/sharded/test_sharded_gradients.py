@@ -10,7 +10,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_norms_memory_saves_and_refusals_on_four_ranks() -> None:
-    run_module("tests.infra.training.sharded.shard_ranks", timeout=180.0)
+    run_module("tests.infra.training.sharded.shard_ranks", timeout=280.0)
 
 
 def test_repeated_blocks_are_gathered_one_by_one() -> None:
