@@ -16,6 +16,7 @@ from ebbflow.infra.errors import MemoryTierError
 from ebbflow.infra.memory import protocol
 from ebbflow.infra.memory.blocks import BlockSettings, TierMetrics
 from ebbflow.infra.memory.hosting import PendingAnswer
+from ebbflow.infra.memory.lending import daemon
 from ebbflow.infra.memory.lending.counters import MemoryCounters
 from ebbflow.infra.memory.lending.daemon import DaemonSettings, MemoryDaemon
 from ebbflow.infra.memory.peer import PeerAddress, PeerLink
@@ -269,8 +270,9 @@ def test_a_daemon_gives_way_and_takes_the_least_active_slabs_first(
 
 
 def test_a_daemon_does_not_wait_for_its_period_while_little_is_free(
-    registry: MemoryRegistry, tmp_path: Path
+    registry: MemoryRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(daemon, "LOOKS", 2000)
     machine, behind = _Machine(registry, slabs=4, period=600.0), FileBehind(tmp_path / "behind", SLAB, BLOCK)
     session = MemorySession(registry, behind, BlockSettings(8, SLAB, BLOCK, hot=1e9), period=60.0)
     try:
