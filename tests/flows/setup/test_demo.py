@@ -20,7 +20,7 @@ from tests.infra.networks import skip_without_rights
 pytestmark = [pytest.mark.spark, pytest.mark.prefect, pytest.mark.usefixtures("prefect_home")]
 
 _WHOLE = 240.0  # seconds that a demo may take on a busy machine
-_ENDS = 60.0  # seconds that an interrupted demo may take to clean up on a busy machine
+_ENDS = 150.0  # seconds that an interrupted demo may take to clean up on a busy machine
 
 
 @dataclass
@@ -108,7 +108,7 @@ def test_the_demo_shows_the_whole_and_leaves_no_process(home: Path) -> None:
         demo.printed("begins (query of sales)")
         assert demo.left_behind()  # the traces do find its processes
         assert demo.process.wait(_WHOLE) == 0, demo.log.read_text()
-        eventually(lambda: not demo.left_behind(), 10.0)
+        eventually(lambda: not demo.left_behind())
         text = demo.log.read_text()
 
     report = json.loads(outcome.read_text())
@@ -158,7 +158,7 @@ def test_an_interrupted_demo_cleans_up(
             demo.know_cluster()
             demo.process.send_signal(number)
         assert demo.process.wait(_ENDS) == 130, demo.log.read_text()
-        eventually(lambda: not demo.left_behind(), 10.0)
+        eventually(lambda: not demo.left_behind())
         text = demo.log.read_text()
     assert words in text
     assert "Traceback" not in text
@@ -173,7 +173,7 @@ def test_one_query_loses_and_gains_workers_is_right_and_leaves_no_process(home: 
         demo.know_cluster()
         assert demo.left_behind()  # the traces do find its processes
         assert demo.process.wait(_WHOLE) == 0, demo.log.read_text()
-        eventually(lambda: not demo.left_behind(), 10.0)
+        eventually(lambda: not demo.left_behind())
         text = demo.log.read_text()
 
     report = json.loads(report_path.read_text())
