@@ -52,9 +52,9 @@ def test_growing_asks_for_nodes_and_they_arrive(fleet: Fleet, cluster: "Cluster"
     assert "no quota is set" in dry.line
     assert fleet("grow", "etl", "2", "--yes").code == 0
     assert cluster.group("etl")["DesiredCapacity"] == 5
-    eventually(lambda: observed(fleet)["observed"] == 5, 20)
+    eventually(lambda: observed(fleet)["observed"] == 5)
     assert fleet("grow", "etl", "1", "--on-demand", "--yes").code == 0
-    eventually(lambda: observed(fleet)["on_demand"] == 2, 20)
+    eventually(lambda: observed(fleet)["on_demand"] == 2)
 
 
 def test_without_a_terminal_and_without_yes_nothing_is_done(fleet: Fleet, quiet: "Cluster") -> None:
@@ -128,7 +128,7 @@ def test_shrinking_drains_first_and_ends_exactly_the_nodes_that_were_named(
     assert told == [spot[1]] * 2
     assert "1 of 1 idle" in done.out
     assert f"end {spot[1]}" in done.out
-    eventually(lambda: {n["id"] for n in cluster.nodes("etl")} == {n["id"] for n in nodes} - {spot[1]}, 20)
+    eventually(lambda: {n["id"] for n in cluster.nodes("etl")} == {n["id"] for n in nodes} - {spot[1]})
     assert cluster.group("etl")["DesiredCapacity"] == 2
     assert observed(fleet)["planned"] == 2
 
@@ -139,7 +139,7 @@ def test_shrinking_by_a_number_keeps_the_on_demand_base_and_ends_nodes_that_cann
     done = fleet("shrink", "etl", "2", "--yes", "--termination-grace", "0")
     assert done.code == 0, done.line
     assert "was not drained" in done.out
-    eventually(lambda: [n["market"] for n in cluster.nodes("etl")] == ["on-demand"], 20)
+    eventually(lambda: [n["market"] for n in cluster.nodes("etl")] == ["on-demand"])
     more = fleet("shrink", "etl", "9", "--yes")
     assert more.code == 2
     assert "only 1 node planned" in more.line
@@ -158,7 +158,7 @@ def test_a_drained_node_stays_until_it_is_ended_and_is_then_replaced(
     (row,) = (n for n in fleet("status", "--json").json["nodes"] if n["id"] == spot)
     assert row["state"] == "draining"
     assert fleet("drain", spot, "--end", "--yes", "--termination-grace", "30").code == 0
-    eventually(lambda: len(now := {n["id"] for n in cluster.nodes("etl")}) == 3 and spot not in now, 20)
+    eventually(lambda: len(now := {n["id"] for n in cluster.nodes("etl")}) == 3 and spot not in now)
 
 
 def test_nodes_of_others_are_never_touched(fleet: Fleet, cluster: "Cluster", ssm: "SystemsManager") -> None:

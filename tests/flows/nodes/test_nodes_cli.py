@@ -63,7 +63,7 @@ def test_a_fleet_comes_up_is_looked_at_changed_and_taken_down(monkeypatch):
         assert "terminates in 300 s" in call("notice", "gpu-1", "--lead-time", "5m", "--name", "lab")
         assert "interruption pending" in call("status", "--name", "lab")
         assert "desired capacity 2 nodes" in call("add", "gpu", "--name", "lab")
-        fleet.wait(lambda book: {"gpu-2", "gpu-3"} <= {n.id for n in book.nodes if n.visible}, 60)
+        fleet.wait(lambda book: {"gpu-2", "gpu-3"} <= {n.id for n in book.nodes if n.visible}, 150)
         assert "gpu-1 is terminated" in call("kill", "gpu-1", "--name", "lab")
         seen = document("status", "--name", "lab")
         assert [(one["id"], one["state"], one["apps"]) for one in seen["nodes"]] == [

@@ -64,7 +64,7 @@ def test_three_nodes_and_a_training_use_the_limited_links_and_all_goes_with_the_
         assert seen in (hosts["gpu-1"], hosts["gpu-3"])
 
         fleet.kill("gpu-2")
-        fleet.wait(lambda state: state.node("gpu-4") is not None and state.node("gpu-4").visible, 60)
+        fleet.wait(lambda state: state.node("gpu-4") is not None and state.node("gpu-4").visible, 150)
         assert two.rpartition("/")[2] not in left(plan.tag)
         assert fleet.state.node("gpu-4").host not in hosts.values()
     assert left(plan.tag) == []
@@ -85,7 +85,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_finds_the_network_or_by_not
         gone(fleet, plan.tag)
 
         fleet.repair()  # whoever needs the fleet later has its network again
-        fleet.wait(lambda state: any(node.visible and node.id != "gpu-1" for node in state.nodes), 60)
+        fleet.wait(lambda state: any(node.visible and node.id != "gpu-1" for node in state.nodes), 150)
         assert plan.bridge(0) in left(plan.tag)
     finally:
         fleet.down()

@@ -29,12 +29,12 @@ def test_workers_come_are_lost_and_get_notice_and_nothing_is_left(monkeypatch, t
 
         fleet.wait(lambda state: "sql-2" in {n.id for n in state.nodes if n.visible}, 240)
         given = cluster.notice("sql-2", 600.0)  # by somebody who knows of the cluster only
-        fleet.wait(lambda state: state.node("sql-2").deadline is not None, 60)
+        fleet.wait(lambda state: state.node("sql-2").deadline is not None, 150)
         (notice,) = fleet.capacity().notices
         assert (notice.node_id, notice.deadline) == ("sql-2", pytest.approx(given, abs=1.0))
 
         deadline = fleet.notice("sql-2", 1.0)
         assert cluster.state.node("sql-2").deadline == pytest.approx(deadline, abs=1.0)
-        state = fleet.wait(lambda state: state.node("sql-2") is None, 60)
+        state = fleet.wait(lambda state: state.node("sql-2") is None, 150)
         assert state.ended("sql-2") == "its notice period expired"
     assert StateFile.of("mixed").read() is None
