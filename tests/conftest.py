@@ -54,7 +54,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.set_threshold(50_000, 20, 100)  # a process of tests ends before what is left in circles matters
     if config.option.cpu_report:
         from tests.cpu_report import CpuReport
 
