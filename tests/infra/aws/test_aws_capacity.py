@@ -333,18 +333,14 @@ def source(lab, tmp_path):
         lab.account.faults(Faults())
 
 
-def test_a_notice_is_a_revision_within_two_seconds(lab, source):
+def test_a_notice_is_a_revision_long_before_the_fleet_is_looked_at_again(lab, source):
     first = source.capacity()
     assert len(first.usable) == 3
-    taken = []
     for node in first.nodes:
         before = source.capacity()
-        sent = time.monotonic()
         lab.account.interrupt([node.id], end=False)
-        after = source.wait(before.revision, 20)
-        taken.append(time.monotonic() - sent)
+        after = source.wait(before.revision, 150)
         assert node.id in {n.node_id for n in after.notices}
-    assert sorted(taken)[1] < 2  # on a busy machine one may be late
     assert source.capacity().usable == ()
     assert source.capacity().at >= first.at
 
@@ -357,7 +353,7 @@ def test_a_notice_is_a_revision_though_ec2_fails(lab, source, monkeypatch):
 
     monkeypatch.setattr(source._control, "observe", away)
     lab.account.interrupt([first.nodes[0].id], end=False)
-    after = source.wait(first.revision, 20)
+    after = source.wait(first.revision, 150)
     assert [n.node_id for n in after.notices] == [first.nodes[0].id]
     assert replace(after, revision=1, notices=(), at=0.0, hazard=0.0) == replace(
         first, revision=1, at=0.0, hazard=0.0
