@@ -24,6 +24,9 @@ class TableLog:
     ids: tuple[
         tuple[str, int], ...
     ] = ()  # all columns with their Parquet field ids, where files differ in names
+    deleted: tuple[
+        tuple[str, bytes], ...
+    ] = ()  # paths of files with the numbers of their rows that do not count, see ``infra.tables.logs.deletions``
 
 
 @dataclass(frozen=True, slots=True)

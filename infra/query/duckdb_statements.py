@@ -10,8 +10,10 @@ from ebbflow.infra.query.duckdbtypes import quoted, to_duckdb, to_spark
 from ebbflow.infra.storage.filesystems import filesystem
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 from ebbflow.infra.tables.datatypes import arrow_type
+from ebbflow.infra.tables.logs import deletions
 
 BY_NAME = "union_by_name = true"  # of ``scan``, for several files
+_FILE = "__ebbflow_file"  # the column of a row's file
 _PATTERN = frozenset("*?[]{}\\")  # in a path, read_parquet takes these for a pattern
 
 
@@ -24,6 +26,7 @@ def register_view(cursor: Any, relation: Relation, test: str = "true") -> None:
         columns = ", ".join(f"CAST(NULL AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
         source = "(SELECT 1 WHERE false)"
     elif relation.scheme == "file" and not any(_PATTERN & set(f.path) for f in relation.files):
+        register_deleted(cursor, relation)
         source = scan(relation, [f.path for f in relation.files], BY_NAME)
     else:
         source = quoted(f"__files_of_{relation.name}")
@@ -39,8 +42,58 @@ def selected(relation: Relation) -> str:
     )
 
 
+def register_deleted(cursor: Any, relation: Relation) -> None:
+    """Make the deleted rows of ``relation`` known to the connection, for ``scan``."""
+    gone = deletions.of(relation)
+    if not gone:
+        return
+    import numpy as np
+    import pyarrow as pa
+
+    rows = [deletions.numbers(content) for content in gone.values()]
+    files = np.repeat(np.arange(len(rows), dtype=np.int32), [len(one) for one in rows])
+    cursor.register(_deleted(relation, "rows"), pa.table({"file": files, "row": np.concatenate(rows)}))
+    cursor.register(
+        _deleted(relation, "files"),
+        pa.table({"path": list(gone), "file": np.arange(len(rows), dtype=np.int32)}),
+    )
+
+
+def _deleted(relation: Relation, what: str) -> str:
+    return f"__deleted_{what}_of_{relation.name}"
+
+
 def scan(relation: Relation, paths: Sequence[str], *options: str) -> str:
-    """Return what reads ``paths``, files of ``relation``, by ``read_parquet``, with its partition columns."""
+    """Return what reads ``paths``, files of ``relation``, by ``read_parquet``, with its partition columns.
+
+    Deleted rows are left out: the connection must know them by ``register_deleted``.
+    """
+    gone = deletions.of(relation)
+    touched = [path for path in paths if path in gone]
+    whole = [path for path in paths if path not in gone]
+    arms = [f"FROM {_read(relation, whole, *options)}"] if whole else []
+    if touched:
+        numbered = _read(relation, touched, *options, f"filename = {_text(_FILE)}", "file_row_number = true")
+        rows, names = (quoted(_deleted(relation, what)) for what in ("rows", "files"))
+        # a path that DuckDB tells otherwise than it was given would bring deleted rows back
+        arms.append(
+            f"SELECT r.* EXCLUDE ({quoted(_FILE)}, file_row_number) FROM {numbered} AS r "
+            f"LEFT JOIN {names} AS n ON r.{quoted(_FILE)} = n.path ANTI JOIN {rows} AS d "
+            f"ON coalesce(n.file, CAST(error('a file has another name') AS INTEGER)) = d.file "
+            f"AND r.file_row_number = d.row"
+        )
+    if relation.log is None or (relation.log.ids and not touched):
+        return arms[0].removeprefix("FROM ")
+    if not relation.log.ids:
+        # columns that none of the files has; the optimiser drops the arm without rows
+        nulls = ", ".join(
+            f"CAST(NULL AS {to_duckdb(t)}) AS {quoted(relation.stored(n))}" for n, t in relation.columns
+        )
+        arms.append(f"SELECT {nulls} WHERE false")
+    return f"({' UNION ALL BY NAME '.join(arms)})"
+
+
+def _read(relation: Relation, paths: Sequence[str], *options: str) -> str:
     listed = ", ".join(map(_text, paths))
     if relation.log is not None and relation.log.ids:
         kinds = dict(relation.columns)
@@ -55,14 +108,7 @@ def scan(relation: Relation, paths: Sequence[str], *options: str) -> str:
         kinds = dict(relation.columns)
         types = ", ".join(f"{quoted(name)}: {_text(to_duckdb(kinds[name]))}" for name in relation.partitions)
         said.append(f"hive_types = {{{types}}}")
-    found = f"read_parquet([{listed}], {', '.join(said)})"
-    if relation.log is None:
-        return found
-    # columns that none of the files has; the optimiser drops the arm without rows
-    nulls = ", ".join(
-        f"CAST(NULL AS {to_duckdb(t)}) AS {quoted(relation.stored(n))}" for n, t in relation.columns
-    )
-    return f"(FROM {found} UNION ALL BY NAME SELECT {nulls} WHERE false)"
+    return f"read_parquet([{listed}], {', '.join(said)})"
 
 
 def _text(value: str) -> str:

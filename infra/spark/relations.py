@@ -8,7 +8,9 @@ from urllib.parse import unquote
 from ebbflow.infra.errors import TableError
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.tables import partitions
+from ebbflow.infra.tables.logs import deletions
 
+_FILE, _ROW, _BITS = "__ebbflow_file", "__ebbflow_row", "__ebbflow_bits"  # where rows are deleted
 _HADOOP_SCHEME = {"s3": "s3a", "file": "file"}
 
 
@@ -72,7 +74,7 @@ def register(session: Any, relation: Relation) -> None:
             reader = reader.option("basePath", location(relation.scheme, partitions.root(relation)))
         elif relation.log is not None:  # no column is read off a directory's name
             reader = reader.option("recursiveFileLookup", "true")
-        frame = _decoded(reader.parquet(*paths(relation)), relation)
+        frame = _decoded(_live(session, reader, relation), relation)
         wanted = [relation.stored(name) for name, _ in relation.columns]
         if relation.log is not None and (relation.log.stored or frame.columns != wanted):
             frame = frame.selectExpr(
@@ -82,6 +84,37 @@ def register(session: Any, relation: Relation) -> None:
         nulls = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in relation.columns)
         frame = session.sql(f"SELECT {nulls} WHERE false")
     frame.createOrReplaceTempView(quoted(relation.name))
+
+
+def _live(session: Any, reader: Any, relation: Relation) -> Any:
+    """Return the rows of the files of ``relation`` that are not deleted."""
+    gone = deletions.of(relation)
+    if not gone:
+        return reader.parquet(*paths(relation))
+    import pyarrow as pa
+    from pyspark.sql import functions as f
+
+    touched = reader.parquet(*(location(relation.scheme, path) for path in gone))
+    columns = [quoted(name) for name in touched.columns]
+    known = session.createDataFrame(
+        pa.table(
+            {
+                _FILE: list(gone),
+                _BITS: pa.array([deletions.words(one) for one in gone.values()], pa.list_(pa.int64())),
+            }
+        )
+    )
+    # the address is percent-encoded, in which a plus is one
+    file = f"regexp_replace(url_decode(replace(_metadata.file_path, '+', '%2B')), '^file:/+', '/') AS {_FILE}"
+    numbered = touched.selectExpr(*columns, file, f"_metadata.row_index AS {_ROW}")
+    bit = f"bit_get(get({_BITS}, CAST({_ROW} DIV 64 AS INT)), CAST({_ROW} % 64 AS INT))"
+    # a path that Spark tells otherwise than it was given would bring deleted rows back
+    found = (
+        f"CASE WHEN {_BITS} IS NULL THEN raise_error('a file has another name') ELSE coalesce({bit}, 0) END"
+    )
+    live = numbered.join(f.broadcast(known), _FILE, "left").where(f"{found} = 0").selectExpr(*columns)
+    whole = [location(relation.scheme, file.path) for file in relation.files if file.path not in gone]
+    return live.union(reader.parquet(*whole).selectExpr(*columns)) if whole else live
 
 
 _ESCAPED = re.compile("%([0-9A-Fa-f]{2})")

@@ -15,7 +15,7 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.datatypes import spark_type
 from ebbflow.infra.tables.filefooters import extract, opened
-from ebbflow.infra.tables.logs import iceberg, snapshots
+from ebbflow.infra.tables.logs import deletions, iceberg, snapshots
 from ebbflow.infra.tables.logs.catalogues import IcebergCatalogue
 from ebbflow.infra.tables.logs.snapshots import LogKind
 
@@ -105,6 +105,8 @@ def version(relation: Relation) -> str:
         digest.update(repr((relation.partitions, relation.columns)).encode())
     if relation.log:  # its files never change: not the log's version counts, but what is read of it
         digest.update(repr((relation.log.format, relation.log.stored, relation.log.ids)).encode())
+        for path, rows in sorted(deletions.of(relation).items()):
+            digest.update(f"\0{path}\0".encode() + rows)
     for file in sorted(relation.files, key=lambda f: f.path):
         digest.update(f"\0{file.path}\0{file.size}\0{file.modified!r}".encode())
     return digest.hexdigest()[:32]

@@ -16,6 +16,7 @@ from ebbflow.infra.storage.filesystems import filesystem, to_uri, translated
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.filefooters import footer
+from ebbflow.infra.tables.logs import deletions
 from ebbflow.infra.tables.logs.snapshots import read_footers
 from ebbflow.infra.tables.parquet import version
 
@@ -241,7 +242,8 @@ def _decode(relation: Relation, group: _RowGroup, limit: int, names: Sequence[st
         reader = pq.ParquetFile(source, metadata=footer(relation.scheme, group.file))
         stored = [name for name in names if name not in relation.partitions]
         if relation.log is not None:
-            table = _as_declared(reader, relation, stored, limit)
+            gone = deletions.of(relation).get(group.file.path)
+            table = _as_declared(reader, relation, stored, limit, gone)
         elif not stored:  # rows of no columns have no number
             table = pa.table({"": pa.nulls(min(limit, group.rows))})
         elif limit >= group.rows:
@@ -257,9 +259,11 @@ def _decode(relation: Relation, group: _RowGroup, limit: int, names: Sequence[st
         return partitions.with_values(_plain(table), relation, group.file.path).select(names)
 
 
-def _as_declared(reader: Any, relation: Relation, names: Sequence[str], limit: int) -> Any:
+def _as_declared(
+    reader: Any, relation: Relation, names: Sequence[str], limit: int, gone: bytes | None
+) -> Any:
     """Return the columns ``names`` of the first ``limit`` rows of a file of a table with a log, with the types of the
-    table; a column that the file has not is NULL."""
+    table, without the rows ``gone``; a column that the file has not is NULL."""
     import pyarrow as pa
 
     from ebbflow.infra.tables.datatypes import arrow_type
@@ -273,14 +277,19 @@ def _as_declared(reader: Any, relation: Relation, names: Sequence[str], limit: i
         }
         wanted = {name: str(number) for name, number in relation.log.ids if name in names}
     found = {name: there[at] for name, at in wanted.items() if at in there}
-    batches, missing = [], min(limit, reader.metadata.num_rows)
-    for batch in reader.iter_batches(min(limit, 65_536), columns=list(found.values())) if found else ():
-        batches.append(batch.select(list(found.values())).slice(0, missing))
+    there_are = reader.metadata.num_rows - (0 if gone is None else deletions.count(gone))
+    batches, missing, first = [], min(limit, there_are), 0
+    for batch in (
+        reader.iter_batches(min(limit, 65_536), columns=list(found.values())) if found and limit else ()
+    ):
+        live = batch if gone is None else _without(batch, first, gone)
+        first += batch.num_rows
+        batches.append(live.select(list(found.values())).slice(0, missing))
         missing -= batches[-1].num_rows
         if missing <= 0:
             break
     rows = pa.Table.from_batches(batches) if batches else None
-    count = min(limit, reader.metadata.num_rows) - missing if found else missing
+    count = min(limit, there_are) - missing if found else missing
     columns = {}
     for name in names:
         kind = arrow_type(kinds[name])
@@ -289,6 +298,16 @@ def _as_declared(reader: Any, relation: Relation, names: Sequence[str], limit: i
             with suppress(pa.ArrowException):  # a nested type that has grown: its statistics tell nothing
                 columns[name] = rows.column(found[name]).cast(kind)
     return pa.table(columns) if columns else pa.table({"": pa.nulls(count)})
+
+
+def _without(batch: Any, first: int, gone: bytes) -> Any:
+    """Return the rows of a batch, which begins at the row ``first`` of its file, that are not ``gone``."""
+    import numpy as np
+
+    rows = deletions.numbers(gone)
+    kept = np.ones(batch.num_rows, dtype=bool)
+    kept[rows[(rows >= first) & (rows < first + batch.num_rows)] - first] = False
+    return batch.filter(kept)
 
 
 def _plain(table: Any) -> Any:

@@ -26,6 +26,7 @@ from ebbflow.infra.spark.native.worker import CANCELLED, POLL, Done, KeyRange, P
 from ebbflow.infra.spark.settings import addresses, has_nodes_here, is_local, mebibytes
 from ebbflow.infra.storage import files
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
+from ebbflow.infra.tables.logs import deletions
 
 _SMALLEST = 8 << 20  # bytes of a slice below which another one costs more than it saves
 _LARGEST = 2 << 30  # bytes of a slice; beyond that there are more of them than cores...
@@ -260,6 +261,8 @@ def _check_places(job: StageJob) -> None:
     for relation in job.relations:
         if relation.external:
             raise NotNativeError(f"the table {relation.name} is in Spark's catalogue only")
+        if deletions.of(relation):
+            raise NotNativeError(f"rows of {relation.name} are deleted by its log")
         if any(_PATTERN & set(f.path) for f in relation.files):
             raise NotNativeError(f"a file of {relation.name} has a name that DuckDB takes for a pattern")
 

@@ -19,6 +19,7 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.datatypes import spark_type
 from ebbflow.infra.tables.filefooters import Bounds
+from ebbflow.infra.tables.logs import deletions
 from ebbflow.infra.tables.logs.versions import EXTRA, TIMEOUTS, Snapshot, moment, refused, s3_settings, shown
 
 _KIND: Final = "Delta Lake"
@@ -106,16 +107,6 @@ def _check(table: Any, name: str) -> bool:
             "maps columns by id (delta.columnMapping.mode = id)",
             "write it again, mapped by name",
         )
-    if reader >= _LATEST_READER:
-        deleted = table.deletion_vectors().read_all()
-        if deleted.num_rows:
-            raise refused(
-                name,
-                _KIND,
-                f"has rows deleted by deletion vectors in {deleted.num_rows:,} of its files",
-                "rewrite these files (REORG TABLE ... APPLY (PURGE)), or turn delta.enableDeletionVectors off before "
-                "rows are deleted",
-            )
     return mode == "name"
 
 
@@ -133,7 +124,9 @@ def _snapshot(place: StorageLocation, name: str, table: Any, mapped: bool, newes
         FileEntry(path, int(size), int(at) / 1000)
         for path, size, at in zip(paths, actions.column("size_bytes").to_pylist(), modified, strict=True)
     )
-    log = TableLog(_KIND, place.root, str(table.version()), stored)
+    rows = tuple(actions.column("num_records").to_pylist())
+    deleted = _deleted(place, name, table, [named[1] for named in stored] + [named[0] for named in columns])
+    log = TableLog(_KIND, place.root, str(table.version()), stored, deleted=deleted)
     relation = Relation(name, place.scheme, files, columns, partitions=keys, log=log)
     values = {key: tuple(_within(actions, "partition", key) or (None,) * len(files)) for key in keys}
     _check_folders(place, relation, values, mapped)
@@ -145,7 +138,30 @@ def _snapshot(place: StorageLocation, name: str, table: Any, mapped: bool, newes
         nulls, low, high = (one or [None] * len(files) for one in said)
         return tuple(map(Bounds, nulls, low, high))
 
-    return Snapshot(relation, newest, tuple(actions.column("num_records").to_pylist()), bounds, values)
+    return Snapshot(relation, newest, rows, bounds, values)
+
+
+def _deleted(place: StorageLocation, name: str, table: Any, columns: Sequence[str]) -> deletions.Deleted:
+    """Return the rows that deletion vectors delete. Raises ``TableError`` for what cannot be left out."""
+    if int(table.protocol().min_reader_version) < _LATEST_READER:
+        return ()
+    import numpy as np
+    import pyarrow as pa
+
+    rows: dict[str, Any] = {}
+    for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
+        kept = batch.column("selection_vector")
+        for number, uri in enumerate(batch.column("filepath").to_pylist()):
+            mask = kept[number].values.to_numpy(zero_copy_only=False)
+            rows[_named(place, uri)] = np.flatnonzero(~mask.astype(bool))
+    return deletions.packed(name, _KIND, place.scheme, columns, rows)
+
+
+def _named(place: StorageLocation, uri: str) -> str:
+    """Return the path of a file that the library calls ``uri``: percent-encoded, as the log has it."""
+    if not place.local:
+        return uri
+    return unquote(uri.removeprefix("file://"))
 
 
 def _columns(

@@ -7,7 +7,7 @@ of files is refused. Columns are known by ids, while engines find them by names:
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
@@ -15,11 +15,12 @@ from typing import Any, Final
 from ebbflow.infra.errors import TableError
 from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Relation, TableLog
-from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.files import FileEntry, in_parallel
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.datatypes import spark_type
 from ebbflow.infra.tables.filefooters import Bounds
+from ebbflow.infra.tables.logs import deletions
 from ebbflow.infra.tables.logs.fieldids import places
 from ebbflow.infra.tables.logs.versions import EXTRA, TIMEOUTS, Snapshot, moment, refused, s3_settings, shown
 from ebbflow.planners.errors import EbbflowError
@@ -156,7 +157,7 @@ def _snapshot(
     if snapshot:
         if all(one.snapshot_id != snapshot for one in table.metadata.snapshots):
             raise TableError(f"the {_KIND} table {name!r} has no snapshot {snapshot} any more")
-        found = sorted(table.scan(snapshot_id=snapshot).plan_files(), key=lambda task: task.file.file_path)
+        found = sorted(_planned(name, table, snapshot), key=lambda task: task.file.file_path)
     root = plain_path(table.metadata.location)
     for task in found:
         _check(name, root, task)
@@ -171,27 +172,91 @@ def _snapshot(
         for one in data
     )
     found_at = places(place.scheme, name, table.metadata, schema, files)
-    log = TableLog(_KIND, place.root, f"{snapshot}.{schema_id}", found_at.stored, found_at.ids)
+    named = {there for _, there in found_at.stored}.union(column for column, _ in columns)
+    deleted = _deleted(place, root, name, table.io, found, named)
+    rows = tuple(int(one.record_count) for one in data)
+    deletions.check_bounds(name, {file.path: rows[n] for n, file in enumerate(files)}, deleted)
+    log = TableLog(_KIND, place.root, f"{snapshot}.{schema_id}", found_at.stored, found_at.ids, deleted)
     relation = Relation(name, place.scheme, files, columns, log=log)
     fields = {str(field.name): field for field in schema.fields}
 
     def bounds(column: str, kind: str) -> tuple[Bounds, ...]:
         return tuple(_bounds(one, fields[column]) for one in data)
 
-    rows = tuple(int(one.record_count) for one in data)
     return Snapshot(relation, newest, rows, bounds, _keys(table.specs(), schema, data))
+
+
+def _planned(name: str, table: Any, snapshot: int) -> list[Any]:
+    try:
+        return list(table.scan(snapshot_id=snapshot).plan_files())
+    except ValueError as error:
+        if "equality deletes" not in str(error):
+            raise
+        raise refused(
+            name,
+            _KIND,
+            "has rows deleted by their values (equality deletes)",
+            "rewrite its data files (rewrite_data_files)",
+        ) from error
+
+
+def _deleted(
+    place: StorageLocation, root: str, name: str, io: Any, tasks: Sequence[Any], columns: Collection[str]
+) -> deletions.Deleted:
+    """Return the rows that position deletes and deletion vectors delete: of each file those of the delete files that
+    apply to it. Raises ``TableError`` for what cannot be left out."""
+    import numpy as np
+
+    used = {one.file_path: one for task in tasks for one in task.delete_files}
+    known = dict(zip(used, in_parallel(lambda one: _positions(name, io, one), used.values()), strict=True))
+    rows = {}
+    for task in tasks:
+        apply = [
+            known[path].get(task.file.file_path) for path in {one.file_path for one in task.delete_files}
+        ]
+        if some := [numbers for numbers in apply if numbers is not None]:
+            rows[path_of(place, root, task.file)] = np.concatenate(some)
+    return deletions.packed(name, _KIND, place.scheme, columns, rows)
+
+
+def _positions(name: str, io: Any, file: Any) -> dict[str, Any]:
+    """Return the row numbers that a delete file deletes, by the paths of data files as the table has them."""
+    import pyarrow.parquet as pq
+    from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+    from pyiceberg.table.puffin import PuffinFile
+
+    with io.new_input(file.file_path).open() as source:
+        if file.file_format.name == "PUFFIN":
+            vectors = deletion_vectors_from_puffin_file(PuffinFile(source.read()))
+            return {one.referenced_data_file: one.to_vector().to_numpy() for one in vectors}
+        if file.file_format.name != "PARQUET":
+            raise refused(
+                name, _KIND, f"has delete files of {file.file_format.name}", "rewrite its data files"
+            )
+        if int(file.record_count) > deletions.MOST:
+            raise refused(name, _KIND, f"has over {deletions.MOST:,} rows in a delete file", "rewrite it")
+        table = pq.read_table(source, columns=["file_path", "pos"])
+    order = table.combine_chunks().sort_by("file_path")
+    paths = order.column("file_path").combine_chunks().dictionary_encode()
+    numbers = order.column("pos").to_numpy()
+    if not len(numbers):
+        return {}
+    codes = paths.indices.to_numpy()
+    starts = _starts(codes)
+    names = paths.dictionary.to_pylist()
+    return {names[codes[a]]: numbers[a:b] for a, b in zip(starts, [*starts[1:], len(codes)], strict=True)}
+
+
+def _starts(codes: Any) -> list[int]:
+    """Return where runs of equal values begin in an array that is not empty."""
+    import numpy as np
+
+    return [0, *(int(n) + 1 for n in np.flatnonzero(np.diff(codes)))]
 
 
 def _check(name: str, root: str, task: Any) -> None:
     """Refuse what no list of files can honour."""
     file = task.file
-    if task.delete_files:
-        raise refused(
-            name,
-            _KIND,
-            f"has rows deleted by delete files or vectors ({len(task.delete_files):,} of {file.file_path})",
-            "rewrite its data files (rewrite_data_files), or write it with copy-on-write",
-        )
     if file.file_format.name != "PARQUET":
         raise refused(name, _KIND, f"has files of {file.file_format.name}", "rewrite them as Parquet")
     if file.key_metadata is not None:

@@ -14,7 +14,7 @@ from ebbflow.infra.storage.filesystems import to_uri, translated
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import filefooters
 from ebbflow.infra.tables.filefooters import Bounds, FileFooter
-from ebbflow.infra.tables.logs import delta, iceberg
+from ebbflow.infra.tables.logs import deletions, delta, iceberg
 from ebbflow.infra.tables.logs.versions import Snapshot
 from ebbflow.infra.tables.partitions import PartitionValue
 
@@ -134,13 +134,14 @@ def read_footers(relation: Relation, names: Collection[str]) -> list[FileFooter]
     numbers = _numbers(relation, found)
     wanted = [name for name in names if name not in relation.partitions]
     bounds = {name: found.bounds(name, kinds[name]) for name in wanted}
-    told = []
+    told, deleted = [], deletions.of(relation)
     for number, file in zip(numbers, relation.files, strict=True):
         rows = found.rows[number]
         if rows is None:
-            told.append(_from_footer(relation, file, wanted))
+            footer = _from_footer(relation, file, wanted)
         else:
-            told.append(FileFooter((rows,), {name: (bounds[name][number],) for name in wanted}))
+            footer = FileFooter((rows,), {name: (bounds[name][number],) for name in wanted})
+        told.append(_without(footer, deletions.count(deleted[file.path])) if file.path in deleted else footer)
     return told
 
 
@@ -174,6 +175,20 @@ def _from_footer(relation: Relation, file: files.FileEntry, names: Sequence[str]
     (told,) = filefooters.read_footers(replace(relation, log=None, files=(file,)), list(stored.values()))
     return FileFooter(
         (sum(told.rows),), {name: (_summed(told.bounds[there], told.rows),) for name, there in stored.items()}
+    )
+
+
+def _without(footer: FileFooter, deleted: int) -> FileFooter:
+    """Return what is known of the rows of a file of which so many are deleted; which of them were NULL is not."""
+    (rows,) = footer.rows
+    left = max(0, rows - deleted)
+    nulls = {0: 0, rows: left}
+    return FileFooter(
+        (left,),
+        {
+            name: (one._replace(nulls=None if one.nulls is None else nulls.get(one.nulls)),)
+            for name, (one,) in footer.bounds.items()
+        },
     )
 
 

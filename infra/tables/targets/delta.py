@@ -19,7 +19,7 @@ from ebbflow.infra.protocols import Relation
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.datatypes import arrow_schema, spark_type
-from ebbflow.infra.tables.logs import delta
+from ebbflow.infra.tables.logs import delta, versions
 from ebbflow.infra.tables.logs.versions import EXTRA
 from ebbflow.infra.tables.targets.model import (
     MARK,
@@ -162,6 +162,14 @@ class DeltaTarget:
         import pyarrow as pa
 
         name, now = _name(self.place), round(time.time() * 1000)
+        deleted = self.relation(state).log
+        if deleted is not None and (both := sorted(removed & {path for path, _ in deleted.deleted})):
+            raise versions.refused(
+                name,
+                "Delta Lake",
+                f"has rows deleted by a deletion vector in {both[0]}, which is to be replaced",
+                "rewrite such files first (REORG TABLE ... APPLY (PURGE))",
+            )
         actions = pa.table(state.table.get_add_actions(flatten=True))
         keys = [str(column) for column in state.table.metadata().partition_columns]
         found = []

@@ -6,11 +6,12 @@ after a commit. Linux exchanges the names of two directories at once: renameat2(
 
 import ctypes
 import errno
+import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ebbflow.infra.clock import SystemClock
@@ -33,6 +34,9 @@ from ebbflow.infra.tables.targets.model import (
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 _HERE = -100  # AT_FDCWD
 _REMEMBERED = 7 * 86_400.0  # seconds
+_PASSES = 20  # in which a directory that others write into is emptied
+_Identity = tuple[int, int, int]
+_log = logging.getLogger(__name__)
 
 
 class FolderTarget:
@@ -104,9 +108,9 @@ class FolderTarget:
             known = () if state.table is None else state.table.files
             if (() if source is None else source.files) != known:
                 raise CommitConflictError(f"{self.name} was changed by another")
-            self._link(data.root, change.removed)
+            linked = self._link(data.root, change.removed)
             self._remember(data.root, change.run)
-            _exchange(data.root, self._root)
+            self._exchange(data.root, linked, change.removed)
             files.sync_folder(self._above)
             with suppress(OSError):
                 for name in os.listdir(self._above):
@@ -129,19 +133,65 @@ class FolderTarget:
     def _has(self, run: str) -> bool:
         return os.path.isfile(f"{self._root}/{RUNS}/{run}")
 
-    def _link(self, new: str, removed: frozenset[str]) -> None:
-        """Make links in ``new`` of all files of the directory but those at the paths ``removed``."""
+    def _link(self, new: str, removed: frozenset[str]) -> dict[str, _Identity]:
+        """Make links in ``new`` of all files of the directory but those at the paths ``removed``.
+
+        Return what all of them were, by their paths below the directory.
+        """
+        there: dict[str, _Identity] = {}
         for folder, _, names in os.walk(self._root):
             for name in names:
                 path = f"{folder}/{name}"
+                below = path.removeprefix(f"{self._root}/")
+                there[below] = _identity(path)
                 if path in removed:
                     continue
-                to = f"{new}{folder.removeprefix(self._root)}/{name}"
+                to = f"{new}/{below}"
                 os.makedirs(os.path.dirname(to), exist_ok=True)
                 try:
                     os.link(path, to)
                 except OSError:  # a file system without links
                     shutil.copy2(path, to)
+        return there
+
+    def _exchange(self, new: str, linked: Mapping[str, _Identity], removed: frozenset[str]) -> None:
+        """Give ``new`` the directory's name, then empty and remove the directory that had it.
+
+        Other programs know nothing of the lock: what they have done to the directory since its files were linked is
+        done to the new one as well, as if they had done it after the commit. Raises ``CommitConflictError``, with
+        the directory as it was, where they have changed files that the commit has replaced.
+        """
+        if not os.path.isdir(self._root):
+            os.rename(new, self._root)
+            return
+        _swap(new, self._root)
+        old = new
+        replaced = {path.removeprefix(f"{self._root}/") for path in removed}
+        changed = sorted(
+            below
+            for below in replaced & set(_inside(old))
+            if linked.get(below) != _identity(f"{old}/{below}")
+        )
+        if changed:
+            _swap(old, self._root)
+            raise CommitConflictError(
+                f"{self.name} was changed by another program while it was written into: {_few(changed)}"
+            )
+        for below in linked.keys() - replaced - set(_inside(old)):  # deleted meanwhile
+            with suppress(FileNotFoundError):
+                os.unlink(f"{self._root}/{below}")
+        for _ in range(_PASSES):
+            for below in _inside(old):
+                path = f"{old}/{below}"
+                if linked.get(below) == _identity(path):
+                    os.unlink(path)
+                else:
+                    to = f"{self._root}/{below}"
+                    os.makedirs(os.path.dirname(to), exist_ok=True)
+                    os.rename(path, to)
+            if _emptied(old):
+                return
+        _log.warning("%s stays: another program keeps writing into it", old)
 
     def _remember(self, new: str, run: str) -> None:
         os.makedirs(f"{new}/{RUNS}", exist_ok=True)
@@ -154,13 +204,33 @@ class FolderTarget:
         files.sync_folder(new)
 
 
-def _exchange(new: str, old: str) -> None:
-    """Give ``new`` the name ``old``, and what has that, if anything, the other; delete it then."""
-    if not os.path.isdir(old):
-        os.rename(new, old)
-        return
-    _swap(new, old)
-    shutil.rmtree(new, ignore_errors=True)
+def _identity(path: str) -> _Identity:
+    """Return what differs between two files that have had one path: inode, bytes and time of change in ns."""
+    told = os.lstat(path)
+    return told.st_ino, told.st_size, told.st_mtime_ns
+
+
+def _inside(folder: str) -> list[str]:
+    """Return the paths of all files in a directory, below it."""
+    return [
+        f"{above}/{name}".removeprefix(f"{folder}/") for above, _, names in os.walk(folder) for name in names
+    ]
+
+
+def _emptied(folder: str) -> bool:
+    """Remove a directory that holds no files; tell whether it is gone, which it is not where one has appeared."""
+    for above, _, _ in os.walk(folder, topdown=False):
+        try:
+            os.rmdir(above)
+        except OSError:
+            return False
+    return True
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return some of the names, for people."""
+    more = f" and {len(names) - 3:,} others" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _check_exchange(folder: str) -> None:

@@ -90,6 +90,11 @@ class IcebergTarget:
     def commit(self, state: TargetState, change: TableChange, data: StorageLocation) -> None:
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
 
+        # what takes long for many files is done before the catalogue is asked, whose answer has a time limit
+        metadata = self._metadata(state, change)
+        entries = [_data_file(metadata, file, self._uri(metadata, file)) for file in change.added]
+        gone = _of_paths(state.table, change.removed) if change.removed else []
+
         def made(known: Any) -> None:
             table = self._loaded(known)
             if (table is None) != (state.table is None) or (
@@ -97,7 +102,7 @@ class IcebergTarget:
             ):
                 raise CommitConflictError(f"{self.name} was changed by another")
             try:
-                self._commit(known, table, state, change)
+                self._commit(known, table, change, metadata, entries, gone)
             except (CommitFailedException, TableAlreadyExistsError) as error:
                 raise CommitConflictError(f"{self.name} was changed by another: {error}") from error
             except Exception:
@@ -107,28 +112,50 @@ class IcebergTarget:
 
         self._catalogue.ask(made, f"commit to {self.name}")
 
-    def _commit(self, known: Any, table: Any, state: TargetState, change: TableChange) -> None:
+    def _metadata(self, state: TargetState, change: TableChange) -> Any:
+        """Return the metadata of the table that files are added to, or those that it is to be made with."""
+        if state.table is not None:
+            return state.table.metadata
+        return self._catalogue.ask(
+            lambda known: self._making(known, change.columns, change.partitions).table_metadata,
+            "make a table",
+        )
+
+    def _commit(
+        self,
+        known: Any,
+        table: Any,
+        change: TableChange,
+        metadata: Any,
+        entries: Sequence[Any],
+        gone: Sequence[Any],
+    ) -> None:
         if table is None:
             transaction = self._making(known, change.columns, change.partitions)
+            self._check_same(transaction.table_metadata, metadata)
         else:
             table.metadata.properties["commit.retry.num-retries"] = "0"  # in memory: see ``commit``
             transaction = table.transaction()
-        files = [
-            _data_file(transaction.table_metadata, file, self._uri(transaction, file))
-            for file in change.added
-        ]
-        gone = _of_paths(table, change.removed) if change.removed else []
         producer = transaction.update_snapshot(snapshot_properties={RUN: change.run})
         with producer.overwrite() if gone else producer.fast_append() as snapshot:
-            for file in files:
-                snapshot.append_data_file(file)
-            for file in gone:
-                snapshot.delete_data_file(file)
+            for entry in entries:
+                snapshot.append_data_file(entry)
+            for entry in gone:
+                snapshot.delete_data_file(entry)
         transaction.commit_transaction()
 
-    def _uri(self, transaction: Any, file: DataFile) -> str:
+    def _check_same(self, said: Any, metadata: Any) -> None:
+        """Refuse a catalogue that would make the table of other columns, or elsewhere, than it has said before."""
+        if said.schema() != metadata.schema() or said.spec() != metadata.spec():
+            raise TableError(f"{self.name} is to have other columns than its catalogue has said before")
+        if said.location.rstrip("/") != metadata.location.rstrip("/"):
+            raise TableError(
+                f"{self.name} is to be at {said.location}, and its files were written for {metadata.location}"
+            )
+
+    def _uri(self, metadata: Any, file: DataFile) -> str:
         """Return the address of a file as the table's own location is written."""
-        location = str(transaction.table_metadata.location).rstrip("/")
+        location = str(metadata.location).rstrip("/")
         root = iceberg.plain_path(location)
         if not file.path.startswith(
             f"{root}/"

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from ebbflow.infra.errors import (
     EngineUnavailableError,
@@ -27,6 +28,8 @@ from ebbflow.infra.errors import (
 from ebbflow.infra.protocols import Relation, SqlEngine, StageJob, StageProgress, StageResult
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.tables.parquet import discover
+from tests.infra.tables.deleting import DELETING, delete_by_vector
 
 ROWS = 40_000
 # 10^12 joined rows; sorted inputs, because Spark's generated loops over a hash join are deaf to interrupts
@@ -470,3 +473,33 @@ def _collect(
     finally:
         with suppress(Exception):
             engine.cancel(job.id)
+
+
+def test_rows_that_a_log_deletes_are_left_out(engine: SqlEngine, tmp_path: Path) -> None:
+    place = tmp_path / "a b+c ü"
+    data = pa.table({"v": range(200_000), "half": ["x", "y"] * 100_000})
+    write_deltalake(place / "t", data, partition_by=["half"], configuration=DELETING)
+    gone = [*range(70), 99_999]
+    delete_by_vector(place / "t", 0, gone, "half=y")
+    write_deltalake(place / "t", data.slice(0, 10), mode="append")
+    (found,) = discover(StorageLocation(place))
+    wanted = [v for v in range(200_000) if v % 2 == 0 or v // 2 not in set(gone)] + list(range(10))
+    sums = "SELECT half, count(*) AS n, sum(v) AS v, min(v) AS low, max(v) AS high FROM t GROUP BY half"
+    job = make_job(sums, found, out=tmp_path)
+    engine.run(job)
+    expected = [
+        (name, len(some), sum(some), min(some), max(some))
+        for name, some in (("x", [v for v in wanted if v % 2 == 0]), ("y", [v for v in wanted if v % 2]))
+    ]
+    assert rows(job) == expected
+    few = make_job("SELECT v, half FROM t WHERE v BETWEEN 135 AND 145 AND half = 'y'", found, out=tmp_path)
+    engine.run(few)
+    assert rows(few) == [(141, "y"), (143, "y"), (145, "y")]
+    largest = max((file for file in found.files if "half=y" in file.path), key=lambda file: file.size)
+    alone = make_job(
+        "SELECT count(*) AS n FROM t AS a JOIN t AS b ON a.v = b.v",
+        replace(found, files=(largest,)),
+        out=tmp_path,
+    )
+    engine.run(alone)
+    assert rows(alone) == [(100_000 - len(gone),)]

@@ -36,10 +36,12 @@ from ebbflow.infra.tables import parquet
 from ebbflow.infra.tables.datatypes import spark_type
 from ebbflow.infra.tables.logs import iceberg
 from ebbflow.infra.tables.logs.catalogues import IcebergCatalogue
+from ebbflow.infra.tables.targets import iceberg as iceberg_target
 from ebbflow.infra.tables.targets.delta import DeltaTarget
 from ebbflow.infra.tables.targets.folder import FolderTarget
 from ebbflow.infra.tables.targets.iceberg import IcebergTarget
 from ebbflow.planners.errors import OptionError
+from tests.infra.tables.deleting import DELETING, delete_by_vector
 from tests.infra.tables.reading import read
 
 FORMATS = ("delta", "iceberg", "parquet")
@@ -297,6 +299,101 @@ def test_a_commit_between_a_look_and_a_commit_is_seen(
     left = [file for file in lake.files() if "ebbflow-run1" in file]
     if mode != "merge" or format != "parquet":
         assert len(left) == 1, "files of tries that were not committed are deleted"
+
+
+def test_what_other_programs_do_to_a_directory_while_it_is_committed_is_kept(
+    embedded: DuckDbEngine, lake: Lake, result: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    into = lake.into("parquet", mode="overwrite")
+    other = pa.table({"k": [7], "v": ["z"]})
+    write_into(result(pa.table({"k": [1], "v": ["a"]})), lake.into("parquet"), "run0", embedded)
+    link = FolderTarget._link
+
+    def then(change: Callable[[], object]) -> Callable[..., Any]:
+        def linked(*given: Any) -> Any:
+            monkeypatch.setattr(FolderTarget, "_link", link)
+            found = link(*given)
+            change()
+            return found
+
+        return linked
+
+    def added() -> None:
+        pq.write_table(other, lake.path / "other.parquet")
+        (lake.path / "notes").mkdir()
+        (lake.path / "notes/_said.txt").write_text("x")
+
+    monkeypatch.setattr(FolderTarget, "_link", then(added))
+    assert write_into(result(pa.table({"k": [2], "v": ["b"]})), into, "run1", embedded)
+    assert [row["k"] for row in lake.rows("parquet")] == [2, 7], "a file that was put there stays"
+    assert (lake.path / "notes/_said.txt").read_text() == "x"
+    (lake.path / "notes/_said.txt").unlink()
+    (lake.path / "notes").rmdir()
+
+    monkeypatch.setattr(FolderTarget, "_link", then((lake.path / "other.parquet").unlink))
+    assert write_into(result(pa.table({"k": [3], "v": ["c"]})), lake.into("parquet"), "run2", embedded)
+    assert [row["k"] for row in lake.rows("parquet")] == [2, 3], "one that was deleted does not come back"
+
+    changed: list[str] = []
+
+    def rewritten() -> None:
+        (file,) = lake.path.glob("*run1*.parquet")
+        pq.write_table(other, file.with_suffix(".tmp"))
+        file.with_suffix(".tmp").rename(file)
+        changed.append(file.name)
+
+    monkeypatch.setattr(FolderTarget, "_link", then(rewritten))
+    merging = lake.into("parquet", mode="merge", keys=("k",))
+    assert write_into(result(pa.table({"k": [2, 7], "v": ["d", "e"]})), merging, "run3", embedded)
+    assert changed
+    found = [(row["k"], row["v"]) for row in lake.rows("parquet")]
+    assert found == [(2, "d"), (3, "c"), (7, "e")], (
+        "the rows are merged once more, into what the file has now"
+    )
+    assert [path.name for path in lake.folder.iterdir() if path.name.startswith(".t.")] == [".t.ebbflow-lock"]
+
+
+def test_files_of_an_iceberg_table_are_opened_before_its_catalogue_is_asked(
+    embedded: DuckDbEngine, lake: Lake, result: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, ask, read_footers = [False], IcebergCatalogue.ask, iceberg_target._data_file
+
+    def asking(*given: Any) -> Any:
+        asked[0] = True
+        try:
+            return ask(*given)
+        finally:
+            asked[0] = False
+
+    def data_file(*given: Any) -> Any:
+        assert not asked[0], "its answer has a time limit"
+        return read_footers(*given)
+
+    monkeypatch.setattr(IcebergCatalogue, "ask", asking)
+    monkeypatch.setattr(iceberg_target, "_data_file", data_file)
+    into = lake.into("iceberg", partitions=("day",))
+    write_into(result(ROWS), into, "run1", embedded)
+    write_into(result(ROWS), into, "run2", embedded)
+    assert len(lake.rows("iceberg")) == 8
+
+
+def test_files_with_deletion_vectors_are_replaced_by_their_library_only(
+    embedded: DuckDbEngine, lake: Lake, result: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_deltalake(lake.path, pa.table({"k": [1, 2, 3], "v": ["a", "b", "c"]}), configuration=DELETING)
+    delete_by_vector(lake.path, 0, [1])
+    rows = result(pa.table({"k": [3], "v": ["d"]}))
+    merging = lake.into("delta", mode="merge", keys=("k",))
+    with pytest.raises(TableError, match="only its library keeps"):
+        write_into(rows, merging, "run1", embedded)
+    with monkeypatch.context() as patched:  # as of a table whose other features are known
+        patched.setattr(DeltaTarget, "kept_by_library", lambda *_: "")
+        with pytest.raises(TableError, match=r"deleted by a deletion vector in .*, which is to be replaced"):
+            write_into(rows, merging, "run1", embedded)
+    for number, (mode, expected) in enumerate((("append", ["a", "c", "d"]), ("overwrite", ["d"]))):
+        assert write_into(rows, lake.into("delta", mode=mode), f"run{number + 2}", embedded)
+        found = read(lake.relation("delta")).column("v").to_pylist()
+        assert sorted(found) == expected
 
 
 def test_tries_at_once_write_once(embedded: DuckDbEngine, lake: Lake, result: Make) -> None:

@@ -1,10 +1,8 @@
 """Tables of Delta Lake: what is read is what the library that wrote them reads."""
 
-import base64
-import json
 import shutil
-import struct
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -24,9 +22,10 @@ from ebbflow.infra.query.results import result_at
 from ebbflow.infra.query.table_results import Into, write_into
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import filefooters, statistics
-from ebbflow.infra.tables.logs import snapshots
+from ebbflow.infra.tables.logs import deletions, snapshots
 from ebbflow.infra.tables.logs.versions import s3_settings
 from ebbflow.infra.tables.parquet import discover, sources, table_of, version
+from tests.infra.tables.deleting import DELETING, delete_by_vector, edited
 from tests.infra.tables.reading import read, sampled
 
 SALES = pa.table(
@@ -48,15 +47,6 @@ KEYS = ["country", "day", "shop", "open", "amount", "at"]
 
 def library(path: Path | str, version: int | None = None) -> pa.Table:
     return DeltaTable(str(path), version=version).to_pyarrow_table()
-
-
-def edited(path: Path, version: int, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Change the actions of a commit as ``edit`` does."""
-    log = path / f"_delta_log/{version:020d}.json"
-    actions = [json.loads(line) for line in log.read_text().splitlines()]
-    for action in actions:
-        edit(action)
-    log.write_text("\n".join(map(json.dumps, actions)))
 
 
 def test_every_version_is_read_as_it_was(tmp_path: Path) -> None:
@@ -270,27 +260,88 @@ def test_a_reader_feature_that_is_not_known_is_refused(tmp_path: Path) -> None:
             discover(StorageLocation(path))
 
 
+def live(path: Path, version: int | None = None) -> pa.Table:
+    """Return the rows that the library's own engine reads; its Arrow data set knows no deletion vectors."""
+    from deltalake import QueryBuilder
+
+    table = DeltaTable(path, version=version)
+    return pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
+
+
 def test_rows_that_deletion_vectors_delete_are_never_read(tmp_path: Path) -> None:
-    from pyroaring import BitMap
-
     path = tmp_path / "t"
-    write_deltalake(path, SALES, configuration={"delta.enableDeletionVectors": "true"})
-    assert same_rows(read(discover(StorageLocation(path))[0]), SALES) is None, "without one it is read"
-    content = struct.pack("<iqi", 1681511377, 1, 0) + BitMap([1, 2]).serialize()
-    content += b"\0" * (-len(content) % 4)
-    standard = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-    ours = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-    vector = base64.b85encode(content).translate(bytes.maketrans(standard, ours)).decode()
+    write_deltalake(path, SALES, configuration=DELETING)
+    (before,) = discover(StorageLocation(path))
+    assert same_rows(read(before), SALES) is None, "without one it is read"
+    write_deltalake(path, SALES, mode="append")
+    delete_by_vector(path, 1, [1, 2])
+    (found,) = discover(StorageLocation(path))
+    wanted = SALES.take([0, 1, 2, 3, 0, 3])
+    assert same_rows(live(path), wanted) is None, "the library agrees"
+    assert same_rows(read(found), wanted) is None
+    flat = [name for name, kind in found.columns if not kind.startswith("array")]
+    assert same_rows(sampled(found).select(flat), wanted.select(flat)) is None
+    assert statistics.collect(found).rows == 6
+    assert (
+        same_rows(read(table_of(StorageLocation(path), sources(StorageLocation(path))[0], at="0")), SALES)
+        is None
+    )
+    other = tmp_path / "other/t"
+    shutil.copytree(path, other)
+    delete_by_vector(other, 1, [1, 3])
+    delete_by_vector(path, 1, [1, 3])
+    snapshots._known.clear()
+    (changed,) = discover(StorageLocation(path))
+    assert version(changed) != version(found), "stages of other rows are not reused"
+    assert same_rows(read(changed), live(other)) is None
+    (touched,) = [file for file, _ in changed.log.deleted] if changed.log else []
+    rest = replace(changed, files=tuple(file for file in changed.files if file.path != touched))
+    assert version(rest) == version(replace(found, files=rest.files)), (
+        "files without deleted rows are the same"
+    )
 
-    def deleted(action: dict[str, Any]) -> None:
-        if "add" in action:
-            action["add"]["deletionVector"] = {
-                "storageType": "i", "pathOrInlineDv": vector, "sizeInBytes": len(content), "cardinality": 2,
-            }  # fmt: skip
 
-    edited(path, 0, deleted)
-    with pytest.raises(TableError, match=r"'t' has rows deleted by deletion vectors in 1 of its files"):
+def test_partitions_renamed_columns_and_files_without_a_live_row_may_have_deleted_rows(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "t"
+    write_deltalake(path, SALES, partition_by=["country"], configuration=DELETING)
+    delete_by_vector(path, 0, [0], "country=de")
+    delete_by_vector(path, 0, [0], "country=f")
+    (found,) = discover(StorageLocation(path))
+    assert same_rows(read(found).select(SALES.column_names), SALES.take([2, 3])) is None
+    assert statistics.collect(found).rows == 2
+    nulls = tmp_path / "nulls"
+    write_deltalake(
+        nulls,
+        pa.table(
+            {"x": [None, None, 5, 6], "y": [None] * 4}, pa.schema([("x", pa.int64()), ("y", pa.int64())])
+        ),
+        configuration=DELETING,
+    )
+    delete_by_vector(nulls, 0, [0, 1])
+    (footer,) = snapshots.read_footers(discover(StorageLocation(nulls))[0], ["x", "y"])
+    assert footer.rows == (2,)
+    assert footer.bounds["x"][0].nulls is None, "both may be among the deleted: not all values are NULL"
+    assert footer.bounds["y"][0].nulls == 2
+
+
+def test_deleted_rows_that_cannot_be_left_out_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t"
+    write_deltalake(
+        path, SALES.rename_columns(["file_row_number", *SALES.column_names[1:]]), configuration=DELETING
+    )
+    delete_by_vector(path, 0, [1])
+    with pytest.raises(TableError, match=r"'t' has deleted rows and a column 'file_row_number'"):
         discover(StorageLocation(path))
+    many = tmp_path / "many"
+    write_deltalake(many, SALES, configuration=DELETING)
+    delete_by_vector(many, 0, [1, 2])
+    monkeypatch.setattr(deletions, "MOST", 1)
+    with pytest.raises(TableError, match=r"'many' has more than 1 deleted rows"):
+        discover(StorageLocation(many))
 
 
 def test_files_outside_of_the_table_are_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import EqualTo, IsNull
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
+from pyiceberg.table import StaticTable, Table
 from pyiceberg.types import (
     DoubleType,
     ListType,
@@ -34,7 +34,7 @@ from ebbflow.infra.tables.logs import snapshots
 from ebbflow.infra.tables.logs.versions import s3_settings
 from ebbflow.infra.tables.parquet import discover, sources, table_of
 from tests.infra.tables.iceberg import SALES, Make, check, library
-from tests.infra.tables.reading import read
+from tests.infra.tables.reading import read, sampled
 
 
 def test_every_snapshot_is_read_as_it_was(make: Make, iceberg_place: StorageLocation) -> None:
@@ -242,16 +242,60 @@ def test_types_that_spark_lacks_are_refused(kind: Any, told: str, tmp_path: Path
 
 def test_rows_that_delete_files_delete_are_never_read(make: Make, iceberg_place: StorageLocation) -> None:
     table = make()
-    _delete_by_position(table, iceberg_place, [1, 2])
-    with pytest.raises(
-        TableError, match=r"'t' has rows deleted by delete files or vectors \(1 of .*copy-on-write"
-    ):
-        discover(iceberg_place)
+    _delete_by_position(table, iceberg_place, [2, 1, 1])
+    (found,) = discover(iceberg_place)
+    wanted = SALES.take([0, 3])
+    assert same_rows(read(found), wanted) is None
+    flat = [name for name, kind in found.columns if not kind.startswith("struct")]
+    assert same_rows(sampled(found).select(flat), wanted.select(flat)) is None
+    assert statistics.collect(found).rows == 2
+    (newest,) = Path(iceberg_place.path("metadata")).glob("00009-*.json")
+    oracle = StaticTable.from_metadata(f"file://{newest}").scan().to_arrow()
+    assert same_rows(read(found), oracle.select(SALES.column_names)) is None
     first = table.metadata.snapshots[0].snapshot_id
     assert same_rows(read(table_of(iceberg_place, sources(iceberg_place)[0], at=str(first))), SALES) is None
 
 
-def _delete_by_position(table: Table, iceberg_place: StorageLocation, rows: list[int]) -> None:
+def test_columns_that_are_found_by_ids_may_have_deleted_rows(
+    make: Make, iceberg_place: StorageLocation
+) -> None:
+    table = make(SALES.select(["id", "day"]))
+    with table.update_schema() as update:
+        update.rename_column("id", "was")
+        update.rename_column("day", "id")
+    table.append(pa.table({"was": pa.array([9], pa.int32()), "id": [date(2026, 12, 1)]}))
+    _delete_by_position(table, iceberg_place, [0], file=0)
+    (found,) = discover(iceberg_place)
+    assert found.log is not None
+    assert found.log.ids, "no name is the same in all files"
+    oracle = StaticTable.from_metadata(
+        f"file://{next(Path(iceberg_place.path('metadata')).glob('00009-*.json'))}"
+    )
+    assert same_rows(read(found), oracle.scan().to_arrow()) is None
+    assert read(found).num_rows == 4
+
+
+def test_rows_that_are_deleted_by_values_are_refused(make: Make, iceberg_place: StorageLocation) -> None:
+    table = make()
+    _delete_by_position(table, iceberg_place, [1], kind="EQUALITY_DELETES")
+    with pytest.raises(TableError, match=r"'t' has rows deleted by their values \(equality deletes\)"):
+        discover(iceberg_place)
+
+
+def test_a_deleted_row_that_its_file_has_not_is_refused(make: Make, iceberg_place: StorageLocation) -> None:
+    _delete_by_position(make(), iceberg_place, [1, 4])
+    with pytest.raises(TableError, match=r"row 4 of .* is deleted, which has 4"):
+        discover(iceberg_place)
+
+
+def _delete_by_position(
+    table: Table,
+    iceberg_place: StorageLocation,
+    rows: list[int],
+    *,
+    file: int = 0,
+    kind: str = "POSITION_DELETES",
+) -> None:
     """Commit a snapshot that deletes rows of the first file by their positions, as an engine that merges on read."""
     from pyiceberg.io.pyarrow import PyArrowFileIO
     from pyiceberg.manifest import (
@@ -270,7 +314,7 @@ def _delete_by_position(table: Table, iceberg_place: StorageLocation, rows: list
         def content(self) -> ManifestContent:
             return ManifestContent.DELETES
 
-    (task,) = table.scan().plan_files()
+    task = sorted(table.scan().plan_files(), key=lambda task: -task.file.record_count)[file]
     path, io = iceberg_place.path("data/deletes.parquet"), PyArrowFileIO()
     pq.write_table(
         pa.table(
@@ -286,7 +330,7 @@ def _delete_by_position(table: Table, iceberg_place: StorageLocation, rows: list
     )
     snapshot, number = table.metadata.snapshots[-1], 4711
     deletes = DataFile.from_args(
-        content=DataFileContent.POSITION_DELETES, file_path=f"file://{path}", file_format=FileFormat.PARQUET,
+        content=DataFileContent[kind], file_path=f"file://{path}", file_format=FileFormat.PARQUET,
         partition=Record(), record_count=len(rows), file_size_in_bytes=Path(path).stat().st_size,
     )  # fmt: skip
     deletes._spec_id = 0
@@ -304,15 +348,16 @@ def _delete_by_position(table: Table, iceberg_place: StorageLocation, rows: list
     manifest = writer.to_manifest_file()
     listed = iceberg_place.path("metadata/snap-deletes.avro")
     with write_manifest_list(
-        2, io.new_output(listed), number, snapshot.snapshot_id, 2, "deflate"
+        2, io.new_output(listed), number, snapshot.snapshot_id, snapshot.sequence_number + 1, "deflate"
     ) as manifests:
         manifests.add_manifests([*snapshot.manifests(io), manifest])
     known = json.loads(Path(table.metadata_location.removeprefix("file://")).read_text())
     known["snapshots"].append(
-        {**known["snapshots"][-1], "snapshot-id": number, "sequence-number": 2, "manifest-list": listed,
+        {**known["snapshots"][-1], "snapshot-id": number, "manifest-list": listed,
+         "sequence-number": snapshot.sequence_number + 1,
          "parent-snapshot-id": snapshot.snapshot_id, "summary": {"operation": "delete"}}
     )  # fmt: skip
-    known |= {"current-snapshot-id": number, "last-sequence-number": 2}
+    known |= {"current-snapshot-id": number, "last-sequence-number": snapshot.sequence_number + 1}
     known["refs"]["main"]["snapshot-id"] = number
     Path(iceberg_place.path(f"metadata/00009-{uuid.uuid4()}.metadata.json")).write_text(json.dumps(known))
 
