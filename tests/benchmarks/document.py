@@ -21,6 +21,7 @@ from tests.benchmarks import (
     document_sql,
     document_switching,
     document_system_chaos,
+    document_tables,
     document_training,
 )
 
@@ -53,6 +54,12 @@ def main() -> None:
     for engine in ("spark", "duckdb"):
         if (FOLDER / f"tpch-{engine}.json").exists():
             parts.append(_tpch(_read(f"tpch-{engine}")))
+    for name, section in (
+        ("generated-queries", document_tables.generated),
+        ("logged-tables", document_tables.logged),
+    ):
+        if (FOLDER / f"{name}.json").exists():
+            parts.append(section(_read(name)))
     if (FOLDER / "auction.json").exists():
         parts.append(_auction(_read("auction")))
     for name, section in (
