@@ -207,8 +207,9 @@ def _deleted(
     apply to it. Raises ``TableError`` for what cannot be left out."""
     import numpy as np
 
-    used = {one.file_path: one for task in tasks for one in task.delete_files}
-    known = dict(zip(used, in_parallel(lambda one: _positions(name, io, one), used.values()), strict=True))
+    used = list({one.file_path: one for task in tasks for one in task.delete_files}.values())
+    found = in_parallel(lambda one: _positions(name, io, one), used)
+    known = {one.file_path: said for one, said in zip(used, found, strict=True)}
     rows = {}
     for task in tasks:
         apply = [
