@@ -41,6 +41,36 @@ torchrun's, whose agents look for each other once a second.
 
 def pauses(found: dict[str, Any]) -> str:
     """Return the section on how long a training stands still, beside other launchers."""
+    left = found.get("left_out", "")
+    load = f", load {found['load']:.1f} at the end" if found["load"] else ""
+    missing = (
+        "" if found["torchft"].startswith("torchft==") else f" torchft was not measured: {found['torchft']}."
+    )
+    return f"""## How long a training stands still
+
+`python -m tests.benchmarks.training_pauses --out docs/benchmarks`
+
+Two members of this machine train a perceptron: a process of one is killed and another takes its place, its node gets
+a notice and leaves, one comes, one is taken away. Longest time without a step, from what happens until all that are
+to be there have trained again, seconds: median (worst) of {_counts(found)} each, of a node that comes twice as
+many; the systems take turns. *In place* and *restart* are `--recovery`; torchft is {found["torchft"]} at two
+heartbeat timeouts, and has no notice: its process is terminated; its gradients are reduced by its manager, for its
+DistributedDataParallel ends with an error at a loss under this torch. torchrun's script saves every 5 s.
+{found["machine"]}, torch {found["torch"]}{load}.{missing}{left}
+
+{_pause_tables(found)}
+
+Goals were 0.25 s after SIGKILL and 0.05 s else; the small model meets them. Of larger ones a step alone takes longer
+than each goal. One that comes is given 200 MB or 1 GB of parameters and momentum while all wait, and a killed one's
+successor is one that comes: of 3.3 s with 500 MB, measured apart, 0.04 s are agreement and a new process group, 0.8 s
+the copy and 2.4 s the first step together, 1.3 to 1.8 s later on, as who comes touches its memory for the first time.
+torchft lets the others end their step meanwhile, to which one that comes contributes zeros.
+
+![longest time without a step](benchmarks/training_pauses.svg)
+"""
+
+
+def _pause_tables(found: dict[str, Any]) -> str:
     names = list(dict.fromkeys(row["system"] for row in found["rows"]))
     tables = []
     for size in found["sizes"]:
@@ -61,58 +91,33 @@ def pauses(found: dict[str, Any]) -> str:
             if again:
                 lines[-1] = lines[-1].replace(f"| {name} |", f"| {name}; up to {again} steps again |")
         tables.append("\n".join(lines))
-    counts = [f"{len(chosen(found, names[0], size, 'SIGKILL'))} ({size})" for size in found["sizes"]]
-    left = found.get("left_out", "")
-    load = f", load {found['load']:.1f} at the end" if found["load"] else ""
-    missing = (
-        "" if found["torchft"].startswith("torchft==") else f" torchft was not measured: {found['torchft']}."
-    )
-    tables_text = "\n\n".join(tables)
-    return f"""## How long a training stands still
+    return "\n\n".join(tables)
 
-`python -m tests.benchmarks.training_pauses --out docs/benchmarks`
 
-Two members of this machine train a perceptron: a process of one is killed and another takes its place, its node gets
-a notice and leaves, one comes, one is taken away. Longest time without a step, from what happens until all that are
-to be there have trained again, seconds: median (worst) of {", ".join(counts)} each, of a node that comes twice as
-many; the systems take turns. *In place* and *restart* are `--recovery`; torchft is {found["torchft"]} at two
-heartbeat timeouts, and has no notice: its process is terminated; its gradients are reduced by its manager, for its
-DistributedDataParallel ends with an error at a loss under this torch. torchrun's script saves every 5 s.
-{found["machine"]}, torch {found["torch"]}{load}.{missing}{left}
+def _counts(found: dict[str, Any]) -> str:
+    """Return how often each thing happened, by size."""
+    name = found["rows"][0]["system"]
+    return ", ".join(f"{len(chosen(found, name, size, 'SIGKILL'))} ({size})" for size in found["sizes"])
 
-{tables_text}
 
-Goals were 0.25 s after SIGKILL and 0.05 s else; the small model meets them. Of larger ones a step alone takes longer
-than each goal. One that comes is given 200 MB or 1 GB of parameters and momentum while all wait, and a killed one's
-successor is one that comes: of 3.3 s with 500 MB, measured apart, 0.04 s are agreement and a new process group, 0.8 s
-the copy and 2.4 s the first step together, 1.3 to 1.8 s later on, as who comes touches its memory for the first time.
-torchft lets the others end their step meanwhile, to which one that comes contributes zeros.
+def more_pauses(found: dict[str, Any]) -> str:
+    """Return the section on the same, measured elsewhere."""
+    return f"""## How long it stands still on {found["where"]}
 
-![longest time without a step](benchmarks/training_pauses.svg)
+`{found["command"]}`
+
+As above, on {found["machine"]}, torch {found["torch"]}, load {found["load"]:.1f} at the end; {_counts(found)} of
+each, of a node that comes twice as many.{found.get("note", "")}
+
+{_pause_tables(found)}
 """
 
 
 def chaos(found: dict[str, Any]) -> str:
     """Return the section on trainings to which things happen that a seed decides."""
-    rows = []
-    for mode, row in found["modes"].items():
-        nodes, most, slots = found["clusters"][mode]
-        events = ", ".join(f"{count} {name}" for name, count in row["events"].items())
-        where = f"{nodes if nodes == most else f'{nodes} to {most}'} nodes of {slots}"
-        rows.append(
-            f"| {mode} | {where} | {row['runs']} | {row['whole']} | {events}; {row['two_at_once']} times two at once "
-            f"| {row['steps']:,} | {row['one_generation']} |"
-        )
-    table = "\n".join(rows)
     again = found["modes"].get("ddp", {}).get("restarts", {})
     said = "; ".join(f"{count} times because {reason}" for reason, count in again.items())
     restarts = f" Those of whole models started again nevertheless {said}." if said else ""
-    wrong = [f"{mode} {text}" for mode, row in found["modes"].items() for text in row["wrong"]]
-    verdict = (
-        "Wrong: " + "; ".join(wrong) + "."
-        if wrong
-        else "**Nothing hung, was lost or was wrong in any of them.**"
-    )
     return f"""## Trainings in chaos
 
 `python -m tests.benchmarks.training_chaos --seeds {found["wanted"]} --out docs/benchmarks`
@@ -125,9 +130,51 @@ parameters (float64) are those of an undisturbed run of one process up to a rela
 {found["atol"]:g}, which is what another order of sums may change, and nobody who was not hit lost its process while
 the generation was the same. {found["machine"]}, torch {found["torch"]}.
 
-| parallel | where | runs | whole | what happened | steps | runs of one generation |
-|---|---|---|---|---|---|---|
-{table}
+{_chaos_table(found)}
 
-{verdict}{restarts}{found.get("note", "")}
+{_verdict(found)}{restarts}{found.get("note", "")}
 """
+
+
+def chaos_cuda(found: dict[str, Any]) -> str:
+    """Return the section on the same, where all processes train on one GPU."""
+    seconds = ", ".join(f"{row['run_s']:.0f} s ({mode})" for mode, row in found["modes"].items())
+    return f"""## Trainings in chaos on a GPU
+
+`python -m tests.benchmarks.training_chaos --first {found["first"]} --seeds {found["wanted"]} --out docs/benchmarks`
+
+The same on {found["machine"]}, torch {found["torch"]}: all processes share the GPU, hold model, gradients and moments
+there, and exchange over gloo. Medians of a run {seconds}.
+
+{_chaos_table(found)}
+
+{_verdict(found)}{found.get("note", "")}
+"""
+
+
+def _chaos_table(found: dict[str, Any]) -> str:
+    rows = []
+    for mode, row in found["modes"].items():
+        nodes, most, slots = found["clusters"][mode]
+        events = ", ".join(f"{count} {name}" for name, count in row["events"].items())
+        where = f"{nodes if nodes == most else f'{nodes} to {most}'} nodes of {slots}"
+        rows.append(
+            f"| {mode} | {where} | {row['runs']} | {row['whole']} | {events}; {row['two_at_once']} times two at once "
+            f"| {row['steps']:,} | {row['one_generation']} |"
+        )
+    return "\n".join(
+        [
+            "| parallel | where | runs | whole | what happened | steps | runs of one generation |",
+            "|---|---|---|---|---|---|---|",
+            *rows,
+        ]
+    )
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    wrong = [f"{mode} {text}" for mode, row in found["modes"].items() for text in row["wrong"]]
+    return (
+        "Wrong: " + "; ".join(wrong) + "."
+        if wrong
+        else "**Nothing hung, was lost or was wrong in any of them.**"
+    )

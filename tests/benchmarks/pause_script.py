@@ -18,6 +18,7 @@ import torch.distributed as dist
 SAMPLES, BATCH = 4096, 32
 SAVE_EVERY = 5.0  # seconds between the checkpoints of plain torchrun
 COLLECTIVE = timedelta(seconds=30)
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 Note = Callable[[int], None]
 
@@ -56,14 +57,15 @@ def batch(step: int, rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]
     """Return a process's share of a step's samples."""
     x, y = dataset()
     begin = step * BATCH % SAMPLES
-    return x[begin : begin + BATCH][rank::world], y[begin : begin + BATCH][rank::world]
+    rows = slice(begin + rank, begin + BATCH, world)
+    return x[rows].to(DEVICE), y[rows].to(DEVICE)
 
 
 def plain(note: Note, width: int, folder: Path) -> None:
     """Train as a script for torchrun does, which saves now and then and loads when it starts."""
     dist.init_process_group("gloo", timeout=COLLECTIVE)
     rank, world = dist.get_rank(), dist.get_world_size()
-    model, step, path = make_model(width), 0, folder / "checkpoint.pt"
+    model, step, path = make_model(width).to(DEVICE), 0, folder / "checkpoint.pt"
     optimizer = make_optimizer(model.parameters())
     if path.exists():
         found = torch.load(path, weights_only=True)
@@ -90,7 +92,7 @@ def replicated(note: Note, width: int) -> None:
     import torchft
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    model = make_model(width)
+    model = make_model(width).to(DEVICE)
     optimizer = make_optimizer(model.parameters())
 
     def load(state: dict[str, Any]) -> None:

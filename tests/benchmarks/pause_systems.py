@@ -16,6 +16,7 @@ import psutil
 from ebbflow.infra.protocols import TrainingJob
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.local_nodes import LocalNodes
+from ebbflow.infra.training.process.world import BACKEND
 from ebbflow.planners.model.trainings import RecoveryChoice, RunSettings
 
 SCRIPT = Path(__file__).with_name("pause_script.py")
@@ -52,7 +53,9 @@ class Ours:
         self._came = 2
 
     def start(self, folder: Path, notes: Path, width: int) -> None:
-        self._notes, self._nodes = notes, LocalNodes(folder / "nodes")
+        self._notes = notes
+        # a GPU is shared by all, which NCCL refuses
+        self._nodes = LocalNodes(folder / "nodes", gpus=(), environment={BACKEND: "gloo"})
         self._trainer = TorchTrainer(self._nodes, replace=False, stragglers=False)
         settings = RunSettings(checkpoint_interval=30.0, adaptive=False, recovery=self._recovery)
         job = TrainingJob(
@@ -104,7 +107,7 @@ class Processes:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd(), **environment},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path(os.getcwd()), **environment},
             )
 
     def end(self, member: str, number: signal.Signals) -> None:
@@ -181,7 +184,7 @@ class Torchft(Processes):
         self._folder, self._notes, self._width = folder, notes, width
         port = _free_port()
         self._environment = {
-            "PYTHONPATH": os.pathsep.join((str(self._packages), os.getcwd())),
+            "PYTHONPATH": _path(self._packages, os.getcwd()),
             "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}",
         }
         bound = "" if self._heartbeat is None else f", heartbeat_timeout_ms={self._heartbeat}"
@@ -212,7 +215,9 @@ class Torchft(Processes):
 
 
 def install_torchft(folder: Path) -> str:
-    """Install torchft beside this environment; return why that was not possible, empty where it was."""
+    """Install torchft beside this environment, unless it is there; return why that was not possible, else empty."""
+    if not _import_error(folder):
+        return ""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
     for options in (("--no-deps", *TORCHFT), TORCHFT_NEEDS):  # its dependency, torch, is here
         try:
@@ -223,16 +228,21 @@ def install_torchft(folder: Path) -> str:
             return f"installing {options[-1]} took over {INSTALL:g} s"
         if done.returncode:
             return f"{options[-1]} cannot be installed: {done.stderr.strip().splitlines()[-1][:200]}"
+    return f"torchft cannot be imported: {why}" if (why := _import_error(folder)) else ""
+
+
+def _import_error(folder: Path) -> str:
     tried = subprocess.run(
         [sys.executable, "-c", "import torchft"],
         capture_output=True, text=True, timeout=INSTALL, check=False,
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        env={**os.environ, "PYTHONPATH": _path(folder)},
     )  # fmt: skip
-    return (
-        ""
-        if tried.returncode == 0
-        else f"torchft cannot be imported: {tried.stderr.strip().splitlines()[-1]}"
-    )
+    return "" if tried.returncode == 0 else tried.stderr.strip().splitlines()[-1]
+
+
+def _path(*folders: Path | str) -> str:
+    """Return where Python looks: first in these folders, then where this process does."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def until(reached: Callable[[], Any], what: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import socket
 import tempfile
 from collections.abc import Callable
@@ -33,6 +34,12 @@ def device_name(device: str) -> str:
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(device))
     return f"{os.cpu_count()} CPU cores, one thread a process"
+
+
+def machine() -> str:
+    """Return what this machine is called in a report, its GPU first where processes share that."""
+    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
+    return f"{gpu}{len(os.sched_getaffinity(0))} processors, {platform.machine()}, {platform.system()}"
 
 
 def _call(

@@ -3,8 +3,9 @@
 Run from the repository root: ``python -m tests.benchmarks.training_chaos --seeds 100 --out DIR``. Each run is decided
 by its mode and seed (``tests/infra/training/chaos_runs.py`` says what happens in it) and takes half a minute and more
 on two cores, most of it waiting. Finished runs are kept in ``--runs`` and are not repeated: the same command takes up
-what was left, and what a run that failed has written stays there. Writes ``training_chaos.json``, in which modes that
-are not asked for keep their rows; exits with 1 if anything did not hold.
+what was left, and what a run that failed has written stays there. Writes ``training_chaos.json``, on a machine with a
+GPU, on which all processes train then, ``training_chaos_cuda.json``; in it modes that are not asked for keep their
+rows. Exits with 1 if anything did not hold.
 """
 
 import argparse
@@ -12,7 +13,6 @@ import collections
 import json
 import multiprocessing
 import os
-import platform
 import shutil
 import statistics
 import sys
@@ -26,6 +26,7 @@ from typing import Any, get_args
 import torch
 
 from ebbflow.infra.storage.files import write_text
+from tests.benchmarks.ranks import machine
 from tests.infra.training.chaos_runs import ATOL, CLUSTERS, RTOL, ChaosRun, Mode, schedule
 
 EVENTS = 6  # strikes of a run
@@ -53,10 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = [(mode, seed) for seed in range(given.first, given.first + given.seeds) for mode in modes]
     _all([one for one in wanted if not _path(runs, *one).exists()], given.jobs, runs, given.limit)
     found = [json.loads(_path(runs, *one).read_text()) for one in wanted if _path(runs, *one).exists()]
-    summary = summarised(found, given.seeds, modes)
+    summary = {"first": given.first, **summarised(found, given.seeds, modes)}
     for mode, row in summary["modes"].items():
         print(f"{mode}: {row}")
-    kept = given.out / "training_chaos.json"
+    kept = given.out / f"training_chaos{'_cuda' if torch.cuda.is_available() else ''}.json"
     whole = all(row["whole"] == given.seeds for row in summary["modes"].values())
     rows = (json.loads(kept.read_text())["modes"] if kept.exists() else {}) | summary["modes"]
     summary["modes"] = {mode: rows[mode] for mode in get_args(Mode) if mode in rows}
@@ -143,7 +144,7 @@ def summarised(found: Sequence[dict[str, Any]], seeds: int, modes: Sequence[str]
             mode: [CLUSTERS[mode].nodes, CLUSTERS[mode].most, CLUSTERS[mode].slots] for mode in CLUSTERS
         },
         "torch": torch.__version__,
-        "machine": f"{len(os.sched_getaffinity(0))} processors, {platform.machine()}, {platform.system()}",
+        "machine": machine(),
         "modes": rows,
     }
 

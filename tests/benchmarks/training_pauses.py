@@ -10,7 +10,6 @@ process is killed and comes back, a node gets a notice and leaves, one comes, on
 import argparse
 import json
 import os
-import platform
 import signal
 import statistics
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ebbflow.infra.machine import devices
 from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.drawing.charts import bars_svg
 from tests.benchmarks.pause_systems import (
@@ -36,6 +36,7 @@ from tests.benchmarks.pause_systems import (
     lives,
     until,
 )
+from tests.benchmarks.ranks import machine
 
 SIZES = {"small": 960, "100 MB": 4980, "500 MB": 11_160}  # width of the hidden layers
 EVENTS = ("SIGKILL", "notice", "grow", "shrink")
@@ -134,7 +135,11 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=1, help="times that all happens in a turn")
     parser.add_argument("--sizes", default="small,100 MB", help=f"of the model, some of {', '.join(SIZES)}")
     parser.add_argument("--systems", default="", help="only those whose names begin with one of these")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="all members share a GPU")
+    parser.add_argument("--name", default="training_pauses", help="of the files that are written")
     given = parser.parse_args()
+    if given.device == "cpu":
+        os.environ[devices.VISIBLE] = ""
     signal.signal(
         signal.SIGTERM, lambda number, frame: sys.exit(f"ended by signal {number}")
     )  # members end, too
@@ -155,7 +160,7 @@ def main() -> None:
             systems = {name: make for name, make in systems.items() if not name.startswith("torchft")}
         rows = measure(systems, sizes, given.rounds, given.cycles)
     found = {
-        "machine": f"{len(os.sched_getaffinity(0))} processors, {platform.machine()}, {platform.system()}",
+        "machine": machine(),
         "torch": torch.__version__,
         "torchft": without or TORCHFT[0],
         "load": os.getloadavg()[0],
@@ -163,8 +168,8 @@ def main() -> None:
         "events": list(EVENTS),
         "rows": rows,
     }
-    write_text(given.out / "training_pauses.json", json.dumps(found, indent=1) + "\n")
-    write_text(given.out / "training_pauses.svg", drawn(found))
+    write_text(given.out / f"{given.name}.json", json.dumps(found, indent=1) + "\n")
+    write_text(given.out / f"{given.name}.svg", drawn(found))
 
 
 def all_systems(packages: Path) -> dict[str, Callable[[], System]]:

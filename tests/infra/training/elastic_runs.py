@@ -12,6 +12,7 @@ from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.local_nodes import LocalNodes
+from ebbflow.infra.training.process.world import BACKEND
 from ebbflow.planners.model.trainings import RunSettings
 from tests.infra.training.service.service_script import BATCH, SAMPLES
 
@@ -54,7 +55,8 @@ class Run:
         self._read: dict[Path, int] = {}  # characters of what workers write
         self._steps: list[dict[str, Any]] = []
         self.unwritten: list[int] = []  # steps of which a killed worker has not written its part down
-        self.pool = self.NODES(folder / "nodes")
+        # a GPU, where there is one, is none of a node's own: all train on it, which NCCL refuses
+        self.pool = self.NODES(folder / "nodes", gpus=(), environment={BACKEND: "gloo"})
         self.trainer = TorchTrainer(self.pool, logs=folder / "logs", hang=hang, **options)
         job = TrainingJob(
             id="one",
