@@ -69,8 +69,6 @@ def main() -> None:
         ("spot_recovery", document_spot.section),
         ("training_recovery", document_recovery.section),
         ("training_pauses", document_recovery.pauses),
-        ("training_pauses_16_cores", document_recovery.more_pauses),
-        ("training_pauses_cuda", document_recovery.more_pauses),
         ("training_chaos", document_recovery.chaos),
         ("training_chaos_cuda", document_recovery.chaos_cuda),
         ("communication-nodes", document_communication.section),

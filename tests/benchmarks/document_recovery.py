@@ -41,36 +41,6 @@ torchrun's, whose agents look for each other once a second.
 
 def pauses(found: dict[str, Any]) -> str:
     """Return the section on how long a training stands still, beside other launchers."""
-    left = found.get("left_out", "")
-    load = f", load {found['load']:.1f} at the end" if found["load"] else ""
-    missing = (
-        "" if found["torchft"].startswith("torchft==") else f" torchft was not measured: {found['torchft']}."
-    )
-    return f"""## How long a training stands still
-
-`python -m tests.benchmarks.training_pauses --out docs/benchmarks`
-
-Two members of this machine train a perceptron: a process of one is killed and another takes its place, its node gets
-a notice and leaves, one comes, one is taken away. Longest time without a step, from what happens until all that are
-to be there have trained again, seconds: median (worst) of {_counts(found)} each, of a node that comes twice as
-many; the systems take turns. *In place* and *restart* are `--recovery`; torchft is {found["torchft"]} at two
-heartbeat timeouts, and has no notice: its process is terminated; its gradients are reduced by its manager, for its
-DistributedDataParallel ends with an error at a loss under this torch. torchrun's script saves every 5 s.
-{found["machine"]}, torch {found["torch"]}{load}.{missing}{left}
-
-{_pause_tables(found)}
-
-Goals were 0.25 s after SIGKILL and 0.05 s else; the small model meets them. Of larger ones a step alone takes longer
-than each goal. One that comes is given 200 MB or 1 GB of parameters and momentum while all wait, and a killed one's
-successor is one that comes: of 3.3 s with 500 MB, measured apart, 0.04 s are agreement and a new process group, 0.8 s
-the copy and 2.4 s the first step together, 1.3 to 1.8 s later on, as who comes touches its memory for the first time.
-torchft lets the others end their step meanwhile, to which one that comes contributes zeros.
-
-![longest time without a step](benchmarks/training_pauses.svg)
-"""
-
-
-def _pause_tables(found: dict[str, Any]) -> str:
     names = list(dict.fromkeys(row["system"] for row in found["rows"]))
     tables = []
     for size in found["sizes"]:
@@ -91,25 +61,34 @@ def _pause_tables(found: dict[str, Any]) -> str:
             if again:
                 lines[-1] = lines[-1].replace(f"| {name} |", f"| {name}; up to {again} steps again |")
         tables.append("\n".join(lines))
-    return "\n\n".join(tables)
+    counts = [f"{len(chosen(found, names[0], size, 'SIGKILL'))} ({size})" for size in found["sizes"]]
+    left = found.get("left_out", "")
+    load = f", load {found['load']:.1f} at the end" if found["load"] else ""
+    missing = (
+        "" if found["torchft"].startswith("torchft==") else f" torchft was not measured: {found['torchft']}."
+    )
+    tables_text = "\n\n".join(tables)
+    return f"""## How long a training stands still
 
+`python -m tests.benchmarks.training_pauses --out docs/benchmarks`
 
-def _counts(found: dict[str, Any]) -> str:
-    """Return how often each thing happened, by size."""
-    name = found["rows"][0]["system"]
-    return ", ".join(f"{len(chosen(found, name, size, 'SIGKILL'))} ({size})" for size in found["sizes"])
+Two members of this machine train a perceptron: a process of one is killed and another takes its place, its node gets
+a notice and leaves, one comes, one is taken away. Longest time without a step, from what happens until all that are
+to be there have trained again, seconds: median (worst) of {", ".join(counts)} each, of a node that comes twice as
+many; the systems take turns. *In place* and *restart* are `--recovery`; torchft is {found["torchft"]} at two
+heartbeat timeouts, and has no notice: its process is terminated; its gradients are reduced by its manager, for its
+DistributedDataParallel ends with an error at a loss under this torch. torchrun's script saves every 5 s.
+{found["machine"]}, torch {found["torch"]}{load}.{missing}{left}
 
+{tables_text}
 
-def more_pauses(found: dict[str, Any]) -> str:
-    """Return the section on the same, measured elsewhere."""
-    return f"""## How long it stands still on {found["where"]}
+Goals were 0.25 s after SIGKILL and 0.05 s else; the small model meets them. Of larger ones a step alone takes longer
+than each goal. One that comes is given 200 MB or 1 GB of parameters and momentum while all wait, and a killed one's
+successor is one that comes: of 3.3 s with 500 MB, measured apart, 0.04 s are agreement and a new process group, 0.8 s
+the copy and 2.4 s the first step together, 1.3 to 1.8 s later on, as who comes touches its memory for the first time.
+torchft lets the others end their step meanwhile, to which one that comes contributes zeros.
 
-`{found["command"]}`
-
-As above, on {found["machine"]}, torch {found["torch"]}, load {found["load"]:.1f} at the end; {_counts(found)} of
-each, of a node that comes twice as many.{found.get("note", "")}
-
-{_pause_tables(found)}
+![longest time without a step](benchmarks/training_pauses.svg)
 """
 
 
