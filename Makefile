@@ -7,6 +7,7 @@
 # make audit  ask a database for vulnerabilities of the locked packages
 # make airflow  test the provider in a real Airflow, in an environment of its own
 # make frameworks  test with Hugging Face's and Lightning's trainers, in an environment of their own
+# make connect  test queries through Spark Connect, whose client needs another protobuf, in an environment of its own
 # make chaos  20 chaotic runs of the whole system, half an hour and more; writes docs/benchmarks
 # make bench  the slow checks, planning and coverage; writes docs/benchmarks
 # make lock   pin the newest versions that work together
@@ -16,7 +17,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.ready
 
-.PHONY: demo test fuzz check docs audit airflow frameworks format chaos bench lock lock-airflow lock-frameworks java tools clean
+.PHONY: demo test fuzz check docs audit airflow frameworks connect format chaos bench lock lock-airflow lock-frameworks lock-connect java tools clean
 
 demo: $(SETUP) java
 	$(BIN)/ebbflow demo $(ARGS)
@@ -46,6 +47,9 @@ airflow:
 frameworks:
 	scripts/environment-test.sh frameworks tests/frameworks $(ARGS)
 
+connect:
+	scripts/environment-test.sh connect tests/connect tests/infra/query/test_engine_contract.py -k connect $(ARGS)
+
 format: $(SETUP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -67,7 +71,7 @@ java:
 tools:
 	@scripts/tools.sh
 
-lock lock-airflow lock-frameworks:
+lock lock-airflow lock-frameworks lock-connect:
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet uv
 	PATH=$(abspath $(VENV)-lock)/bin:$$PATH python scripts/lock.py $(subst lock,,$(subst lock-,,$@))

@@ -29,7 +29,7 @@ LOCKS = ("requirements.lock", "requirements-torch.lock")
 
 CPU_LOCK = "requirements-torch-cpu.lock"
 
-ENVIRONMENTS = ("airflow", "frameworks")
+ENVIRONMENTS = ("airflow", "frameworks", "connect")
 """Those that tests have of their own."""
 
 ALLOWED = frozenset(
@@ -161,12 +161,14 @@ def builds(root: Path = ROOT) -> list[Finding]:
 
 
 def wanted(project: Mapping[str, object]) -> list[Requirement]:
-    """Return what ``[project]`` of ``pyproject.toml`` asks for, all extras included, its own name left out."""
+    """Return what ``[project]`` of ``pyproject.toml`` asks for, its own name left out, with all extras but those that
+    have an environment of their own."""
     name = canonicalize_name(str(project["name"]))
     texts = list(project.get("dependencies", []))  # type: ignore[call-overload]
     extras: Mapping[str, list[str]] = project.get("optional-dependencies", {})  # type: ignore[assignment]
-    for extra in extras.values():
-        texts += extra
+    for extra, asked in extras.items():
+        if extra not in ENVIRONMENTS:
+            texts += asked
     requirements = [Requirement(text) for text in texts]
     for one in requirements:
         if canonicalize_name(one.name) == name and (unknown := one.extras - set(extras)):
@@ -351,6 +353,8 @@ def environment(name: str, root: Path = ROOT) -> list[Finding]:
         for line in (root / f"requirements-{name}.in").read_text(encoding="utf-8").splitlines()
         if line.strip() and not line.startswith("#")
     ]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked += [Requirement(text) for text in project["optional-dependencies"].get(name, ())]
     locked, wrong = read(root, f"requirements-{name}.lock", "requirements-torch.lock")
     return wrong + unmet(asked, locked, f"requirements-{name}.in")
 

@@ -11,8 +11,10 @@ lock=requirements-$name.lock
 if ! cmp -s "$lock" "$venv/installed.lock"; then
   echo "setting up $venv (once)"
   "${PYTHON:-python3}" -m venv --clear "$venv"
+  torch=()
+  if [ "$name" != connect ]; then torch=(--requirement "$(scripts/torch-lock.sh "$venv")"); fi
   "$venv/bin/pip" install --quiet --disable-pip-version-check --require-hashes \
-    --requirement "$lock" --requirement "$(scripts/torch-lock.sh "$venv")"
+    --requirement "$lock" "${torch[@]}"
   cp "$lock" "$venv/installed.lock"
 fi
 

@@ -1,12 +1,14 @@
 """Pins the newest versions that work together, each with the hashes of its files.
 
-python scripts/lock.py [airflow | frameworks]    what `make lock` and `make lock-airflow` run; needs uv and the index
+python scripts/lock.py [NAME]    what `make lock` and, for airflow, frameworks or connect, `make lock-NAME` run; needs
+                                 uv and the index
 
 requirements.lock            what every installation has, for all Pythons and systems that the project is for
 requirements-torch.lock      PyTorch as the index has it: on Linux with CUDA's libraries
 requirements-torch-cpu.lock  PyTorch for processors alone, from wherever pip is configured to find ``+cpu`` builds
 requirements-airflow.lock    the environment of the Airflow provider, beside one of the two PyTorches
 requirements-frameworks.lock the environment of trainers of other frameworks, beside one of the two PyTorches
+requirements-connect.lock    the environment of Spark Connect's client, which needs another protobuf; without PyTorch
 """
 
 import re
@@ -24,8 +26,12 @@ ENVIRONMENTS = {
     "frameworks": (
         "--extra", "train", "--constraint", "requirements.lock", "pyproject.toml", "requirements-frameworks.in",
     ),
+    "connect": ("--extra", "connect", "pyproject.toml", "requirements-connect.in"),
 }  # fmt: skip
 """What the environments of their own are made from."""
+
+OTHERS = {"connect": re.compile(r"protobuf==")}
+"""What an environment of its own has in another version than ``requirements.lock``, and is for."""
 
 _ENTRY = re.compile(r"^[a-z0-9].*(?:\n    --hash=.*)*", re.MULTILINE)
 
@@ -80,6 +86,18 @@ def cpu_build(entries: list[str]) -> str:
     return " \\\n    ".join([f"{version}+cpu", *sorted(hashes)])
 
 
+def constraints(name: str, folder: Path) -> list[str]:
+    """Return the arguments that hold an environment of its own to the versions that ours has, but for ``OTHERS``;
+    a file of them is written into ``folder``."""
+    told = ["--constraint", "requirements-torch.lock"]
+    if name in OTHERS:
+        entries = _ENTRY.findall((ROOT / "requirements.lock").read_text(encoding="utf-8"))
+        kept = folder / "constraints"
+        kept.write_text("\n".join(e for e in entries if not OTHERS[name].match(e)) + "\n", encoding="utf-8")
+        told += ["--constraint", str(kept)]
+    return told
+
+
 def write(name: str, entries: list[str]) -> None:
     """Replace a lock by these entries."""
     beside = ROOT / f".{name}.new"
@@ -91,7 +109,8 @@ def main() -> None:
     """Write the locks."""
     name, *more = sys.argv[1:] or [""]
     if name in ENVIRONMENTS:
-        entries = compiled(*more, "--constraint", "requirements-torch.lock", *ENVIRONMENTS[name])
+        with tempfile.TemporaryDirectory() as folder:
+            entries = compiled(*more, *constraints(name, Path(folder)), *ENVIRONMENTS[name])
         write(f"requirements-{name}.lock", [e for e in entries if not OF_TORCH.match(e)])
         return
     entries = compiled("--extra", "dev", *sys.argv[1:], "pyproject.toml")

@@ -138,7 +138,8 @@ def run_query(
             this machine can hold what the query reads, else ``spark``.
         stages: how Spark runs a stage: ``spark`` (its SQL), ``native`` (DuckDB in its tasks, where answers are proven
             equal) or ``auto``, by cost, where executors have memory and Python packages for it.
-        master: Spark master: ``local[2]`` (the default where Spark runs), ``spark://host:7077``, ...
+        master: Spark master: ``local[2]`` (the default where Spark runs), ``spark://host:7077``, ``sc://host:15002``
+            (Spark Connect), ...
         planner: ``qoop`` re-plans at each change of capacity; ``clarinet`` and ``volcano`` plan once; ``single`` runs
             the query as one statement.
         materialize: which intermediate results become checkpoints: ``cost`` (where it pays), ``every-join`` or
@@ -178,8 +179,8 @@ def run_query(
         team: team of the app.
         allow_functions: functions that SQL may call though they read more than tables, such as ``read_csv``; in a
             run of a deployment, only those of them that the deployment's own parameters have.
-        session: SparkSession of this process to run in, instead of one that is started; without ``tables`` the query
-            reads its tables and views, temporary ones too. It runs on afterwards.
+        session: SparkSession to run in, of this process or of Spark Connect, instead of one that is started; without
+            ``tables`` the query reads its tables and views, temporary ones too. It runs on afterwards.
 
     Returns:
         The report of the run; the rows are in ``result_path``.

@@ -19,6 +19,7 @@ from ebbflow.planners.errors import EbbflowError
 _PACKAGES = ("prefect", "fastapi", "sqlglot", "duckdb", "pyarrow", "numpy", "scipy")
 _EXTRAS = {
     "pyspark": "spark",
+    "grpcio-status": "connect",
     "tpchgen-cli": "demo",
     "torch": "train",
     "pyzmq": "train",

@@ -1,4 +1,4 @@
-"""This machine as the only node, for engines that run inside one process."""
+"""One node that stays as it is: this machine for engines of this process, or a server that tells no more."""
 
 import contextlib
 import os
@@ -29,11 +29,18 @@ def usable_memory() -> float:
 class LocalCapacity:
     """A ``CapacitySource`` of one on-demand node that never changes.
 
-    ``memory`` is what tasks may use, GiB; by default four fifths of the machine's. Raises ``OptionError``.
+    ``memory`` is what tasks may use, GiB; by default four fifths of the machine's. ``node`` is an id for people, and
+    ``hazard`` its expected losses per hour. Raises ``OptionError``.
     """
 
     def __init__(
-        self, cores: int | None = None, memory: float | None = None, clock: Clock | None = None
+        self,
+        cores: int | None = None,
+        memory: float | None = None,
+        clock: Clock | None = None,
+        *,
+        node: str = "local",
+        hazard: float = 0.0,
     ) -> None:
         cores = len(os.sched_getaffinity(0)) if cores is None else cores
         memory = usable_memory() if memory is None else memory
@@ -41,9 +48,12 @@ class LocalCapacity:
             raise OptionError(f"cores must be >= 1; got {cores}")
         if not memory > 0:
             raise OptionError(f"memory must be > 0 GiB; got {memory}")
-        self._node = Node("local", cores, memory, host="localhost", market="on-demand")
+        self._node = Node(
+            node, cores, memory, host="localhost" if node == "local" else node, market="on-demand"
+        )
+        self._hazard = hazard
         self._clock = clock or SystemClock()
 
     def capacity(self) -> Capacity:
-        """Return the one node, always with revision 1 and no hazard."""
-        return Capacity(revision=1, nodes=(self._node,), at=self._clock.now())
+        """Return the one node, always with revision 1."""
+        return Capacity(revision=1, nodes=(self._node,), at=self._clock.now(), hazard=self._hazard)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.errors import EngineUnavailableError, StageCancelledError, TableError
+from ebbflow.infra.errors import EngineUnavailableError, StageCancelledError
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
 from ebbflow.infra.query.results import count_rows
 from ebbflow.infra.spark import checksums as executors
@@ -29,7 +29,6 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.confinement import AllowedAccess
 from ebbflow.planners.errors import OptionError
 
-_NO_TABLE = ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE")
 _POLL = 0.25  # seconds between looks at a running job
 _log = logging.getLogger(__name__)
 
@@ -203,32 +202,14 @@ class SparkEngine:
 
     def tables(self, names: Collection[str]) -> Sequence[Relation]:
         """See ``SqlEngine``; tables of the session's catalogues and, where the session was given, its temporary
-        views. No other table is looked at, of which there may be thousands. Raises ``TableError``."""
-        from pyspark.errors import PySparkException
-
-        found = []
-        for name in sorted(names):
-            try:
-                frame = self._session.table(relations.qualified(name))
-                found.append(Relation(name, "file", (), relations.columns(frame), external=True))
-            except Exception as error:  # of a package that a table needs, of a metastore: Py4J's own
-                if not isinstance(error, PySparkException) or error.getCondition() not in _NO_TABLE:
-                    raise TableError(f"table {name!r} cannot be read: {first_line(error)}") from error
-        return found
+        views. Raises ``TableError``."""
+        return relations.tables(self._session, names)
 
     def table_list(self) -> Sequence[str]:
         return [table.name for table in self._session.catalog.listTables()]
 
     def output_names(self, sql: str, tables: Sequence[Relation]) -> tuple[str, ...] | None:
-        from pyspark.errors import PySparkException
-
-        try:
-            session = self._job_session()
-            for relation in tables:
-                relations.register(session, replace(relation, files=()))
-            return tuple(session.sql(sql).columns)
-        except PySparkException:
-            return None
+        return relations.output_names(self._job_session(), sql, tables)
 
     def close(self) -> None:
         with self._lock:

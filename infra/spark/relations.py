@@ -1,16 +1,19 @@
 """Relations as Spark's temporary views."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
 from ebbflow.infra.errors import TableError
 from ebbflow.infra.protocols import Relation, StageJob
+from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.logs import deletions
 
 _FILE, _ROW, _BITS = "__ebbflow_file", "__ebbflow_row", "__ebbflow_bits"  # where rows are deleted
+_NO_TABLE = ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE")
 _HADOOP_SCHEME = {"s3": "s3a", "file": "file"}
 
 
@@ -135,8 +138,7 @@ def _decoded(frame: Any, relation: Relation) -> Any:
                     f"{unquote(text)!r}, which Spark cannot tell apart; encode all of them, or none"
                 )
         if wrong := [(seen, text) for seen, text in sorted(right.items()) if seen != text]:
-            from pyspark.sql import functions as f
-
+            f = _functions(frame)
             known = f.create_map(*(f.lit(text) for pair in wrong for text in pair))
             frame = frame.withColumn(name, f.coalesce(known[f.col(quoted(name))], f.col(quoted(name))))
     return frame
@@ -149,6 +151,7 @@ def _declared(session: Any, relation: Relation) -> Any:
         return ddl
     from pyspark.sql.types import StructField, StructType
 
+    parsed = session._parse_ddl(ddl) if hasattr(session, "_parse_ddl") else StructType.fromDDL(ddl)
     # of this session: the vectorized reader, and filters on footers, take a column of the name for the one of the id
     for setting, value in (
         ("fieldId.read.enabled", True),
@@ -157,16 +160,25 @@ def _declared(session: Any, relation: Relation) -> Any:
     ):
         session.conf.set(f"spark.sql.parquet.{setting}", str(value).lower())
     ids = dict(relation.log.ids)
-    fields = StructType.fromDDL(ddl).fields
     return StructType(
-        [StructField(f.name, f.dataType, True, {"parquet.field.id": ids[f.name]}) for f in fields]
+        [StructField(f.name, f.dataType, True, {"parquet.field.id": ids[f.name]}) for f in parsed.fields]
     )
+
+
+def _functions(frame: Any) -> Any:
+    """Return PySpark's functions for a data frame: those of Spark Connect are others."""
+    if type(frame).__module__.startswith("pyspark.sql.connect."):
+        from pyspark.sql.connect import functions as connected
+
+        return connected
+    from pyspark.sql import functions
+
+    return functions
 
 
 def storable(frame: Any) -> Any:
     """Return ``frame`` with columns that are only ever null as strings, since Parquet has no such type."""
-    from pyspark.sql import functions as f
-
+    f = _functions(frame)
     if all(field.dataType.simpleString() != "void" for field in frame.schema.fields):
         return frame
     return frame.select(
@@ -184,10 +196,38 @@ def columns(frame: Any) -> tuple[tuple[str, str], ...]:
     return tuple((field.name, field.dataType.simpleString()) for field in frame.schema.fields)
 
 
+def tables(session: Any, names: Collection[str]) -> list[Relation]:
+    """Return those of the named tables that a session's catalogues have, or its temporary views are. No other table
+    is looked at, of which there may be thousands. Raises ``TableError`` for one that cannot be read."""
+    from pyspark.errors import PySparkException
+
+    found = []
+    for name in sorted(names):
+        try:
+            frame = session.table(qualified(name))
+            found.append(Relation(name, "file", (), columns(frame), external=True))
+        except Exception as error:  # of a package that a table needs, of a metastore: Py4J's own
+            if not isinstance(error, PySparkException) or error.getCondition() not in _NO_TABLE:
+                raise TableError(f"table {name!r} cannot be read: {first_line(error)}") from error
+    return found
+
+
+def output_names(session: Any, sql: str, known: Sequence[Relation]) -> tuple[str, ...] | None:
+    """Return the names of the columns of a statement over ``known``, which are registered in ``session``; ``None`` if
+    Spark cannot run it."""
+    from pyspark.errors import PySparkException
+
+    try:
+        for relation in known:
+            register(session, replace(relation, files=()))
+        return tuple(session.sql(sql).columns)
+    except PySparkException:
+        return None
+
+
 def write(frame: Any, job: StageJob) -> None:
     """Write the rows of ``frame`` into the directory of the job's output, as its layout wants them."""
-    from pyspark.sql import functions as f
-
+    f = _functions(frame)
     if job.layout is None:
         frame.write.mode("append").parquet(hadoop_uri(job.output.uri))
         return

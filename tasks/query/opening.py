@@ -7,7 +7,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from ebbflow.tasks.query.request import LOCAL, QueryRequest
 from ebbflow.tasks.query.sharing import SharedCapacity
 
 if TYPE_CHECKING:
+    from ebbflow.infra.spark.connect.engine import ConnectEngine
     from ebbflow.infra.spark.engine import SparkEngine
     from ebbflow.infra.spark.masters import Master
 
@@ -54,6 +55,7 @@ class OpenedEngine:
     engine: SqlEngine
     source: CapacitySource
     closers: list[Callable[[], None]] = field(default_factory=list)
+    notes: tuple[str, ...] = ()  # what it cannot tell, for the report
     settled: bool = False  # the first executors have come: a later query need not wait for them
     cluster: str = ""  # what its queries share with others who name it so; empty: nothing
     application: str = ""  # Spark's id of it
@@ -139,6 +141,10 @@ def opened_engine(
     ``note`` is told of a wait for a Spark master's first worker, which ``stop`` ends: ``StageCancelledError``.
     """
     clock = clock or SystemClock()
+    if on_connect(request):
+        with connected(request, clock) as (_, opened):
+            yield opened
+        return
     request = choose_engine(request, clock)
     opened = _open_duckdb(clock) if request.engine == "duckdb" else _open_spark(request, clock, note, stop)
     with ExitStack() as leaving:  # the engine last, whatever fails before
@@ -215,15 +221,21 @@ def _watched_spark(
 
 def request_in(session: Any, request: QueryRequest) -> QueryRequest:
     """Return ``request`` as it runs in a SparkSession that the caller has: on Spark, with the session's settings, and
-    on its tables and views unless it names a directory. Raises ``OptionError``."""
-    if not hasattr(session, "_jsparkSession"):
+    on its tables and views unless it names a directory. Raises ``OptionError`` and, for a session of Spark Connect,
+    ``EngineUnavailableError``."""
+    from ebbflow.infra.spark.connect import session as connect
+
+    remote = connect.is_connect(session)
+    if not remote and not hasattr(session, "_jsparkSession"):
         raise OptionError(
-            "session must be a SparkSession of this process, with a driver of its own (Spark Connect has none); got "
+            "session must be a SparkSession of this process or of Spark Connect; got "
             f"a value of type {type(session).__module__}.{type(session).__name__}"
         )
     if request.engine == "duckdb":
         raise OptionError("session needs engine spark or auto; got 'duckdb'")
-    if session.sparkContext._jsc is None:
+    if remote:
+        connect.check_session(session)
+    elif session.sparkContext._jsc is None:
         raise OptionError("session has been stopped; give one that runs")
     for name, value in (
         ("master", request.master if request.master != LOCAL else ""),
@@ -238,7 +250,7 @@ def request_in(session: Any, request: QueryRequest) -> QueryRequest:
         own[_ZONE] = zone
     if request.tables and _calls_own(session, request.sql):
         own[_FUNCTIONS] = uuid.uuid4().hex
-    master = session.sparkContext.master
+    master = connect.address(session) if remote else session.sparkContext.master
     return replace(request, engine="spark", engine_reason="a session is given", master=master, conf=own)
 
 
@@ -255,9 +267,17 @@ def engine_in(session: Any, request: QueryRequest, clock: Clock | None = None) -
 
     Its executors cannot be held to a share. Raises ``EngineUnavailableError``.
     """
-    from ebbflow.infra.spark.engine import SparkEngine
+    from ebbflow.infra.spark.connect.session import is_connect
 
     clock = clock or SystemClock()
+    if is_connect(session):
+        from ebbflow.infra.spark.connect.engine import ConnectEngine
+
+        with closing(ConnectEngine(session, clock)) as running:
+            yield _of_connect(running, request)
+        return
+    from ebbflow.infra.spark.engine import SparkEngine
+
     engine = SparkEngine.attach(session, clock, request.weight)
     with ExitStack() as leaving:
         leaving.callback(engine.close)
@@ -265,6 +285,36 @@ def engine_in(session: Any, request: QueryRequest, clock: Clock | None = None) -
         for close in reversed(opened.closers):
             leaving.callback(close)
         yield opened
+
+
+def _of_connect(engine: "ConnectEngine", request: QueryRequest) -> OpenedEngine:
+    from ebbflow.infra.spark.connect.engine import WITHOUT
+
+    source = engine.capacity(request.interruption_rate or 0.0)
+    note = WITHOUT.format(cores=source.capacity().cores)
+    return OpenedEngine(engine, source, notes=(note,), settled=True, cluster=engine.address, whole=False)
+
+
+def on_connect(request: QueryRequest) -> bool:
+    """Tell whether the master of a request is a server of Spark Connect."""
+    return request.engine != "duckdb" and request.master.startswith("sc://")
+
+
+@contextmanager
+def connected(
+    request: QueryRequest, clock: Clock | None = None
+) -> Iterator[tuple[QueryRequest, OpenedEngine]]:
+    """Open a session of the Spark Connect server that is the master of ``request``; yield the request as it runs
+    there, and the engine. The session is ended afterwards. Raises ``EngineUnavailableError`` and ``OptionError``."""
+    from ebbflow.infra.spark.connect import session as connect
+
+    session = connect.open_session(request.master, request.conf)
+    try:
+        inner = request_in(session, replace(request, master="", conf={}))
+        with engine_in(session, inner, clock) as opened:
+            yield replace(inner, engine_reason=request.engine_reason or "a master is named"), opened
+    finally:
+        connect.end_session(session)
 
 
 def _master_of(address: str) -> "Master | None":

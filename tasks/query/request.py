@@ -26,9 +26,10 @@ StageEngine = Literal["spark", "native", "auto"]
 PlannerName = Literal["qoop", "clarinet", "volcano", "single"]
 # SQL settings of Spark that change how a result is computed, not what it is
 _HOW = (
-    "adaptive", "autoBroadcastJoinThreshold", "broadcastTimeout", "catalogImplementation", "cbo", "codegen", "debug",
-    "execution", "files.max", "files.min", "files.open", "hive", "inMemoryColumnarStorage", "join",
-    "maxBroadcastTableSize", "optimizer", "repl", "shuffle", "sources", "streaming", "ui", "variable", "warehouse",
+    "adaptive", "artifact", "autoBroadcastJoinThreshold", "broadcastTimeout", "catalogImplementation", "cbo",
+    "codegen", "connect", "debug", "execution", "files.max", "files.min", "files.open", "hive",
+    "inMemoryColumnarStorage", "join", "maxBroadcastTableSize", "optimizer", "repl", "shuffle", "sources",
+    "streaming", "ui", "variable", "warehouse",
 )  # fmt: skip
 LOCAL = "local[2]"  # the master where none is named: Spark in this process
 
@@ -73,7 +74,8 @@ class QueryRequest:
     )
     master: str = option(
         "",
-        "Spark master: local[2], spark://host:7077, ...; local-fleet[:NAME] for that of ebbflow local up",
+        "Spark master: local[2], spark://host:7077, sc://host:15002 (Spark Connect), ...; local-fleet[:NAME] for "
+        "that of ebbflow local up",
         unless=f"{LOCAL}, where Spark runs",
     )
     planner: PlannerName = option(
@@ -287,8 +289,22 @@ _MASTER = re.compile(
 )
 
 
+_CONNECT = re.compile(r"sc://([^\s:,/;\[\]]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?(/(;[^\s;=]+=[^\s;]*)*)?")
+_PLAIN = ("use_ssl", "user_agent", "user_id")  # parameters that are no secrets
+
+
 def check_master(master: str) -> None:
-    """Raise ``OptionError`` for a Spark master's address of the wrong form. Nothing is connected to."""
+    """Raise ``OptionError`` for a Spark master's address of the wrong form, or one of Spark Connect with what may be
+    a secret. Nothing is connected to."""
+    if master.startswith("sc://"):
+        place, *parameters = master.split(";")
+        if other := [name for one in parameters if (name := one.partition("=")[0]) not in _PLAIN]:
+            raise OptionError(
+                f"the address of a Spark Connect server must not hold {other[0][:40]!r}, which logs and reports "
+                f"would show; it may have {', '.join(_PLAIN)}, and a token goes into SPARK_CONNECT_AUTHENTICATE_TOKEN"
+            )
+        if not _CONNECT.fullmatch(master):
+            raise OptionError(f"a Spark Connect server's address is sc://HOST:PORT; got {place!r:.120}")
     if master.startswith("spark://") and not _MASTER.fullmatch(master):
         raise OptionError(f"a Spark master's address is spark://HOST:PORT; got {master!r:.120}")
 

@@ -41,6 +41,8 @@ from ebbflow.tasks.query.opening import (
     OpenedEngine,
     arrived_capacity,
     choose_engine,
+    connected,
+    on_connect,
     opened_engine,
     shared_source,
 )
@@ -145,6 +147,9 @@ def execute(
     """
     clock = clock or SystemClock()
     orchestrator = orchestrator or PlainOrchestrator()
+    if opened is None and on_connect(request):
+        with connected(request, clock) as (inner, engine):
+            return execute(inner, orchestrator, clock, engine, follow, app, stop)
     request = choose_engine(request, clock, opened)
     store = ParquetCheckpointStore(request.store_place, clock=clock, durable=request.durable)
     pins = _pins(request, store, clock, app)
@@ -176,14 +181,14 @@ def execute(
             remember(store, request, measured)
             gathered = replace(found, history=measured)
         engine.confine(gathered.read(), [store.place], gathered.everything)
-        for note in gathered.notes:
+        for note in (*gathered.notes, *running.notes):
             orchestrator.listener.note(note)
         started = clock.now()
         slices = SliceIndex(store, store.cache("slices"))
         share = planning_share(capacity, request.fraction)
         obstacle = _native_obstacle(request, gathered, engine) if share.total.cores > 0 else ""
         stages = "spark" if obstacle else stage_engines_of(request, gathered)
-        told = [] if memory is None else [memory.opening]
+        told = [*running.notes, *([] if memory is None else [memory.opening])]
         if obstacle:
             told.append(f"all stages run on Spark SQL: {obstacle}")
             orchestrator.listener.note(told[-1])
@@ -193,16 +198,9 @@ def execute(
         book = RunRecorder(started, listener, told)
         if memory is not None:
             leaving.callback(_follow(memory, request, inbox))
-        engines = StageEngines(stages, gathered.history) if stages != "spark" else None
+        ways = StageEngines(stages, gathered.history) if stages != "spark" else None
         work = StageWork(
-            engine,
-            store,
-            gathered.relations,
-            slices,
-            inbox,
-            reuse=request.reuse,
-            since=started,
-            engines=engines,
+            engine, store, gathered.relations, slices, inbox, reuse=request.reuse, since=started, engines=ways
         )
         with log_ids(run=run), _watched(source, capacity, inbox, orchestrator, clock):
             result = Driver(session, work, book, orchestrator, clock).run(capacity)

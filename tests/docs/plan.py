@@ -89,6 +89,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     "docs/simulation.md": (Plan("ebbflow simulate training", "slow"),),
     "docs/own-query.md": (
         Plan("from ebbflow import run_query", "check", SESSION),
+        Plan("pip install", "check", "needs a server; make connect runs queries on one"),
         Plan("note: sales", "check", OURS),
         Plan("note: orders: Delta Lake", "check", OURS),
         Plan("# what is in there", "slow", given=("shop",)),

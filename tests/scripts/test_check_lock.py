@@ -57,6 +57,14 @@ def test_the_lock_for_other_frameworks_has_what_ebbflow_has_in_the_same_versions
     assert [name for name in shared if pinned[name] != own[name]] == []
 
 
+def test_the_lock_for_spark_connect_differs_from_ours_in_protobuf_alone(lock: ModuleType) -> None:
+    assert said(lock.environment("connect")) == []
+    pinned, _ = lock.read(ROOT, "requirements-connect.lock")
+    own, _ = lock.read(ROOT, "requirements.lock")
+    assert {"grpcio-status", "pandas", "pyspark"} <= set(pinned)
+    assert [name for name in set(pinned) & set(own) if pinned[name] != own[name]] == ["protobuf"]
+
+
 def test_licences_of_what_is_installed_are_allowed(lock: ModuleType) -> None:
     locked, _ = lock.read(ROOT, *lock.LOCKS)
     assert said(lock.licences(locked)) == []

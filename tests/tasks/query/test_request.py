@@ -42,11 +42,19 @@ def request(**options: Any) -> QueryRequest:
         ({"hysteresis": 1.5}, "hysteresis"),
         ({"dialect": "klingon"}, "klingon"),
         ({"store": ""}, "store"),
+        ({"master": "spark://host"}, "is spark://HOST:PORT; got 'spark://host'"),
+        ({"master": "sc://h:1:2"}, "is sc://HOST:PORT; got 'sc://h:1:2'"),
+        ({"master": "sc://h:15002/;use_ssl=true;token=s3cr3t"}, "must not hold 'token', which"),
+        (
+            {"master": "sc://h:15002/;x-key=s3cr3t"},
+            "must not hold 'x-key', which logs and reports would show",
+        ),
     ],
 )
 def test_an_option_that_breaks_its_rule_is_named_with_the_rule(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(OptionError, match=told):
+    with pytest.raises(OptionError, match=told) as caught:
         request(**options)
+    assert "s3cr3t" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +65,8 @@ def test_an_option_that_breaks_its_rule_is_named_with_the_rule(options: dict[str
         {"store_budget": 0.0},
         {"hysteresis": 0.0},
         {"dialect": "postgres"},
+        {"master": "sc://h"},
+        {"master": "sc://[::1]:15002/;use_ssl=true;user_id=me"},
     ],
 )
 def test_values_at_the_edge_of_their_rule_are_taken(options: dict[str, Any]) -> None:

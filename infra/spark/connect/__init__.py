@@ -1,0 +1,1 @@
+"""Queries in a session of Spark Connect."""

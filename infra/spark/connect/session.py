@@ -1,0 +1,151 @@
+"""Sessions of Spark Connect, whose driver is a server's, spoken to over gRPC: opened, checked, ended."""
+
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from ebbflow.infra.errors import EngineLostError, EngineUnavailableError, InfraError
+from ebbflow.infra.spark.failures import first_line, parse, translate
+from ebbflow.planners.errors import OptionError
+
+SCHEME = "sc://"
+_PORT = 15002  # Spark's default
+_PORT_SECONDS = 5.0  # to connect
+_RETRIES = {"max_retries": 7, "max_backoff": 5_000}  # 20 s in all; PySpark's own policy takes ten minutes
+_FORGOTTEN = re.compile(r"INVALID_HANDLE\.(SESSION|OPERATION)|SESSION_CHANGED|SESSION_CLOSED")
+
+
+def is_connect(session: object) -> bool:
+    """Tell whether a value is a session of Spark Connect; nothing is imported for that."""
+    return any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(session).__mro__)
+
+
+def address(session: Any) -> str:
+    """Return where a session's server is, without the parameters of the connection, of which one may be a token."""
+    endpoint = getattr(
+        session.client._builder, "endpoint", ""
+    )  # a caller's own kind of channel may have none
+    return f"{SCHEME}{endpoint or 'server'}"
+
+
+def check_session(session: Any) -> None:
+    """Raise ``OptionError`` for a session that was stopped, and ``EngineUnavailableError`` for one whose server does
+    not listen."""
+    if session.is_stopped:
+        raise OptionError("session has been stopped; give one that runs")
+    if getattr(session.client._builder, "endpoint", ""):
+        _reach(address(session))
+
+
+def open_session(server: str, conf: Mapping[str, str]) -> Any:
+    """Return a new session of the server at ``sc://HOST[:PORT]``, in UTC, with these SQL settings.
+
+    Raises:
+        EngineUnavailableError: packages are missing, or there is no such server.
+        OptionError: for a setting that is not one of a session.
+    """
+    if wrong := sorted(key for key in conf if not key.startswith("spark.sql.")):
+        raise OptionError(
+            f"conf: a session of Spark Connect has settings of SQL only (spark.sql.*); set {', '.join(wrong)} where "
+            "its server is started"
+        )
+    try:
+        from pyspark.sql.connect.session import SparkSession
+    except Exception as error:  # missing packages, or a protobuf that is too old: of several families
+        raise EngineUnavailableError(
+            f"Spark Connect needs further packages: pip install 'prefect-ebbflow[connect]' ({first_line(error)})"
+        ) from error
+    _reach(server)
+    session = SparkSession(connection=server)
+    try:
+        with translated("the start", address(session)):
+            limit(session)
+            session.conf.set("spark.sql.session.timeZone", "UTC")
+            for key, value in conf.items():
+                _set(session, key, value)
+    except BaseException:
+        end_session(session)
+        raise
+    return session
+
+
+def end_session(session: Any) -> None:
+    """Have the server forget a session of ours. Not ``stop``, which may also stop a server that a caller started."""
+    with suppress(Exception):
+        if not session.is_stopped:
+            session.client.release_session()
+    with suppress(Exception):
+        session.client.close()
+
+
+def _reach(server: str) -> None:
+    """Raise ``EngineUnavailableError`` unless somebody listens there: gRPC would try again for minutes."""
+    place = server.removeprefix(SCHEME).partition("/")[0]
+    host, _, port = place.rpartition(":") if re.search(r":[0-9]+$", place) else (place, "", str(_PORT))
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_PORT_SECONDS):
+            return
+    except OSError as error:
+        raise EngineUnavailableError(
+            f"no Spark Connect server at {SCHEME}{place} ({error}): check the address, that the server runs "
+            "(start-connect-server.sh) and that no firewall is in between"
+        ) from error
+
+
+def limit(session: Any) -> None:
+    """Have a session's client try again for some 20 s only."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    session.client.set_retry_policies([DefaultPolicy(**_RETRIES)])
+
+
+def _set(session: Any, key: str, value: str) -> None:
+    from pyspark.errors import PySparkException
+
+    try:
+        session.conf.set(key, value)
+    except PySparkException as error:
+        if "CONFIG" not in (error.getCondition() or ""):
+            raise
+        raise OptionError(
+            f"conf: the Spark Connect server does not take {key}: {error.getCondition()}"
+        ) from error
+
+
+@contextmanager
+def translated(what: str, server: str, sql: str = "") -> Iterator[None]:
+    """Raise the errors of PySpark's client as ours. ``what`` was done, with the statement ``sql`` if any."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except InfraError:
+        raise
+    except PySparkException as error:
+        raise _meaning(error, what, server, sql) from error
+
+
+def _meaning(error: Any, what: str, server: str, sql: str) -> Exception:
+    condition, text = error.getCondition() or "", str(error)
+    status = getattr(error, "getGrpcStatusCode", lambda: None)()
+    known = getattr(status, "name", "")
+    if known == "UNAUTHENTICATED":
+        return EngineUnavailableError(
+            f"the Spark Connect server at {server} refuses {what}: it wants a token; set "
+            "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+        )
+    if known in ("UNAVAILABLE", "DEADLINE_EXCEEDED") or "Cannot invoke RPC on closed channel" in text:
+        return EngineLostError(
+            f"the Spark Connect server at {server} does not answer any more ({what}); finished stages are kept: "
+            "start it, or give another with --master, and run the query again"
+        )
+    if _FORGOTTEN.search(condition) or _FORGOTTEN.search(text):
+        return EngineLostError(
+            f"the Spark Connect server at {server} was restarted, or has ended the session ({what}); finished stages "
+            "are kept: run the query again, with a new session where it was given one"
+        )
+    trace = getattr(error, "getStackTrace", lambda: None)() or ""
+    links = [(type(error).__name__, text)] + (parse(trace) if trace.strip() else [])
+    return translate(links, stage=what, sql=sql)
