@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -58,7 +60,7 @@ def examine(store: str | None = None) -> list[Check]:
     checks += [
         _package(name, f"pip install 'prefect-ebbflow[{extra}]'", False) for name, extra in _EXTRAS.items()
     ]
-    checks += [_java(), _prefect_server(), _machine(), _folder(), _cgroups()]
+    checks += [_java(), _spark_s3(), _prefect_server(), _machine(), _folder(), _cgroups()]
     if store is not None:
         checks.append(_memory_tier(store))
     return checks
@@ -103,6 +105,17 @@ def _java() -> Check:
     from ebbflow.infra.spark.java import find_java
 
     return _tried("java (for Spark)", lambda: f"{find_java().version} at {find_java().path}")
+
+
+def _spark_s3() -> Check:
+    from ebbflow.infra.spark.object_storage import installed_client
+
+    spec = find_spec("pyspark")
+    home = os.environ.get("SPARK_HOME") or (Path(spec.origin).parent if spec and spec.origin else None)
+    if home is None:
+        return Check("S3 (for Spark)", False, "no Spark", required=False)
+    found, remedy = installed_client(Path(home))
+    return Check("S3 (for Spark)", not remedy, found or "no client in Spark's JVM", remedy, required=False)
 
 
 def _tried(name: str, look: Callable[[], str]) -> Check:

@@ -131,7 +131,8 @@ class SqlEngine(Protocol):
     ) -> None:
         """Hold later jobs to the files of ``relations`` and to ``folders``, where the engine can be held.
 
-        ``everything`` lifts that, for a user who has allowed functions that read files.
+        ``everything`` lifts that, for a user who has allowed functions that read files. Raises
+        ``EngineUnavailableError`` where the engine lacks what it needs to reach them.
         """
         ...
 

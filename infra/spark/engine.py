@@ -18,6 +18,7 @@ from ebbflow.infra.spark.groupwatch import GroupWatch
 from ebbflow.infra.spark.metrics import GroupMetrics, StatusApi, group_metrics
 from ebbflow.infra.spark.native.catalyst import NotNativeError
 from ebbflow.infra.spark.native.stages import Native, NativeStages
+from ebbflow.infra.spark.object_storage import missing_client
 from ebbflow.infra.spark.scheduler.hold import ExecutorHold, drop, hold_of
 from ebbflow.infra.spark.scheduler.losses import LostExecutors
 from ebbflow.infra.spark.scheduler.pools import Pools
@@ -163,7 +164,13 @@ class SparkEngine:
     def confine(
         self, relations: Sequence[Relation], folders: Sequence[StorageLocation], everything: bool = False
     ) -> None:
-        """Hold native stages; Spark's own statements run with all rights of its driver and its executors."""
+        """Hold native stages; Spark's own statements run with all rights of its driver and its executors.
+
+        Raises ``EngineUnavailableError`` for object storage that its JVM has no client for.
+        """
+        remote = any(one.scheme == "s3" for one in relations) or not all(one.local for one in folders)
+        if remote and (lacking := missing_client(self._context)):
+            raise EngineUnavailableError(lacking)
         self._native.confine(AllowedAccess.of(relations, folders, everything))
 
     def native_obstacle(self) -> str:

@@ -31,6 +31,12 @@ _OUT_OF_MEMORY = (
     "UNABLE_TO_ACQUIRE_MEMORY",
     "exited with code 52",  # Spark's exit code of an executor that ran out of memory
 )
+S3_JARS = (
+    "Spark has no client for s3://: give it org.apache.hadoop:hadoop-aws:{version}, with the bundle of "
+    "software.amazon.awssdk that it asks for, by --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:{version} "
+    "where a Maven repository can be reached, else both jars by --conf spark.jars=FILE,FILE"
+)
+_NO_S3 = ("S3AFileSystem not found", "NoClassDefFoundError: software/amazon/awssdk")
 _UNREACHABLE = (
     "SparkContext was shut down",
     "stopped SparkContext",
@@ -116,11 +122,8 @@ def translate(links: Sequence[tuple[str, str]], *, stage: str, sql: str) -> Engi
         return EngineUnavailableError(f"Spark's driver or master went away during {stage}: {reason}")
     if "No space left on device" in everything:
         return StorageFullError(f"no space left while writing {stage}: {reason}")
-    if "S3AFileSystem not found" in everything:
-        return EngineUnavailableError(
-            "Spark has no S3 client: add spark.jars.packages=org.apache.hadoop:hadoop-aws of the Hadoop "
-            f"version that Spark bundles ({reason})"
-        )
+    if any(text in everything for text in _NO_S3):
+        return EngineUnavailableError(f"{S3_JARS.format(version='VERSION of its Hadoop')} ({reason})")
     if any(name == "StackOverflowError" for name, _ in links):
         return StageFailedError(
             f"{stage}: the statement is nested too deeply for Spark (StackOverflowError): name parts of the query by "

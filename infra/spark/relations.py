@@ -93,11 +93,11 @@ def _live(session: Any, reader: Any, relation: Relation) -> Any:
     """Return the rows of the files of ``relation`` that are not deleted."""
     gone = deletions.of(relation)
     if not gone:
-        return reader.parquet(*paths(relation))
+        return _parquet(session, reader, paths(relation))
     import pyarrow as pa
-    from pyspark.sql import functions as f
 
-    touched = reader.parquet(*(location(relation.scheme, path) for path in gone))
+    f = _functions(session)
+    touched = _parquet(session, reader, [location(relation.scheme, path) for path in gone])
     columns = [quoted(name) for name in touched.columns]
     known = session.createDataFrame(
         pa.table(
@@ -117,10 +117,11 @@ def _live(session: Any, reader: Any, relation: Relation) -> Any:
     )
     live = numbered.join(f.broadcast(known), _FILE, "left").where(f"{found} = 0").selectExpr(*columns)
     whole = [location(relation.scheme, file.path) for file in relation.files if file.path not in gone]
-    return live.union(reader.parquet(*whole).selectExpr(*columns)) if whole else live
+    return live.union(_parquet(session, reader, whole).selectExpr(*columns)) if whole else live
 
 
 _ESCAPED = re.compile("%([0-9A-Fa-f]{2})")
+_PATTERN = re.compile(r"[*?\[\]{}\\]")  # in a path, Hadoop takes these for a pattern
 
 
 def _decoded(frame: Any, relation: Relation) -> Any:
@@ -165,9 +166,20 @@ def _declared(session: Any, relation: Relation) -> Any:
     )
 
 
+def _parquet(session: Any, reader: Any, found: Sequence[str]) -> Any:
+    """Return the data frame of exactly these files; a server of Spark Connect does not heed ``__globPaths__``."""
+    if _is_connected(session):
+        found = [_PATTERN.sub(r"\\\g<0>", path) for path in found]
+    return reader.parquet(*found)
+
+
+def _is_connected(value: Any) -> bool:
+    return type(value).__module__.startswith("pyspark.sql.connect.")
+
+
 def _functions(frame: Any) -> Any:
     """Return PySpark's functions for a data frame: those of Spark Connect are others."""
-    if type(frame).__module__.startswith("pyspark.sql.connect."):
+    if _is_connected(frame):
         from pyspark.sql.connect import functions as connected
 
         return connected

@@ -21,6 +21,7 @@ from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.connect.session import SCHEME, address, end_session, limit, translated
 from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.settings import ExecutorShape, is_local
+from ebbflow.infra.storage import files, private
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 
@@ -215,6 +216,11 @@ class ConnectEngine:
         return columns
 
     def _rows(self, job: StageJob) -> int:
+        if job.output.local:  # as private as all that is kept, where this process may make them so
+            for file in files.listing(job.output.fs(), job.output.root, recursive=True):
+                with suppress(OSError):
+                    if file.is_file:
+                        private.seal(file.path)
         try:
             return count_rows(job.output, below=job.layout is not None)
         except StageFailedError as error:

@@ -2,6 +2,7 @@
 
 import re
 import socket
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -98,6 +99,7 @@ def limit(session: Any) -> None:
     """Have a session's client try again for some 20 s only."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
+    warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")  # an error says it
     session.client.set_retry_policies([DefaultPolicy(**_RETRIES)])
 
 
@@ -117,19 +119,20 @@ def _set(session: Any, key: str, value: str) -> None:
 @contextmanager
 def translated(what: str, server: str, sql: str = "") -> Iterator[None]:
     """Raise the errors of PySpark's client as ours. ``what`` was done, with the statement ``sql`` if any."""
+    import grpc
     from pyspark.errors import PySparkException
 
     try:
         yield
     except InfraError:
         raise
-    except PySparkException as error:
+    except (PySparkException, grpc.RpcError) as error:  # some calls of PySpark's let those of gRPC through
         raise _meaning(error, what, server, sql) from error
 
 
 def _meaning(error: Any, what: str, server: str, sql: str) -> Exception:
-    condition, text = error.getCondition() or "", str(error)
-    status = getattr(error, "getGrpcStatusCode", lambda: None)()
+    condition, text = getattr(error, "getCondition", str)() or "", str(error)
+    status = getattr(error, "getGrpcStatusCode", getattr(error, "code", lambda: None))()
     known = getattr(status, "name", "")
     if known == "UNAUTHENTICATED":
         return EngineUnavailableError(
