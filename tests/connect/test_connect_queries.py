@@ -3,13 +3,16 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.spark.connect.engine import ConnectEngine
 from ebbflow.infra.spark.connect.session import end_session, open_session
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.opening import engine_in, request_in
@@ -126,6 +129,13 @@ def test_what_a_session_cannot_be_given_is_refused(server: ConnectServer) -> Non
         open_session(server.url, {"spark.executor.memory": "1g"})
     with pytest.raises(OptionError, match=r"does not take spark\.sql\.warehouse\.dir"):
         open_session(server.url, {"spark.sql.warehouse.dir": "/nowhere"})
+    session = open_session(server.url, {})
+    with (
+        closing(ConnectEngine(session)) as engine,
+        pytest.raises(EngineUnavailableError, match=r"no client for s3://.*spark\.jars\.packages"),
+    ):
+        engine.confine([], [StorageLocation("s3://bucket/store")])
+    end_session(session)
     stopped = open_session(server.url, {})
     end_session(stopped)
     with pytest.raises(OptionError, match="session has been stopped"):

@@ -20,6 +20,7 @@ from ebbflow.infra.query.results import count_rows
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.connect.session import SCHEME, address, end_session, limit, translated
 from ebbflow.infra.spark.failures import first_line
+from ebbflow.infra.spark.relations import hadoop_uri, location
 from ebbflow.infra.spark.settings import ExecutorShape, is_local
 from ebbflow.infra.storage import files, private
 from ebbflow.infra.storage.places import StorageLocation
@@ -143,7 +144,23 @@ class ConnectEngine:
     def confine(
         self, relations: Sequence[Relation], folders: Sequence[StorageLocation], everything: bool = False
     ) -> None:
-        """Do nothing: statements run with all rights of the server."""
+        """Statements run with all rights of the server. Raises ``EngineUnavailableError`` for object storage that it
+        has no client for."""
+        remote = [
+            location(one.scheme, f.path) for one in relations if one.scheme == "s3" for f in one.files[:1]
+        ]
+        remote += [hadoop_uri(one.uri) for one in folders if not one.local]
+        if not remote:
+            return
+        try:
+            with translated("the start", self.address):
+                session = self._clone()
+                try:
+                    session.read.schema("a INT").parquet(remote[0]).columns  # noqa: B018  looks for the client first
+                finally:
+                    end_session(session)
+        except StageFailedError as error:  # there is no such file, or no right to it: stages will say so
+            _log.debug("%s: %s", remote[0], error)
 
     def tables(self, names: Collection[str]) -> Sequence[Relation]:
         return relations.tables(self._session, names)

@@ -336,3 +336,11 @@ def _assert_another_can_start() -> None:
     from pyspark import SparkContext
 
     assert SparkContext._active_spark_context is None
+
+
+def test_object_storage_without_a_client_in_sparks_jvm_is_refused_before_a_stage(engine: Any) -> None:
+    told = r"hadoop-aws:3\.[0-9.]+, with the bundle of software\.amazon\.awssdk.*spark\.jars\.packages=.*spark\.jars="
+    with pytest.raises(EngineUnavailableError, match=told):
+        engine.confine([], [StorageLocation("s3://bucket/store")])
+    with pytest.raises(EngineUnavailableError, match=told):
+        engine.confine([Relation("t", "s3", (FileEntry("bucket/t.parquet", 1, 0),), ())], [])
