@@ -22,7 +22,7 @@ from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState
 from ebbflow.infra.local_fleet.state.labels import Occupant
 from ebbflow.infra.local_fleet.state.pools import LocalPool, check, shared
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
-from ebbflow.infra.local_fleet.view import known, offers
+from ebbflow.infra.local_fleet.view import NodeView, known, offers
 from ebbflow.infra.machine import devices
 from ebbflow.infra.machine.network import links
 from ebbflow.infra.protocols import ApplyResult, Refusal
@@ -186,12 +186,14 @@ class LocalFleet(FaultInjector):
     def remove(self, pool: str, count: int = 1) -> tuple[str, ...]:
         """Plan ``count`` nodes fewer in a pool, within its limits, and terminate its newest nodes; return their ids.
 
-        Raises ``OptionError`` for an unknown pool, ``ClusterError`` for a node that outlives SIGKILL.
+        Of nodes that are planned and not there yet, so many fewer come instead. Raises ``OptionError`` for an unknown
+        pool, ``ClusterError`` for a node that outlives SIGKILL.
         """
         known(self.state, pool)
-        fewer = self.state.plans[pool].nodes - self.add(pool, -count)
+        before = self.state.plans[pool].nodes
+        planned = self.add(pool, -count)
         there = [node for node in self.view() if node.pool == pool and node.state != "ending"]
-        ids = tuple(node.id for node in sorted(there, key=lambda node: node.since)[len(there) - fewer :])
+        ids = newest_beyond(there, before, planned)
         if ids:
             self.terminate(ids)
         return ids
@@ -287,6 +289,12 @@ class LocalFleet(FaultInjector):
     def present(self) -> list[tuple[str, str]]:
         """Return each app with each node on which anything of it runs, whoever started it."""
         return sorted({(one.app, one.node) for one in self.occupants()})
+
+
+def newest_beyond(there: Sequence[NodeView], before: int, planned: int) -> tuple[str, ...]:
+    """Return the ids of the nodes that end where ``planned`` instead of ``before`` nodes are planned."""
+    fewer = max(min(before, len(there)) - planned, 0)
+    return tuple(node.id for node in sorted(there, key=lambda node: node.since)[len(there) - fewer :])
 
 
 def _moved(notices: Sequence[Notice], by: float) -> tuple[Notice, ...]:

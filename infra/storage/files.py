@@ -34,6 +34,8 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 PARALLEL_READS = 8
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""Errors of a file system that has no locks."""
 LOCK_TIMEOUT = 30.0  # seconds
 _LOCK_POLL = 0.01  # seconds
 _LOCK_TOLD = 1.0  # seconds of waiting after which it is said for whom
@@ -123,7 +125,7 @@ def locked(path: str, clock: Clock, timeout: float = LOCK_TIMEOUT) -> Iterator[N
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError as exc:
-                if exc.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                if exc.errno in NO_LOCKS:
                     break  # no locks here; links still let one committer win
                 if exc.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
                     raise

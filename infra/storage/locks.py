@@ -29,13 +29,13 @@ from typing import Any, Self
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import RunLockedError, StorageError
 from ebbflow.infra.storage import private
+from ebbflow.infra.storage.files import NO_LOCKS
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.lease_files import LeaseFile, lease_file
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 
 TTL = 60.0  # seconds
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _LOOKED, _LOOKS = 0.05, 10  # s between tries, and tries: for the moment that somebody else's look takes
 _DISCARDED = 20  # times in a row that a lock's file may be discarded under our hands
 _FILE = "lock"
@@ -221,7 +221,7 @@ class RunLock:
                 fcntl.flock(descriptor, how | fcntl.LOCK_NB)
                 return True
             except OSError as exc:
-                if exc.errno in _NO_LOCKS:
+                if exc.errno in NO_LOCKS:
                     return False
                 if exc.errno not in (errno.EAGAIN, errno.EACCES):
                     raise

@@ -7,13 +7,16 @@ user and kind whose lock is free.
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import platform
 import shutil
 import tempfile
 import weakref
 from pathlib import Path
 
 from ebbflow.infra.storage import private
+from ebbflow.infra.storage.files import NO_LOCKS
 
 _LOCK = ".lock"
 _TRIES = 100  # of making one; each fails only where another process removes it at that moment
@@ -22,6 +25,8 @@ _TRIES = 100  # of making one; each fails only where another process removes it 
 class ScratchFolder:
     """A new directory for its user alone, which goes when it is closed or collected, and when its process ends.
 
+    Where the file system has no locks, one of a killed process stays.
+
     Args:
         kind: what it is for; part of its name.
 
@@ -29,26 +34,34 @@ class ScratchFolder:
     """
 
     def __init__(self, kind: str) -> None:
-        prefix = f"ebbflow-{kind}-"
+        # a shared temporary directory may have locks that count on one machine alone
+        host = hashlib.sha256(platform.node().encode()).hexdigest()[:6]
+        prefix = f"ebbflow-{kind}-{host}-"
         _sweep(Path(tempfile.gettempdir()), prefix)
         self.path, descriptor = _made(prefix)
         self._end = weakref.finalize(self, _remove, self.path, descriptor, os.getpid())
 
     def close(self) -> None:
-        """Remove it with all that is in it; what cannot be removed stays."""
+        """Remove it with all that is in it; what cannot be removed now is left to the next process."""
         self._end()
 
 
-def _made(prefix: str) -> tuple[Path, int]:
+def _made(prefix: str) -> tuple[Path, int | None]:
     for _ in range(_TRIES):
         folder = Path(tempfile.mkdtemp(prefix=prefix))
         # a sweep that comes between these two lines takes a directory without a lock for none of ours
         descriptor = private.opener(folder / _LOCK, os.O_RDWR | os.O_CREAT)
-        with contextlib.suppress(OSError):
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(descriptor), os.stat(folder / _LOCK)):
                 return folder, descriptor
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                os.close(descriptor)
+                (folder / _LOCK).unlink()  # so that a sweep passes it over
+                return folder, None
         os.close(descriptor)
+        shutil.rmtree(folder, ignore_errors=True)
     raise OSError(f"no directory {prefix}* in {tempfile.gettempdir()} could be locked")
 
 
@@ -61,13 +74,28 @@ def _sweep(place: Path, prefix: str) -> None:
             descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                _emptied(folder)
             finally:
                 os.close(descriptor)
 
 
-def _remove(folder: Path, descriptor: int, process: int) -> None:
+def _emptied(folder: Path) -> None:
+    """Remove a directory, its lock last: where something stays, the next sweep finds it again. Raises ``OSError``."""
+    for one in os.scandir(folder):
+        if one.is_dir(follow_symlinks=False):
+            shutil.rmtree(one, ignore_errors=True)
+        elif one.name != _LOCK:
+            os.unlink(one)
+    if os.listdir(folder) in ([], [_LOCK]):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(folder / _LOCK)
+        os.rmdir(folder)
+
+
+def _remove(folder: Path, descriptor: int | None, process: int) -> None:
     if process == os.getpid():  # and not a fork of it, which has the lock as well
-        shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            _emptied(folder)
+    if descriptor is not None:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

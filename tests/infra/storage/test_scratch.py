@@ -1,5 +1,9 @@
 """Directories of one process: they go with it, however it ends."""
 
+import errno
+import fcntl
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +54,40 @@ def test_what_a_killed_process_left_goes_and_what_another_uses_stays(tmp_path: P
     mine.close()
     mine.close()
     assert not mine.path.exists()
+
+
+def test_where_there_are_no_locks_it_is_made_and_no_sweep_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_here(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "no locks here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", none_here)
+        one = ScratchFolder("test")
+    ScratchFolder("test").close()
+    assert one.path.exists()
+    one.close()
+    assert not one.path.exists()
+
+
+def test_what_cannot_be_removed_keeps_its_lock_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = ScratchFolder("test")
+    (one.path / "spills").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as where another process keeps writing
+        one.close()
+    assert sorted(path.name for path in one.path.iterdir()) == [".lock", "spills"]
+    ScratchFolder("test").close()
+    assert not one.path.exists()
+
+
+def test_of_another_machine_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed, left = _holder()
+    killed.kill()
+    killed.communicate(timeout=150)
+    with monkeypatch.context() as patch:
+        patch.setattr(platform, "node", lambda: "elsewhere")
+        ScratchFolder("test").close()
+    assert left.exists()
 
 
 def test_one_that_is_collected_goes() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError, StorageError
+from ebbflow.infra.local_fleet.fleet import newest_beyond
 from ebbflow.infra.local_fleet.state import changes
 from ebbflow.infra.local_fleet.state.fleet_state import (
     Identity,
@@ -23,6 +24,7 @@ from ebbflow.infra.local_fleet.state.fleet_state import (
 )
 from ebbflow.infra.local_fleet.state.pools import LocalPool, check, shared
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile, decoded, encoded
+from ebbflow.infra.local_fleet.view import NodeView
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.checksums import sealed, unsealed
 from ebbflow.planners.errors import OptionError
@@ -403,3 +405,22 @@ def test_a_change_within_one_tick_of_the_file_systems_clock_is_read(tmp_path):
         content.write(encoded(state_of(GPU, revision=5)))
     os.utime(file.path, ns=(was.st_atime_ns, was.st_mtime_ns))
     assert file.read().revision == 5
+
+
+@pytest.mark.parametrize(
+    ("there", "before", "planned", "ends"),
+    [
+        ("abc", 3, 1, "bc"),
+        ("abc", 5, 1, "bc"),  # two were to come: they do not
+        ("ab", 5, 4, ""),
+        ("abc", 2, 1, "c"),  # one more than planned, which the supervisor sees to
+        ("a", 1, 1, ""),
+        ("", 2, 0, ""),
+    ],
+)
+def test_the_newest_nodes_end_and_those_that_are_to_come_do_not(there, before, planned, ends):
+    nodes = [
+        NodeView(name, "gpu", "gpu", "alive", float(number), 0.0, "spot", 1, 1.0, 1)
+        for number, name in enumerate(there)
+    ]
+    assert newest_beyond(nodes[::-1], before, planned) == tuple(ends)
