@@ -2,6 +2,8 @@
 
 from typing import Any
 
+_ENGINES = {"auto": "the faster of DuckDB and Spark SQL", "native": "DuckDB", "spark": "Spark SQL"}
+
 
 def section(found: dict[str, Any]) -> str:
     """Return it as Markdown."""
@@ -18,12 +20,13 @@ def section(found: dict[str, Any]) -> str:
         for s in r["switches"]
     ]
     errors = found["q_error"]
+    engine = _ENGINES[found.get("stages", "auto")]
     return f"""## Changes of plan in live runs
 
 `python -m tests.benchmarks.switching {found["arguments"]}` (as root)
 
 Spark on local nodes of a third of a core with links of {found["network"]}, TPC-H at scale factor
-{found["tables"].removeprefix("sf")}, one join a stage. Workers are killed and started while a query runs.
+{found["tables"].removeprefix("sf")}, one join a stage, run by {engine}. Workers are killed and started while a query runs.
 The time of the plan that the same planner picks at the start and keeps, over that with re-planning at every change
 (medians; above 1: re-planning is faster), and the same of the bytes on the links. {found["machine"]},
 load {min(loads):.0f} to {max(loads):.0f}, of which six nodes are most. All {len(runs)} answers were DuckDB's.
@@ -38,6 +41,7 @@ median {errors["median"]:.2f}, 95th percentile {errors["95th percentile"]:.2f}.
 The switches, each with the reason in its report:
 
 {chr(10).join(reasons) or "- none"}
+{found.get("note", "")}
 """
 
 

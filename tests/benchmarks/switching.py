@@ -161,6 +161,7 @@ def run(
         master=fleet.spark_master,
         planner=policy,  # type: ignore[arg-type]
         materialize="every-join",
+        stages=given.stages,
         store=str(store),
         reuse=False,
         verify=True,
@@ -264,6 +265,7 @@ def main() -> None:
     parser.add_argument(
         "--schedules", nargs="+", default=list(SCHEDULES), help="NODES/FAULT,... of a pool called spark"
     )
+    parser.add_argument("--stages", default="auto", help="what runs stages: auto, native or spark")
     parser.add_argument("--network", default="200mbit", help="rate of a node's link")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of each query and schedule")
     parser.add_argument("--minutes", type=float, default=20.0, help="after which no pair begins")
@@ -297,6 +299,7 @@ def main() -> None:
         "arguments": " ".join(sys.argv[1:]).replace(str(Path.home()), "~"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "network": given.network,
+        "stages": given.stages,
         "summary": summary(rows),
         "q_error": q_errors(rows),
         "runs": rows,
