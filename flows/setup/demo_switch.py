@@ -101,7 +101,7 @@ def run_demo_switch(
         cpus = (os.cpu_count() or 1) / (NODES + 1)  # the driver has its share, too
         console.print(
             f"[bold]Nodes[/]: {NODES} Spark workers of {cpus:.2g} CPU cores and {MEMORY:g} GiB, "
-            f"each on a link of {network} of its own"
+            f"each on a link of {network} of its own; stages run on Spark SQL, so that they outlast the nodes' start"
         )
         pool = LocalPool(_POOL, "spark", memory=MEMORY, initial=NODES, max_nodes=NODES, cpus_per_slot=cpus)
         with LocalFleet.start([pool], f"demo-{os.getpid()}", network=rates, wait=_ARRIVAL) as fleet:
@@ -112,6 +112,7 @@ def run_demo_switch(
                 master=fleet.spark_master,
                 store=store,
                 reuse=False,  # a demo that finds everything finished shows nothing
+                stages="spark",  # native ones end before nodes come, unless there is much more data
                 materialize="every-join",  # a plan of one statement has nothing to switch between
                 interruption_rate=0.05,
                 name=f"tpch-q{query}",

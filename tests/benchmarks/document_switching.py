@@ -26,7 +26,7 @@ def section(found: dict[str, Any]) -> str:
 `python -m tests.benchmarks.switching {found["arguments"]}` (as root)
 
 Spark on local nodes of a third of a core with links of {found["network"]}, TPC-H at scale factor
-{found["tables"].removeprefix("sf")}, one join a stage, run by {engine}. Workers are killed and started while a query runs.
+{found["tables"].removeprefix("sf")}, one join a stage, run by {engine}. Workers are killed and started meanwhile.
 The time of the plan that the same planner picks at the start and keeps, over that with re-planning at every change
 (medians; above 1: re-planning is faster), and the same of the bytes on the links. {found["machine"]},
 load {min(loads):.0f} to {max(loads):.0f}, of which six nodes are most. All {len(runs)} answers were DuckDB's.
