@@ -363,9 +363,10 @@ class AggregationAgent:
     def _hear(self, host: str, answer: TensorFrame) -> None:
         frame = self._memory.incoming(host, answer)
         if frame is None or (frame.kind is Kind.ERROR and frame.options.get("memory")):
-            self._memory.refuse(host)  # and sent what it could not read
-            for waiting in [one for key, one in self._expected.items() if key[0] == host and not one.answer]:
-                self._links.queue(host, waiting.frames)
+            if self._memory.refuse(host):  # and sent what it could not read, once
+                for key, waiting in self._expected.items():
+                    if key[0] == host and waiting.answer is None:
+                        self._links.queue(host, waiting.frames)
             return
         if frame.kind is Kind.ERROR:
             asked = any(

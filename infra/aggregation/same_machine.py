@@ -86,9 +86,9 @@ class WorkerMemory:
         if self._wanted and loopback:
             self._near[aggregator] = False
 
-    def refuse(self, aggregator: str) -> None:
-        """Send an aggregator everything from now on."""
-        self._near.pop(aggregator, None)
+    def refuse(self, aggregator: str) -> bool:
+        """Send an aggregator everything from now on; return whether that is new."""
+        return self._near.pop(aggregator, None) is not None
 
     def keep(self, tensor: str, data: Buffer, aggregators: Iterable[str]) -> tuple[Buffer, dict[str, Any]]:
         """Return a copy of a gradient that one of these aggregators can read, and what names it.
@@ -125,7 +125,10 @@ class WorkerMemory:
         return frame
 
     def incoming(self, aggregator: str, frame: TensorFrame) -> TensorFrame | None:
-        """Return an answer with what it names; ``None`` where that cannot be read, and has to be asked for again."""
+        """Return an answer with what it names; ``None`` where that cannot be read.
+
+        What the aggregator has not answered is then to be asked for again, after ``refuse``.
+        """
         if frame.kind not in (Kind.PARAMETERS, Kind.COMMITTED) or "memory" not in frame.options:
             return frame
         if frame.kind is Kind.COMMITTED:
@@ -135,7 +138,6 @@ class WorkerMemory:
         try:
             payload = self._views.payload(frame.options)
         except InfraError:
-            self.refuse(aggregator)
             return None
         if aggregator in self._near:
             self._near[aggregator] = True

@@ -11,9 +11,9 @@ from ebbflow.infra.aggregation.frames import AggregatorAddress, Kind, TensorFram
 from ebbflow.infra.aggregation.rules import Sgd
 from ebbflow.infra.aggregation.same_machine import LEAST, AggregatorMemory, WorkerMemory
 from ebbflow.infra.errors import AggregationError, InfraError
-from ebbflow.infra.machine.memory_segments import MemorySegment, SegmentName
+from ebbflow.infra.machine.memory_segments import MemorySegment, SegmentName, open_segment
 from tests.infra.aggregation.round_worker import RoundWorker
-from tests.infra.aggregation.services import MovingService
+from tests.infra.aggregation.services import PATIENCE, MovingService
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -115,6 +115,40 @@ def test_a_worker_that_cannot_read_is_sent_parameters(
     for number in range(3):
         _round(worker, number)
     assert _pushed(sent) == [4 * SIZE] * 3
+
+
+def test_what_cannot_be_read_is_asked_for_and_sent_again_once(
+    service: MovingService, sent: list[TensorFrame], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many answers say so: they arrive together, and each would send all that is waited for."""
+    names = [f"t{at}" for at in range(20)]
+    [worker] = service.team("job", {name: ["A"] for name in names}, 1)
+    worker.agent._retry = PATIENCE  # so that nothing is sent again for being late
+    zeros, ones = np.zeros(LEAST // 4, np.float32), np.ones(LEAST // 4, np.float32)
+
+    def refuse(name: SegmentName) -> memoryview:
+        raise InfraError("not permitted")
+
+    def sent_of(kind: Kind) -> int:
+        return sum(one.kind is kind for one in sent)
+
+    worker.init(dict.fromkeys(names, zeros), Sgd(lr=1.0))
+    worker.pull(names, 0)
+    worker.push(dict.fromkeys(names, ones.data), 0)
+    sent.clear()
+    monkeypatch.setattr(same_machine, "open_segment", refuse)
+    service.aggregators["A"]._memory = AggregatorMemory()
+    worker.push(dict.fromkeys(names, ones.data), 1)
+    assert sent_of(Kind.PUSH) == 2 * len(names), "to the aggregator that cannot read"
+
+    [worker] = service.team("blind", {name: ["B"] for name in names}, 1)
+    worker.agent._retry = PATIENCE
+    sent.clear()
+    monkeypatch.setattr(same_machine, "open_segment", open_segment)
+    monkeypatch.setattr(worker.agent._memory._views, "payload", refuse)
+    worker.init(dict.fromkeys(names, zeros), Sgd(lr=1.0))
+    assert (worker.pull(names, 0)[names[-1]] == zeros).all()
+    assert sent_of(Kind.PULL) == 2 * len(names), "by the worker that cannot read"
 
 
 def test_who_names_memory_that_is_not_its_own_is_refused_and_stays_connected(service: MovingService) -> None:
