@@ -91,9 +91,9 @@ class WorkerMemory:
         return self._near.pop(aggregator, None) is not None
 
     def keep(self, tensor: str, data: Buffer, aggregators: Iterable[str]) -> tuple[Buffer, dict[str, Any]]:
-        """Return a copy of a gradient that one of these aggregators can read, and what names it.
+        """Return a gradient, and what names a copy that one of these aggregators can read; nothing where none can.
 
-        It is the gradient itself, without a name, where none of them can.
+        To the others it is sent itself, by reference: the copy is written over while it may still be on its way.
         """
         size = len(data)
         if size < LEAST or not any(self._near.get(name) for name in aggregators):
@@ -107,7 +107,7 @@ class WorkerMemory:
                 return data, {}
         np.copyto(np.frombuffer(slot.view, np.uint8), np.frombuffer(data, np.uint8))
         segment, at = slot.name
-        return slot.view, {"memory": segment, "at": at}
+        return data, {"memory": segment, "at": at}
 
     def outgoing(self, aggregator: str, frames: Iterable[TensorFrame]) -> list[TensorFrame]:
         """Return frames as an aggregator is sent them."""

@@ -206,3 +206,23 @@ def test_small_tensors_and_other_workers_than_of_this_training_share_nothing() -
     worker._near["A"] = True
     assert worker.keep("t", data[1:], ["A"]) == (data[1:], {})
     assert worker.keep("t", data, ["A"])[1]["at"][1] == LEAST
+
+
+def test_a_frame_on_its_way_to_another_machine_keeps_its_gradient_when_the_step_is_repeated() -> None:
+    worker = WorkerMemory()
+    worker.meet("near", ADDRESS)
+    worker._near["near"] = True
+    gradient = b"1" * LEAST
+
+    def push(data: bytes, to: str) -> TensorFrame:
+        payload, options = worker.keep("t", data, ["near", "far"])
+        [frame] = worker.outgoing(to, [TensorFrame(Kind.PUSH, "t", 0, payload, options=options)])
+        return frame
+
+    queued = push(gradient, "far")
+    assert (queued.payload, queued.options) == (gradient, {})
+    again = push(b"2" * LEAST, "near")
+    assert again.payload == b""
+    assert bytes(queued.payload) == gradient
+    read = AggregatorMemory().gradient(again)
+    assert bytes(read.payload) == b"2" * LEAST
