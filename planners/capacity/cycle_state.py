@@ -115,16 +115,23 @@ class CycleState:
         return SharedAccounts() if self.aggregation is None else self.aggregation.accounts
 
     def past(self) -> dict[str, Mapping[str, float]]:
-        """Return what apps have cost that are forgotten, aggregators included, by pipeline and by team."""
+        """Return what apps have cost that are forgotten, aggregators included, by pipeline and by team.
+
+        The state forgets an app before the accounts of aggregators do, which keep its dollars under its own name.
+        """
         accounts = self.accounts
         found: dict[str, Mapping[str, float]] = {}
         for kind, sums, shared in (
             ("pipeline", self.state.pipelines, accounts.pipelines),
             ("team", self.state.teams, accounts.teams),
         ):
-            found[kind] = {
+            merged = {
                 name: sums.get(name, 0.0) + shared.get(name, 0.0) for name in sums.keys() | shared.keys()
             }
+            for run, owner in accounts.owners.items():
+                if run not in self.state.apps and (name := getattr(owner, kind)):
+                    merged[name] = merged.get(name, 0.0) + accounts.dollars.get(run, 0.0)
+            found[kind] = merged
         return found
 
     def rate(self, app: str) -> float:

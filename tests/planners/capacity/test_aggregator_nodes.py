@@ -12,7 +12,7 @@ from ebbflow.planners.capacity.cycle_state import CycleState
 from ebbflow.planners.capacity.leases import SERVICE
 from ebbflow.planners.capacity.need import room_of
 from ebbflow.planners.capacity.view import active
-from ebbflow.planners.model.ledger import Recalled
+from ebbflow.planners.model.ledger import REMEMBERED, Recalled
 
 SETTINGS = replace(GANGS, scaling=replace(RULES, pools={"agg": "aggregators"}))
 
@@ -147,10 +147,16 @@ def test_what_forgotten_trainings_have_used_counts_for_their_pipelines_budget():
     [(situation, memory, _, _)] = world.cycles[-1:]
     assert situation.aggregation is not None
 
-    def refused(**sums: dict[str, float]) -> dict[str, str]:
-        past = replace(situation.aggregation, accounts=SharedAccounts(**sums))
+    def refused(accounts: SharedAccounts) -> dict[str, str]:
+        past = replace(situation.aggregation, accounts=accounts)
         scene = CycleState.of(replace(situation, aggregation=past), world.settings, memory.draining)
         return over_budget(scene, active(scene))[0]
 
-    assert "the pipeline nightly's budget" in refused(pipelines={"nightly": 6.0})["a"]
-    assert refused(pipelines={"weekly": 6.0}) == {}
+    assert "the pipeline nightly's budget" in refused(SharedAccounts(pipelines={"nightly": 6.0}))["a"]
+    assert refused(SharedAccounts(pipelines={"weekly": 6.0})) == {}
+    # the ledger's state has forgotten it, and the accounts keep it by itself
+    old = SharedAccounts().paid({"old": 6.0}, 0.0).settled({"old": ("", "nightly")}, [], 0.0, REMEMBERED)
+    for now in (1.0, REMEMBERED, REMEMBERED + 1.0):
+        old = old.settled({"a": ("", "nightly")}, [], now, REMEMBERED)
+        assert "the pipeline nightly's budget" in refused(old)["a"]
+    assert not old.dollars
