@@ -21,6 +21,7 @@ from ebbflow.planners.aggregation.simulator import (
 )
 from ebbflow.planners.aggregation.workload import REDUCTION_RATE, TraceJob, WorkloadOptions, with_profiles
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.ledger import REMEMBERED
 from ebbflow.tasks.simulation.sources import Source
 
 
@@ -154,7 +155,7 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
         ``iteration_s``, ``update_s``); ``private_servers``, ``used_aggregators`` and the fraction ``saved``;
         ``missing_aggregators``; ``launchable``, the aggregators that a capacity loop can have; ``dollars``, what
         leased nodes have cost, by run, under the empty name what no training used;
-        ``finished_dollars``, of runs that are over for some while; ``reasons`` with their times.
+        ``finished_dollars``, of runs that are over for a quarter of an hour; ``reasons`` with their times.
 
     Raises ``LedgerError``.
     """
@@ -163,6 +164,7 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
     view = ServiceRegistry(ledger.records).read()
     manager = view.kind(MANAGER.kind).get(MANAGER.name, {})
     accounts = SharedAccounts.of(view.kind(ACCOUNTS.kind).get(ACCOUNTS.name, {}))
+    finished = accounts.finished(view.now - REMEMBERED)
     aggregators = []
     for name, one in view.aggregators().items():
         held = [tensor for own in one.held.values() for tensor in own.values()]
@@ -203,7 +205,7 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
         "saved": saved["saved"],
         "missing_aggregators": manager.get("missing", 0),
         "launchable": view.provisions(),
-        "dollars": dict(accounts.dollars),
-        "finished_dollars": accounts.forgotten,
+        "dollars": {run: one for run, one in accounts.dollars.items() if run not in finished},
+        "finished_dollars": accounts.forgotten + sum(finished.values()),
         "reasons": list(manager.get("reasons", [])),
     }

@@ -8,13 +8,14 @@ from ebbflow.infra.ledger.records import ServiceRecords
 from ebbflow.planners.aggregation.accounts import SharedAccounts
 from ebbflow.planners.aggregation.demand import AggregationDemand, RunDemand, ServingNode, shares
 from ebbflow.planners.capacity.leases import SERVICE
-from ebbflow.planners.model.ledger import REMEMBERED
+from ebbflow.planners.model.ledger import RESUMABLE
 from ebbflow.planners.model.ledger_state import State
 
 log = logging.getLogger(__name__)
 
 _SERVICE = 1.0  # s between looks at the aggregation service
 _WRITTEN = 10.0  # s between two records of what its nodes have cost, and of what may be launched
+_DATED = 300.0  # s after which the account is recorded for its dates alone
 
 
 class ServiceWatch:
@@ -30,6 +31,7 @@ class ServiceWatch:
         self._due = self._write_due = float("-inf")
         self._accounts: SharedAccounts | None = None
         self._written: dict[str, float] = {}
+        self._dated = float("-inf")
 
     def look(self, state: State, now: float, max_nodes: int) -> bool:
         """Look where a look is due; tell whether decisions may depend on what is new. Raises ``LedgerError``.
@@ -53,13 +55,14 @@ class ServiceWatch:
             return False
         accounts = self._accounts = self._paid(view, state, seen, now)
         self.demand = replace(seen, accounts=accounts)
-        if now >= self._write_due and (max_nodes or accounts.dollars != self._written):
+        if now >= self._write_due:
             self._write_due = now + _WRITTEN
             if max_nodes:
                 self._registry.put_provisioning(max_nodes)
-            if accounts.dollars != self._written:
+            old = now - self._dated > _DATED and (accounts.owners or accounts.pipelines)
+            if accounts.dollars != self._written or old:
                 self._registry.records.put(ACCOUNTS, accounts.values)
-                self._written = dict(accounts.dollars)
+                self._written, self._dated = dict(accounts.dollars), now
         return before is None or before.shape() != seen.shape()
 
     def drain(self, aggregator: str, by: float) -> None:
@@ -83,7 +86,7 @@ class ServiceWatch:
             accounts = accounts.paid({"": unknown}, now)
         apps = {id_: (record.spec.team, record.spec.pipeline) for id_, record in state.apps.items()}
         using = {one.run for one in seen.runs} | {run for one in seen.nodes for run in one.use}
-        return accounts.settled(apps, using, now, REMEMBERED)
+        return accounts.settled(apps, using, now, RESUMABLE)
 
 
 def service_demand(view: ServiceView) -> AggregationDemand:

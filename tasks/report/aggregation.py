@@ -91,7 +91,7 @@ class AggregationReport:
         used: aggregators with tensors.
         manager: the aggregator whose process is in charge; empty: none.
         unused_dollars: of nodes that no training used.
-        finished_dollars: of trainings that are over for some while.
+        finished_dollars: of trainings that are over for a quarter of an hour.
     """
 
     aggregators: tuple[AggregatorRow, ...] = ()
@@ -128,6 +128,7 @@ def aggregation_report(view: "ServiceView") -> AggregationReport | None:
     """Return the report of a service; ``None`` where no aggregator and no training is there."""
     from ebbflow.infra.aggregation.registry import ACCOUNTS, DEMAND, MANAGER, plain_name, savings
     from ebbflow.planners.aggregation.accounts import SharedAccounts
+    from ebbflow.planners.model.ledger import REMEMBERED
 
     there = view.aggregators()
     if not there and not view.trainings():
@@ -173,7 +174,7 @@ def aggregation_report(view: "ServiceView") -> AggregationReport | None:
         saved["used"],
         plain_name(str(view.kind(MANAGER.kind).get(MANAGER.name, {}).get("holder", ""))),
         float(accounts.dollars.get("", 0.0)),
-        accounts.forgotten,
+        accounts.forgotten + sum(accounts.finished(view.now - REMEMBERED).values()),
     )
 
 

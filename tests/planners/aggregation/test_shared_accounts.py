@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.planners.aggregation.accounts import SharedAccounts
-from ebbflow.planners.model.ledger import REMEMBERED
+from ebbflow.planners.aggregation.accounts import MAX_FINISHED, SharedAccounts
+from ebbflow.planners.model.ledger import REMEMBERED, RESUMABLE
 
 APPS = {"a": ("vision", "nightly"), "b": ("vision", ""), "c": ("", "nightly")}
 
@@ -32,6 +32,34 @@ def test_a_run_that_is_no_app_is_forgotten_once_it_uses_nothing_any_more() -> No
     assert accounts.settled({}, ["mine"], 5 * REMEMBERED, REMEMBERED).dollars == {"mine": 2.0}
     accounts = accounts.settled({}, [], 5 * REMEMBERED, REMEMBERED)
     assert (accounts.dollars, accounts.forgotten) == ({}, 2.0)
+
+
+def test_dollars_come_back_with_a_training_and_with_a_pipeline_that_return() -> None:
+    away = SharedAccounts().paid({"a": 3.0}, 0.0).settled(APPS, [], 0.0, RESUMABLE)
+    for now in (2 * REMEMBERED, RESUMABLE):
+        away = away.settled({}, [], now, RESUMABLE)
+    back = away.settled({"a": APPS["a"]}, ["a"], RESUMABLE + 1.0, RESUMABLE)
+    assert (back.dollars, back.teams) == ({"a": 3.0}, {}), "its own budget counts them"
+    away = back.settled({"c": APPS["c"]}, [], 2 * RESUMABLE + 2.0, RESUMABLE)
+    assert (away.dollars, away.pipelines) == ({}, {"nightly": 3.0})
+    away = SharedAccounts.of(away.settled({}, [], 3 * RESUMABLE, RESUMABLE).values)
+    back = away.settled({"c": APPS["c"]}, [], 3 * RESUMABLE + 1.0, RESUMABLE)
+    assert back.pipelines == {"nightly": 3.0}, "with another of its apps"
+    assert back.settled({}, [], 5 * RESUMABLE, RESUMABLE).pipelines == {}
+
+
+def test_a_bounded_number_of_trainings_that_are_away_is_kept() -> None:
+    accounts, apps = SharedAccounts(), {}
+    for at in range(3):
+        apps = {f"run-{at}-{i}": ("vision", "") for i in range(MAX_FINISHED // 2)}
+        accounts = accounts.paid(dict.fromkeys(apps, 1.0), at).settled(apps, [], float(at), RESUMABLE)
+    accounts = accounts.settled(apps, [], 3.0, RESUMABLE)
+    assert len(accounts.dollars) == 3 * (MAX_FINISHED // 2), "those that are there do not count"
+    accounts = accounts.settled({}, [], 4.0, RESUMABLE)
+    assert len(accounts.dollars) == MAX_FINISHED
+    assert not any(run.startswith("run-0-") for run in accounts.dollars)
+    assert accounts.teams == {"vision": MAX_FINISHED / 2}
+    assert len(accounts.finished(3.0)) == MAX_FINISHED / 2
 
 
 def test_accounts_of_an_older_version_are_read() -> None:
