@@ -249,6 +249,8 @@ def _print(found: dict[str, Any]) -> None:
             f"{escape(run) or 'none'} ${one:.4f}" for run, one in sorted(found["dollars"].items())
         )
         console.print(f"cost of their nodes so far, by training: {paid}", highlight=False)
+    if found["dollars"] is None:
+        console.print("cost of their nodes: not known, the account is of another version of Ebbflow")
     if found["finished_dollars"]:
         console.print(f"and of trainings that are over: ${found['finished_dollars']:.4f}", highlight=False)
     if found["missing_aggregators"]:

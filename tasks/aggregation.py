@@ -1,5 +1,6 @@
 """What commands do for the aggregation service: serve, tell who serves what, and simulate what sharing saves."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -154,7 +155,8 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
         ``tensors``, ``bytes``, ``updates``, ``moved``); ``trainings`` (``training``, ``aggregators``, ``servers``,
         ``iteration_s``, ``update_s``); ``private_servers``, ``used_aggregators`` and the fraction ``saved``;
         ``missing_aggregators``; ``launchable``, the aggregators that a capacity loop can have; ``dollars``, what
-        leased nodes have cost, by run, under the empty name what no training used;
+        leased nodes have cost, by run, under the empty name what no training used, ``None`` where another version's
+        account cannot be read;
         ``finished_dollars``, of runs that are over for a quarter of an hour; ``reasons`` with their times.
 
     Raises ``LedgerError``.
@@ -163,8 +165,9 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
 
     view = ServiceRegistry(ledger.records).read()
     manager = view.kind(MANAGER.kind).get(MANAGER.name, {})
-    accounts = SharedAccounts.of(view.kind(ACCOUNTS.kind).get(ACCOUNTS.name, {}))
-    finished = accounts.finished(view.now - REMEMBERED)
+    accounts: SharedAccounts | None = None
+    with contextlib.suppress(TypeError, ValueError, AttributeError):
+        accounts = SharedAccounts.of(view.kind(ACCOUNTS.kind).get(ACCOUNTS.name, {}))
     aggregators = []
     for name, one in view.aggregators().items():
         held = [tensor for own in one.held.values() for tensor in own.values()]
@@ -205,7 +208,16 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
         "saved": saved["saved"],
         "missing_aggregators": manager.get("missing", 0),
         "launchable": view.provisions(),
+        **_dollars(accounts, view.now),
+        "reasons": list(manager.get("reasons", [])),
+    }
+
+
+def _dollars(accounts: SharedAccounts | None, now: float) -> dict[str, Any]:
+    if accounts is None:
+        return {"dollars": None, "finished_dollars": None}
+    finished = accounts.finished(now - REMEMBERED)
+    return {
         "dollars": {run: one for run, one in accounts.dollars.items() if run not in finished},
         "finished_dollars": accounts.forgotten + sum(finished.values()),
-        "reasons": list(manager.get("reasons", [])),
     }

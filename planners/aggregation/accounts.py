@@ -51,8 +51,15 @@ class SharedAccounts:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
-        """Return the accounts of their plain values; what an older version has not written is empty."""
-        owners = {run: AccountOwner(*one) for run, one in body.get("owners", {}).items()}
+        """Return the accounts of their plain values.
+
+        What an older version has not written is empty, and what a newer one has more is left out. Raises
+        ``TypeError``, ``ValueError`` or ``AttributeError`` for other values.
+        """
+        owners = {
+            run: AccountOwner(str(team), str(pipeline), float(seen))
+            for run, (team, pipeline, seen, *_) in body.get("owners", {}).items()
+        }
         return cls(
             float(body.get("until", 0.0)),
             dict(body.get("dollars", {})),

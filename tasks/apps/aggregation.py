@@ -48,12 +48,12 @@ class ServiceWatch:
         before = self.demand
         try:
             seen = service_demand(view)
+            accounts = self._accounts = self._paid(view, state, seen, now)
         except (TypeError, KeyError, ValueError, AttributeError) as error:  # of another version's process
             log.warning(
                 "a record of the aggregation service cannot be read, what it needs stays as it was: %s", error
             )
             return False
-        accounts = self._accounts = self._paid(view, state, seen, now)
         self.demand = replace(seen, accounts=accounts)
         if now >= self._write_due:
             self._write_due = now + _WRITTEN

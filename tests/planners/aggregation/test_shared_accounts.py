@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.planners.aggregation.accounts import MAX_FINISHED, SharedAccounts
+from ebbflow.planners.aggregation.accounts import MAX_FINISHED, AccountOwner, SharedAccounts
 from ebbflow.planners.model.ledger import REMEMBERED, RESUMABLE
 
 APPS = {"a": ("vision", "nightly"), "b": ("vision", ""), "c": ("", "nightly")}
@@ -66,6 +66,11 @@ def test_accounts_of_an_older_version_are_read() -> None:
     old = SharedAccounts.of({"until": 7.0, "dollars": {"a": 2.0}})
     assert (old.until, old.dollars, old.teams) == (7.0, {"a": 2.0}, {})
     assert old.settled({}, [], 1e9, REMEMBERED).dollars == {"a": 2.0}, "seen now for the first time"
+
+
+def test_what_a_newer_version_has_more_is_left_out() -> None:
+    body = {"owners": {"a": ["vision", "nightly", 7.0, "more"]}, "more": 1}
+    assert SharedAccounts.of(body).owners == {"a": AccountOwner("vision", "nightly", 7.0)}
 
 
 steps = st.lists(
