@@ -156,7 +156,7 @@ class Aggregator:
             tensor = self._tensors.get((peer.job_id, frame.tensor))
             if frame.kind is Kind.PUSH and frame.options:
                 try:
-                    frame = self._memory.gradient(frame)
+                    frame = self._memory.gradient(peer.job_id, frame)
                 except AggregationError as exc:
                     self._refuse(connection, frame, str(exc), memory=True)
                     continue
@@ -229,7 +229,7 @@ class Aggregator:
         if tensor.busy:
             tensor.waiting.append((connection, frame))
         else:
-            options = {"memory": True} if self._memory.reads(frame.options) else {}
+            options = {"memory": True} if self._memory.reads(tensor.job_id, frame.options) else {}
             answer = TensorFrame(
                 Kind.COMMITTED, tensor.name, frame.round, request=frame.request, options=options
             )
@@ -237,7 +237,7 @@ class Aggregator:
 
     def _find_near(self, tensor: MasterCopy, connection: bytes, pull: TensorFrame) -> None:
         """Take note of whether a worker is on this machine, and reads parameters from its memory."""
-        near = self._memory.reads(pull.options)
+        near = self._memory.reads(tensor.job_id, pull.options)
         if near and not tensor.slots:
             tensor.slots = self._memory.slots(tensor.job_id, tensor.parameters.nbytes)
         if near and tensor.slots:

@@ -23,25 +23,37 @@ from ebbflow.infra.errors import AggregationError, InfraError
 from ebbflow.infra.machine.memory_segments import MemoryArena, MemorySlot, SegmentName, open_segment
 
 LEAST = 1 << 14  # bytes of a tensor below which it is sent
-_OPEN = 1024  # segments of others that are open at most
+_OPEN = 128  # segments of others that are open at most, in an aggregator for each training
+_BYTES = 1 << 38  # that they have together at most
 _UNUSED = 60.0  # seconds after which a segment is not kept open any more
 
 
 class SegmentViews:
-    """Segments of other processes that were used of late; memory of a process that has ended goes. For one thread."""
+    """Segments of other processes that were used of late. For one thread.
+
+    Memory of a process that has ended goes when others are used a minute or two later.
+    """
 
     def __init__(self) -> None:
         self._views: dict[SegmentName, memoryview] = {}
         self._used: dict[SegmentName, float] = {}
+        self._swept = time.monotonic()
 
     def open(self, values: Any) -> memoryview:
-        """Return a segment. Raises ``InfraError`` where it cannot be read."""
+        """Return a segment. Raises ``InfraError`` where it cannot be read, or is one too many."""
         name, now = SegmentName.of(values), time.monotonic()
-        if name not in self._views:
-            for old in [one for one, used in self._used.items() if now - used > _UNUSED]:
+        new = name not in self._views
+        if new or now - self._swept > _UNUSED:
+            self._swept = now
+            for old in [one for one, used in self._used.items() if now - used > _UNUSED and one != name]:
                 del self._views[old], self._used[old]
-            if len(self._views) >= _OPEN:
-                raise InfraError(f"at most {_OPEN} segments of memory must be in use at once")
+        if new:
+            size = sum(one.size for one in self._views) + name.size
+            if len(self._views) >= _OPEN or size > _BYTES:
+                raise InfraError(
+                    f"at most {_OPEN} segments of memory with {_BYTES} bytes together must be in use at once,"
+                    f" and this is number {len(self._views) + 1} and would make it {size} bytes"
+                )
             self._views[name] = open_segment(name)
         self._used[name] = now
         return self._views[name]
@@ -148,25 +160,25 @@ class AggregatorMemory:
     """An aggregator's side, in the thread of its front."""
 
     def __init__(self) -> None:
-        self._views = SegmentViews()
-        self._arenas: dict[str, MemoryArena] = {}  # by training, for none is to read another's
+        self._views: dict[str, SegmentViews] = {}  # by training, for none is to use up what others need
+        self._arenas: dict[str, MemoryArena] = {}  # the same, for none is to read another's
 
-    def reads(self, options: Mapping[str, Any]) -> bool:
-        """Tell whether the memory of a worker can be read that it tells of with what it asks for."""
+    def reads(self, job_id: str, options: Mapping[str, Any]) -> bool:
+        """Tell whether the memory of a training's worker can be read that it tells of with what it asks for."""
         if "memory" not in options:
             return False
         try:
-            self._views.open(options["memory"])
+            self._of(job_id).open(options["memory"])
         except InfraError:
             return False
         return True
 
-    def gradient(self, frame: TensorFrame) -> TensorFrame:
-        """Return a push with what it names. Raises ``AggregationError`` where that cannot be read."""
+    def gradient(self, job_id: str, frame: TensorFrame) -> TensorFrame:
+        """Return a training's push with what it names. Raises ``AggregationError`` where that cannot be read."""
         if "at" not in frame.options:
             return frame
         try:
-            return replace(frame, payload=self._views.payload(frame.options), options={})
+            return replace(frame, payload=self._of(job_id).payload(frame.options), options={})
         except InfraError as exc:
             raise AggregationError(str(exc)) from exc
 
@@ -181,5 +193,9 @@ class AggregatorMemory:
             return ()
 
     def remove(self, job_id: str) -> None:
-        """Forget a training."""
+        """Forget a training, and what its workers have shared."""
         self._arenas.pop(job_id, None)
+        self._views.pop(job_id, None)
+
+    def _of(self, job_id: str) -> SegmentViews:
+        return self._views.setdefault(job_id, SegmentViews())

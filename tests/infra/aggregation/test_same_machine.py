@@ -95,7 +95,7 @@ def test_an_aggregator_that_cannot_read_any_more_is_sent_what_it_missed(
         raise InfraError("not permitted")
 
     monkeypatch.setattr(same_machine, "open_segment", refuse)
-    service.aggregators["A"]._memory._views = same_machine.SegmentViews()
+    service.aggregators["A"]._memory = AggregatorMemory()
     _round(worker, 2)
     _round(worker, 3)
     assert _pushed(sent) == [0, 4 * SIZE, 4 * SIZE]
@@ -168,7 +168,7 @@ def test_a_part_that_is_not_within_its_segment_is_refused(at: object) -> None:
     segment = MemorySegment(100)
     memory, options = AggregatorMemory(), {"memory": list(segment.name), "at": at}
     with pytest.raises(AggregationError):
-        memory.gradient(TensorFrame(Kind.PUSH, "t", options=options))
+        memory.gradient("job", TensorFrame(Kind.PUSH, "t", options=options))
 
 
 @pytest.mark.parametrize(
@@ -192,6 +192,28 @@ def test_memory_of_processes_that_are_gone_is_not_kept(monkeypatch: pytest.Monke
     now[0] = 100.0
     views.open(list(segments[2].name))
     assert set(views._views) == {segments[1].name, segments[2].name}
+    now[0] = 120.0
+    views.open(list(segments[2].name))
+    now[0] = 170.0
+    views.open(list(segments[2].name))
+    assert set(views._views) == {segments[2].name}, "without a new one, too"
+
+
+def test_a_training_that_is_removed_keeps_no_memory_of_its_workers_and_uses_up_none_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(same_machine, "_OPEN", 2)
+    monkeypatch.setattr(same_machine, "_BYTES", 100)
+    memory, segments = AggregatorMemory(), [MemorySegment(40) for _ in range(4)]
+    names = [{"memory": list(one.name)} for one in segments]
+    assert [memory.reads("a", one) for one in names] == [True, True, False, False]
+    assert memory.reads("a", names[0])
+    assert memory.reads("b", names[2])
+    large = MemorySegment(61)
+    assert not memory.reads("b", {"memory": list(large.name)}), "101 bytes"
+    memory.remove("a")
+    assert list(memory._views) == ["b"]
+    assert memory.reads("a", names[3])
 
 
 def test_small_tensors_and_other_workers_than_of_this_training_share_nothing() -> None:
@@ -224,5 +246,5 @@ def test_a_frame_on_its_way_to_another_machine_keeps_its_gradient_when_the_step_
     again = push(b"2" * LEAST, "near")
     assert again.payload == b""
     assert bytes(queued.payload) == gradient
-    read = AggregatorMemory().gradient(again)
+    read = AggregatorMemory().gradient("job", again)
     assert bytes(read.payload) == b"2" * LEAST
