@@ -19,6 +19,7 @@ from ebbflow.infra.aggregation.aggregator import Aggregator
 from ebbflow.infra.aggregation.frames import AggregatorAddress
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import AggregationError
+from ebbflow.infra.machine.memory_segments import allow_open_segments
 
 _MAX_LINE = 1 << 20  # bytes of a command
 _END = '{"do": "end"}'
@@ -195,6 +196,7 @@ def main() -> None:
         *sys.argv[1:],
         *("", "127.0.0.1", "0", "1", "0")[len(sys.argv) - 1 :],
     ]
+    allow_open_segments()
     try:
         linger_s = float(linger)
         aggregator = Aggregator(name, host, int(port), threads=int(threads))

@@ -14,6 +14,7 @@ from ebbflow.infra.aggregation.aggregator import Aggregator
 from ebbflow.infra.aggregation.registry import ServiceRegistry, incarnation
 from ebbflow.infra.aggregation.shared import SharedAggregator
 from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.machine.memory_segments import allow_open_segments
 from ebbflow.infra.storage import private
 from ebbflow.planners.model import names
 
@@ -47,6 +48,7 @@ def serve_shared(
     Raises ``AggregationError`` where it cannot listen or its name is taken, and ``LedgerError``.
     """
     names.AGGREGATOR.check(name)
+    allow_open_segments()
     aggregator = Aggregator(incarnation(name), host, port, threads=threads)
     try:
         shared = SharedAggregator(aggregator, ServiceRegistry(ledger.records), node=node)

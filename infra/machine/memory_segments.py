@@ -11,6 +11,7 @@ import fcntl
 import hmac
 import mmap
 import os
+import resource
 import secrets
 import stat
 from collections.abc import Sequence
@@ -108,6 +109,13 @@ def open_segment(name: SegmentName) -> memoryview:
     return memoryview(mapped)[_HEAD:]
 
 
+def allow_open_segments() -> None:
+    """Raise this process's limit of open files as far as it may, for each segment that is read needs one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # the system has a limit of its own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 class MemorySlot:
     """A part of a segment. It is free again when nothing refers to it any more.
 
@@ -134,7 +142,7 @@ class MemoryArena:
         chunk: bytes of a segment, of which only what is used takes memory; larger slots have one of their own.
     """
 
-    def __init__(self, chunk: int = 1 << 28) -> None:
+    def __init__(self, chunk: int = 1 << 30) -> None:
         self._chunk = chunk
         self._segment: MemorySegment | None = None
         self._used = 0

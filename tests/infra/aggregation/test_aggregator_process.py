@@ -1,18 +1,22 @@
 """Aggregators as processes: two trainings share one, a killed one is noticed, and none outlives its parent."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import pytest
 
+from ebbflow.infra.aggregation import shared_process
 from ebbflow.infra.aggregation.agent import AggregationAgent
 from ebbflow.infra.aggregation.process import AggregatorProcess
 from ebbflow.infra.aggregation.rules import Sgd
 from ebbflow.infra.errors import AggregationError
+from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.machine.encrypted_router import CurveKeys
 from tests.infra.aggregation.round_worker import RoundWorker
 
@@ -47,6 +51,30 @@ def test_two_trainings_share_a_process(process: AggregatorProcess) -> None:
     agents["second"].push({"t": np.ones(4, np.float32).data}, 3)
     for agent in agents.values():
         agent.close()
+
+
+def test_as_many_files_may_be_open_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = 256 if soft > 256 else soft - 1
+    found = []
+
+    def stop(*_: object, **__: object) -> None:
+        found.append(resource.getrlimit(resource.RLIMIT_NOFILE))
+        raise AggregationError("enough")
+
+    monkeypatch.setattr(shared_process, "Aggregator", stop)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+        process = AggregatorProcess("A")
+        try:
+            found.append(resource.prlimit(process.pid, resource.RLIMIT_NOFILE))
+        finally:
+            process.close()
+        with pytest.raises(AggregationError, match="enough"):
+            shared_process.serve_shared(cast(Ledger, None), "a1", "127.0.0.1", 0, 1, 1.0, lambda _: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found == [(hard, hard)] * 2
 
 
 def test_commands_that_break_their_form(process: AggregatorProcess) -> None:
