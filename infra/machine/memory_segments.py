@@ -1,9 +1,10 @@
-"""Memory of a process that others of its user on the same machine can read, and nobody can shrink.
+"""Memory of a process that others of its user on the same machine can read, and neither write nor shrink.
 
 A segment is an anonymous file (``memfd_create``) that is sealed: it ends with the last process that has it, so a
 process that is killed leaves nothing behind. Another process opens it through ``/proc``, for which the kernel asks
-the rights that a debugger needs. It is told the segment's proof, random bytes that stand at its beginning: a process
-of the same number in another container, or whoever names somebody else's memory, does not have them.
+the rights that a debugger needs, and cannot write to the file (from Linux 5.1; a debugger still reaches its owner's
+memory). It is told the segment's proof, random bytes that stand at its beginning: a process of the same number in
+another container, or whoever names somebody else's memory, does not have them.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ _NAME = "ebbflow-segment"
 _HEAD = 4096  # bytes before what is shared: a page, so that it is aligned
 _PROOF = 32  # bytes
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW  # a reader must never find less than it has mapped
+_FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE: nothing writes but what is mapped already, that is, the owner
 
 
 class SegmentName(NamedTuple):
@@ -70,6 +72,8 @@ class MemorySegment:
             os.ftruncate(descriptor, _HEAD + size)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             self._map = mmap.mmap(descriptor, _HEAD + size)
+            with contextlib.suppress(OSError):  # before Linux 5.1
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _FUTURE_WRITE)
         except (OSError, AttributeError) as exc:
             if descriptor >= 0:
                 os.close(descriptor)

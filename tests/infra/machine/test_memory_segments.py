@@ -2,6 +2,7 @@
 
 import fcntl
 import gc
+import mmap
 import os
 import subprocess
 import sys
@@ -25,6 +26,20 @@ def test_another_process_reads_what_is_written_and_cannot_change_it() -> None:
     command = [sys.executable, "-c", READER, *map(str, segment.name)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
     assert found.stdout.split() == ["hello", str(1 << 16), "True"]
+
+
+def test_who_opens_a_segment_for_writing_cannot_write() -> None:
+    segment = MemorySegment(100)
+    writable = os.open(f"/proc/self/fd/{segment.name.descriptor}", os.O_RDWR)
+    try:
+        with pytest.raises(PermissionError):
+            mmap.mmap(writable, 4096 + 100)
+        with pytest.raises(PermissionError):
+            os.write(writable, b"x")
+    finally:
+        os.close(writable)
+    segment.view[:1] = b"y"
+    assert open_segment(segment.name)[0] == ord("y")
 
 
 def test_a_view_follows_its_segment_and_outlives_it() -> None:
