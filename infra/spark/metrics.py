@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit
 
 from ebbflow.infra.clock import Clock
 
-_TIMEOUT = 10.0  # seconds per request
-_SETTLE = 2.0  # seconds that the status API may lag behind the scheduler
+_TIMEOUT = 30.0  # seconds per request; the first one of a driver on a busy machine has taken over 10
+_SETTLE = 10.0  # seconds that the status API may lag behind the scheduler
 _PAGE = 1000
 
 
@@ -94,7 +94,7 @@ class StatusApi:
 
 
 def group_metrics(api: StatusApi, stages: Iterable[int], clock: Clock) -> GroupMetrics:
-    """Sum up the finished ``stages``. Waits up to two seconds until the API has seen them finish."""
+    """Sum up the finished ``stages``. Waits up to ten seconds until the API has seen them finish."""
     wanted = sorted(set(stages))
     attempts = api.attempts(wanted)
     deadline = clock.now() + _SETTLE
