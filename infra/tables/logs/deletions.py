@@ -92,10 +92,13 @@ def of(relation: Relation) -> dict[str, bytes]:
     return {path: content for path, content in relation.log.deleted if path in there}
 
 
-def check_bounds(table: str, files: Mapping[str, int | None], deleted: Deleted) -> None:
-    """Raise ``TableError`` where a row is deleted that its file, of so many rows, does not have."""
+def check_files(table: str, files: Mapping[str, int | None], deleted: Deleted) -> None:
+    """Raise ``TableError`` where a row is deleted of a file that is none of the table's ``files``, whose deleted rows
+    would come back, or that its file, of so many rows, does not have."""
     for path, content in deleted:
-        rows, last = files.get(path), int(numbers(content)[-1])
+        if path not in files:
+            raise TableError(f"the table {table!r} says that rows of {path} are deleted, which is no file of it")
+        rows, last = files[path], int(numbers(content)[-1])
         if rows is not None and last >= rows:
             raise TableError(
                 f"the table {table!r} says that row {last} of {path} is deleted, which has {rows}"

@@ -4,6 +4,7 @@ After the protocol's specification, "Delta Transaction Log Protocol" of the Delt
 ``deltalake``. What changes rows beyond the list of files is honoured or refused, see ``_check``.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -126,6 +127,7 @@ def _snapshot(place: StorageLocation, name: str, table: Any, mapped: bool, newes
     )
     rows = tuple(actions.column("num_records").to_pylist())
     deleted = _deleted(place, name, table, [named[1] for named in stored] + [named[0] for named in columns])
+    deletions.check_files(name, dict(zip(paths, rows, strict=True)), deleted)
     log = TableLog(_KIND, place.root, str(table.version()), stored, deleted=deleted)
     relation = Relation(name, place.scheme, files, columns, partitions=keys, log=log)
     values = {key: tuple(_within(actions, "partition", key) or (None,) * len(files)) for key in keys}
@@ -148,20 +150,24 @@ def _deleted(place: StorageLocation, name: str, table: Any, columns: Sequence[st
     import numpy as np
     import pyarrow as pa
 
+    root = os.path.realpath(place.root) if place.local else place.root
     rows: dict[str, Any] = {}
     for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
         kept = batch.column("selection_vector")
         for number, uri in enumerate(batch.column("filepath").to_pylist()):
             mask = kept[number].values.to_numpy(zero_copy_only=False)
-            rows[_named(place, uri)] = np.flatnonzero(~mask.astype(bool))
+            rows[_named(place, root, uri)] = np.flatnonzero(~mask.astype(bool))
     return deletions.packed(name, _KIND, place.scheme, columns, rows)
 
 
-def _named(place: StorageLocation, uri: str) -> str:
-    """Return the path of a file that the library calls ``uri``: percent-encoded, as the log has it."""
+def _named(place: StorageLocation, root: str, uri: str) -> str:
+    """Return the path of a file that the library calls ``uri``: percent-encoded, as the log has it, and below the
+    directory ``root``, which is ``place`` without links."""
     if not place.local:
         return uri
-    return unquote(uri.removeprefix("file://"))
+    path = unquote(uri.removeprefix("file://"))
+    below = path.removeprefix(f"{root.rstrip('/')}/")
+    return path if below == path else place.path(below)
 
 
 def _columns(

@@ -175,7 +175,7 @@ def _snapshot(
     named = {there for _, there in found_at.stored}.union(column for column, _ in columns)
     deleted = _deleted(place, root, name, table.io, found, named)
     rows = tuple(int(one.record_count) for one in data)
-    deletions.check_bounds(name, {file.path: rows[n] for n, file in enumerate(files)}, deleted)
+    deletions.check_files(name, {file.path: rows[n] for n, file in enumerate(files)}, deleted)
     log = TableLog(_KIND, place.root, f"{snapshot}.{schema_id}", found_at.stored, found_at.ids, deleted)
     relation = Relation(name, place.scheme, files, columns, log=log)
     fields = {str(field.name): field for field in schema.fields}

@@ -301,6 +301,23 @@ def test_rows_that_deletion_vectors_delete_are_never_read(tmp_path: Path) -> Non
     )
 
 
+def test_deleted_rows_stay_deleted_where_a_table_is_reached_by_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, link = tmp_path / "a %20b/t", tmp_path / "link"
+    write_deltalake(path, SALES, partition_by=["country"], configuration=DELETING)
+    delete_by_vector(path, 0, [0], "country=de")
+    link.symlink_to(path.parent)
+    for place in (path, link / "t"):
+        (found,) = discover(StorageLocation(place))
+        assert sorted(read(found).column("id").to_pylist()) == [2, 3, 4]
+        assert statistics.collect(found).rows == 3
+    snapshots._known.clear()
+    monkeypatch.setattr("ebbflow.infra.tables.logs.delta._named", lambda *_: "/elsewhere")
+    with pytest.raises(TableError, match="rows of /elsewhere are deleted, which is no file of it"):
+        discover(StorageLocation(path))
+
+
 def test_partitions_renamed_columns_and_files_without_a_live_row_may_have_deleted_rows(
     tmp_path: Path,
 ) -> None:
