@@ -26,6 +26,7 @@ MOST_GROUPS = 64  # row groups read, of files that may be as many
 LARGEST_BLOCKS = 8  # row groups sampled
 TIME_LIMIT = 30.0  # seconds after which no further row group is read
 _KEPT_IN_MEMORY = 16  # samples
+_BATCH = 65_536  # rows decoded at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ def _decode(relation: Relation, group: _RowGroup, limit: int, names: Sequence[st
             table = reader.read_row_group(group.index, columns=stored).select(stored)
         else:
             batches, missing = [], limit
-            for batch in reader.iter_batches(min(limit, 65_536), row_groups=[group.index], columns=stored):
+            for batch in reader.iter_batches(min(limit, _BATCH), row_groups=[group.index], columns=stored):
                 batches.append(batch.select(stored).slice(0, missing))
                 missing -= batches[-1].num_rows
                 if missing <= 0:
@@ -279,10 +280,10 @@ def _as_declared(
     found = {name: there[at] for name, at in wanted.items() if at in there}
     there_are = reader.metadata.num_rows - (0 if gone is None else deletions.count(gone))
     batches, missing, first = [], min(limit, there_are), 0
-    for batch in (
-        reader.iter_batches(min(limit, 65_536), columns=list(found.values())) if found and limit else ()
-    ):
-        live = batch if gone is None else _without(batch, first, gone)
+    # where few rows are left, batches of so few are many
+    size, deleted = (min(limit, _BATCH), None) if gone is None else (_BATCH, deletions.numbers(gone))
+    for batch in reader.iter_batches(size, columns=list(found.values())) if found and missing else ():
+        live = batch if deleted is None else _without(batch, first, deleted)
         first += batch.num_rows
         batches.append(live.select(list(found.values())).slice(0, missing))
         missing -= batches[-1].num_rows
@@ -300,13 +301,14 @@ def _as_declared(
     return pa.table(columns) if columns else pa.table({"": pa.nulls(count)})
 
 
-def _without(batch: Any, first: int, gone: bytes) -> Any:
-    """Return the rows of a batch, which begins at the row ``first`` of its file, that are not ``gone``."""
+def _without(batch: Any, first: int, deleted: Any) -> Any:
+    """Return the rows of a batch, which begins at the row ``first`` of its file, whose numbers are not among those
+    ``deleted``, which ascend."""
     import numpy as np
 
-    rows = deletions.numbers(gone)
+    low, high = np.searchsorted(deleted, [first, first + batch.num_rows])
     kept = np.ones(batch.num_rows, dtype=bool)
-    kept[rows[(rows >= first) & (rows < first + batch.num_rows)] - first] = False
+    kept[deleted[low:high] - first] = False
     return batch.filter(kept)
 
 

@@ -97,7 +97,9 @@ def check_files(table: str, files: Mapping[str, int | None], deleted: Deleted) -
     would come back, or that its file, of so many rows, does not have."""
     for path, content in deleted:
         if path not in files:
-            raise TableError(f"the table {table!r} says that rows of {path} are deleted, which is no file of it")
+            raise TableError(
+                f"the table {table!r} says that rows of {path} are deleted, which is no file of it"
+            )
         rows, last = files[path], int(numbers(content)[-1])
         if rows is not None and last >= rows:
             raise TableError(

@@ -318,6 +318,24 @@ def test_deleted_rows_stay_deleted_where_a_table_is_reached_by_a_link(
         discover(StorageLocation(path))
 
 
+def test_a_file_of_which_few_rows_are_left_is_sampled_in_large_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t"
+    write_deltalake(path, pa.table({"x": range(2000)}), configuration=DELETING)
+    delete_by_vector(path, 0, [*range(1500), *range(1501, 2000)])
+    (found,) = discover(StorageLocation(path))
+    unpacked, numbers = [0], deletions.numbers
+
+    def counted(content: bytes) -> Any:
+        unpacked[0] += 1
+        return numbers(content)
+
+    monkeypatch.setattr(deletions, "numbers", counted)
+    assert sampled(found).column("x").to_pylist() == [1500]
+    assert unpacked[0] <= 2, "not once for each row"
+
+
 def test_partitions_renamed_columns_and_files_without_a_live_row_may_have_deleted_rows(
     tmp_path: Path,
 ) -> None:
