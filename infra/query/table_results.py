@@ -117,12 +117,13 @@ def write_into(
         state = target.look(run)
         if state.written:  # perhaps by this try, whose commit was done and not answered: its files stay
             return False
-        if isinstance(target, DeltaTarget) and (kept := target.kept_by_library(state)):
+        if isinstance(target, DeltaTarget) and (kept := target.kept_by_library(state, into.mode)):
             if into.mode not in ("append", "overwrite"):
                 raise TableError(
                     f"{target.name} has {kept}, which only its library keeps: --into-mode append or overwrite"
                 )
             note(f"{target.name} has {kept}: rows stream through its library in this process")
+            writer.forget()
             assert isinstance(into.place, StorageLocation)
             return stream_into(checkpoint, into.place, into.mode, run)
         try:

@@ -160,6 +160,15 @@ def _deleted(place: StorageLocation, name: str, table: Any, columns: Sequence[st
     return deletions.packed(name, _KIND, place.scheme, columns, rows)
 
 
+def has_deletion_vectors(table: Any) -> bool:
+    """Tell whether files of a table, which is the library's, have deletion vectors."""
+    import pyarrow as pa
+
+    if int(table.protocol().min_reader_version) < _LATEST_READER:
+        return False
+    return any(batch.num_rows for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()))
+
+
 def _named(place: StorageLocation, root: str, uri: str) -> str:
     """Return the path of a file that the library calls ``uri``: percent-encoded, as the log has it, and below the
     directory ``root``, which is ``place`` without links."""

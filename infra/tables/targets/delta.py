@@ -79,8 +79,12 @@ class DeltaTarget:
     def ids(self, state: TargetState, columns: Sequence[tuple[str, str]]) -> tuple[tuple[str, int], ...]:
         return ()
 
-    def kept_by_library(self, state: TargetState) -> str:
-        """Return what of a table only its library can keep while it writes the rows itself; empty for nothing."""
+    def kept_by_library(self, state: TargetState, mode: str) -> str:
+        """Return what of a table only its library can keep while it writes the rows itself; empty for nothing.
+
+        ``mode`` is how rows are written: an append leaves files with deletion vectors as they are.
+        Raises ``TableError``.
+        """
         if state.table is None:
             return ""
         known = state.table.metadata().configuration
@@ -93,8 +97,11 @@ class DeltaTarget:
             for mark in ("delta.invariants", "delta.generationExpression", "delta.identity"):
                 if mark in said:
                     return f"rules of the column {field.name!r}"
-        strange = sorted(set(state.table.protocol().writer_features or ()) - _WRITER)
-        return f"the feature {strange[0]}" if strange else ""
+        if strange := sorted(set(state.table.protocol().writer_features or ()) - _WRITER):
+            return f"the feature {strange[0]}"
+        with delta.translated(_name(self.place), self.place):
+            deleting = mode not in ("append", "create") and delta.has_deletion_vectors(state.table)
+        return "rows deleted by deletion vectors" if deleting else ""
 
     def discard(self, data: StorageLocation, added: Sequence[DataFile]) -> None:
         discard(data, added)

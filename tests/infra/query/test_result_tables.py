@@ -41,7 +41,7 @@ from ebbflow.infra.tables.targets.delta import DeltaTarget
 from ebbflow.infra.tables.targets.folder import FolderTarget
 from ebbflow.infra.tables.targets.iceberg import IcebergTarget
 from ebbflow.planners.errors import OptionError
-from tests.infra.tables.deleting import DELETING, delete_by_vector
+from tests.infra.tables.deleting import DELETING, delete_by_vector, edited
 from tests.infra.tables.reading import read
 
 FORMATS = ("delta", "iceberg", "parquet")
@@ -382,11 +382,19 @@ def test_files_with_deletion_vectors_are_replaced_by_their_library_only(
 ) -> None:
     write_deltalake(lake.path, pa.table({"k": [1, 2, 3], "v": ["a", "b", "c"]}), configuration=DELETING)
     delete_by_vector(lake.path, 0, [1])
+
+    def as_by_others(action: dict[str, Any]) -> None:
+        if "protocol" in action:
+            action["protocol"]["readerFeatures"] = ["deletionVectors"]
+            action["protocol"]["writerFeatures"] = ["deletionVectors", "invariants", "appendOnly"]
+
+    edited(lake.path, 0, as_by_others)
     rows = result(pa.table({"k": [3], "v": ["d"]}))
     merging = lake.into("delta", mode="merge", keys=("k",))
-    with pytest.raises(TableError, match="only its library keeps"):
-        write_into(rows, merging, "run1", embedded)
-    with monkeypatch.context() as patched:  # as of a table whose other features are known
+    for mode in ("merge", "overwrite-partitions"):
+        with pytest.raises(TableError, match="has rows deleted by deletion vectors, which only its library"):
+            write_into(rows, replace(merging, mode=mode), "run1", embedded)  # type: ignore[arg-type]
+    with monkeypatch.context() as patched:  # as of a table that has them since
         patched.setattr(DeltaTarget, "kept_by_library", lambda *_: "")
         with pytest.raises(TableError, match=r"deleted by a deletion vector in .*, which is to be replaced"):
             write_into(rows, merging, "run1", embedded)
