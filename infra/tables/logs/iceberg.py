@@ -51,7 +51,7 @@ def opened(place: StorageLocation, name: str, at: str = "", pinned: str = "") ->
     else by its number.
     """
     require("pyiceberg", f"the table {name!r} is one of Iceberg, which", EXTRA)
-    with _translated(name, place):
+    with library_errors(name, place):
         table = _table(place, name)
         metadata = table.metadata
         newest = f"{metadata.current_snapshot_id or 0}.{metadata.current_schema_id}"
@@ -381,7 +381,8 @@ def plain_path(uri: str) -> str:
 
 
 @contextmanager
-def _translated(name: str, place: StorageLocation) -> Iterator[None]:
+def library_errors(name: str, place: StorageLocation) -> Iterator[None]:
+    """Turn the library's errors as it reads a table into ``TableError``. Our own pass."""
     try:
         yield
     except EbbflowError:

@@ -92,14 +92,18 @@ class IcebergTarget:
 
         # what takes long for many files is done before the catalogue is asked, whose answer has a time limit
         metadata = self._metadata(state, change)
-        entries = [_data_file(metadata, file, self._uri(metadata, file)) for file in change.added]
-        gone = _of_paths(state.table, change.removed) if change.removed else []
+        try:
+            with iceberg.library_errors(self._table, StorageLocation(str(metadata.location))):
+                entries = [_data_file(metadata, file, self._uri(metadata, file)) for file in change.added]
+                gone = _of_paths(state.table, change.removed) if change.removed else []
+        except TableError as error:
+            if self._has_changed(self._catalogue.ask(self._loaded), state):  # which may have removed files
+                raise CommitConflictError(f"{self.name} was changed by another: {error}") from error
+            raise
 
         def made(known: Any) -> None:
             table = self._loaded(known)
-            if (table is None) != (state.table is None) or (
-                table is not None and table.metadata_location != state.table.metadata_location
-            ):
+            if self._has_changed(table, state):
                 raise CommitConflictError(f"{self.name} was changed by another")
             try:
                 self._commit(known, table, change, metadata, entries, gone)
@@ -111,6 +115,11 @@ class IcebergTarget:
                 raise
 
         self._catalogue.ask(made, f"commit to {self.name}")
+
+    def _has_changed(self, now: Any, state: TargetState) -> bool:
+        if now is None or state.table is None:
+            return (now is None) != (state.table is None)
+        return bool(now.metadata_location != state.table.metadata_location)
 
     def _metadata(self, state: TargetState, change: TableChange) -> Any:
         """Return the metadata of the table that files are added to, or those that it is to be made with."""

@@ -377,6 +377,33 @@ def test_files_of_an_iceberg_table_are_opened_before_its_catalogue_is_asked(
     assert len(lake.rows("iceberg")) == 8
 
 
+def test_what_an_iceberg_library_cannot_read_before_a_commit_is_told_or_a_conflict(
+    embedded: DuckDbEngine, lake: Lake, result: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = result(pa.table({"k": [1], "v": ["a"]}))
+    into, paths = lake.into("iceberg", mode="overwrite"), iceberg_target._of_paths
+    write_into(rows, into, "run1", embedded)
+    tried: list[str] = []
+
+    def failing(*given: Any) -> Any:
+        tried.append("")
+        if others:  # another program changes the table, and removes the manifests that it had
+            write_into(rows, lake.into("iceberg"), others.pop(), embedded)
+            raise RuntimeError("manifest is gone")
+        if len(tried) > 1:
+            return paths(*given)
+        raise RuntimeError("no answer\nfrom 10.0.0.1")
+
+    monkeypatch.setattr(iceberg_target, "_of_paths", failing)
+    others: list[str] = []
+    with pytest.raises(TableError, match=r"read the metadata of the Iceberg table .t. .*: no answer$"):
+        write_into(rows, into, "run2", embedded)
+    others.append("run3")
+    assert write_into(rows, into, "run4", embedded)
+    assert len(tried) == 3
+    assert lake.rows("iceberg") == [{"k": 1, "v": "a"}], "overwritten, the other's row as well"
+
+
 def test_files_with_deletion_vectors_are_replaced_by_their_library_only(
     embedded: DuckDbEngine, lake: Lake, result: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
