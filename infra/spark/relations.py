@@ -12,7 +12,11 @@ from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.logs import deletions
 
-_FILE, _ROW, _BITS = "__ebbflow_file", "__ebbflow_row", "__ebbflow_bits"  # where rows are deleted
+# where rows are deleted: a file, its number, a row, 64 rows of a file in one number, and the bits of these
+_FILE, _NUMBER, _ROW, _WORD, _BITS = (
+    f"__ebbflow_{name}" for name in ("file", "number", "row", "word", "bits")
+)
+_WORDS = 2**40  # more than a file has of 64 rows
 _NO_TABLE = ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE")
 _HADOOP_SCHEME = {"s3": "s3a", "file": "file"}
 
@@ -94,28 +98,32 @@ def _live(session: Any, reader: Any, relation: Relation) -> Any:
     gone = deletions.of(relation)
     if not gone:
         return _parquet(session, reader, paths(relation))
+    import numpy as np
     import pyarrow as pa
 
     f = _functions(session)
     touched = _parquet(session, reader, [location(relation.scheme, path) for path in gone])
     columns = [quoted(name) for name in touched.columns]
-    known = session.createDataFrame(
-        pa.table(
-            {
-                _FILE: list(gone),
-                _BITS: pa.array([deletions.words(one) for one in gone.values()], pa.list_(pa.int64())),
-            }
-        )
+    numbers = pa.array(range(len(gone)), pa.int64())
+    names = session.createDataFrame(pa.table({_FILE: list(gone), _NUMBER: numbers}))
+    # by one whole number, which takes Spark the least memory
+    found = [deletions.words(one) for one in gone.values()]
+    words = np.concatenate([at + number * _WORDS for number, (at, _) in enumerate(found)])
+    bits = session.createDataFrame(
+        pa.table({_WORD: words, _BITS: np.concatenate([bits for _, bits in found])})
     )
     # the address is percent-encoded, in which a plus is one
     file = f"regexp_replace(url_decode(replace(_metadata.file_path, '+', '%2B')), '^file:/+', '/') AS {_FILE}"
     numbered = touched.selectExpr(*columns, file, f"_metadata.row_index AS {_ROW}")
-    bit = f"bit_get(get({_BITS}, CAST({_ROW} DIV 64 AS INT)), CAST({_ROW} % 64 AS INT))"
     # a path that Spark tells otherwise than it was given would bring deleted rows back
-    found = (
-        f"CASE WHEN {_BITS} IS NULL THEN raise_error('a file has another name') ELSE coalesce({bit}, 0) END"
+    known = f"CASE WHEN {_NUMBER} IS NULL THEN raise_error('a file has another name') ELSE {_NUMBER} END"
+    word = f"CAST({known} AS BIGINT) * {_WORDS} + {_ROW} DIV 64 AS {_WORD}"
+    marked = numbered.join(f.broadcast(names), _FILE, "left").selectExpr(*columns, _ROW, word)
+    live = (
+        marked.join(f.broadcast(bits), _WORD, "left")
+        .where(f"coalesce(bit_get({_BITS}, CAST({_ROW} % 64 AS INT)), 0) = 0")
+        .selectExpr(*columns)
     )
-    live = numbered.join(f.broadcast(known), _FILE, "left").where(f"{found} = 0").selectExpr(*columns)
     whole = [location(relation.scheme, file.path) for file in relation.files if file.path not in gone]
     return live.union(_parquet(session, reader, whole).selectExpr(*columns)) if whole else live
 

@@ -13,7 +13,7 @@ from ebbflow.infra.errors import TableError
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.tables.logs.versions import refused
 
-MOST = 20_000_000  # deleted rows of one table: about 1.5 bytes each in a plan, 16 in an engine's memory
+MOST = 20_000_000  # deleted rows of one table: about 1.5 bytes each in a plan, 16 in DuckDB's memory
 _RESERVED = frozenset({"file_row_number", "_metadata"})  # names by which engines tell a row's number
 _PATTERN = frozenset("*?[]{}\\")  # in a path: such files are not read by DuckDB itself, which numbers rows
 _COUNT = struct.Struct("<q")
@@ -74,14 +74,18 @@ def numbers(content: bytes) -> Any:
     return np.cumsum(steps.astype(np.int64))
 
 
-def words(content: bytes) -> Any:
-    """Return the deleted rows of a file as a bit map: row n is bit n % 64 of the signed 64-bit integer n // 64."""
+def words(content: bytes) -> tuple[Any, Any]:
+    """Return the deleted rows of a file as a bit map: row n is bit n % 64 of the signed 64-bit integer n // 64.
+
+    Of these integers only those that are not 0: their numbers, ascending, and they themselves.
+    """
     import numpy as np
 
     rows = numbers(content)
-    bits = np.zeros((int(rows[-1]) // 64 + 1) * 64, dtype=np.uint8)
-    bits[rows] = 1
-    return np.packbits(bits, bitorder="little").view("<i8")
+    at = rows // 64
+    starts = np.flatnonzero(np.diff(at, prepend=-1))
+    bits = np.left_shift(np.uint64(1), (rows % 64).astype(np.uint64))
+    return at[starts], np.bitwise_or.reduceat(bits, starts).view(np.int64)
 
 
 def of(relation: Relation) -> dict[str, bytes]:

@@ -318,6 +318,20 @@ def test_deleted_rows_stay_deleted_where_a_table_is_reached_by_a_link(
         discover(StorageLocation(path))
 
 
+def test_deleted_rows_far_apart_are_few_words() -> None:
+    gone = [0, 63, 64, 130, 5_000_000, 2**40 + 63]
+    ((_, content),) = deletions.packed("t", "Delta Lake", "file", ["x"], {"/t/a": gone})
+    numbers, bits = deletions.words(content)
+    told = {
+        int(number) * 64 + bit
+        for number, word in zip(numbers, bits, strict=True)
+        for bit in range(64)
+        if int(word) >> bit & 1
+    }
+    assert told == set(gone)
+    assert len(numbers) == 5
+
+
 def test_a_file_of_which_few_rows_are_left_is_sampled_in_large_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
