@@ -36,6 +36,7 @@ from ebbflow.infra.tables import parquet
 from ebbflow.infra.tables.datatypes import spark_type
 from ebbflow.infra.tables.logs import iceberg
 from ebbflow.infra.tables.logs.catalogues import IcebergCatalogue
+from ebbflow.infra.tables.targets import exchange
 from ebbflow.infra.tables.targets import iceberg as iceberg_target
 from ebbflow.infra.tables.targets.delta import DeltaTarget
 from ebbflow.infra.tables.targets.folder import FolderTarget
@@ -307,11 +308,11 @@ def test_what_other_programs_do_to_a_directory_while_it_is_committed_is_kept(
     into = lake.into("parquet", mode="overwrite")
     other = pa.table({"k": [7], "v": ["z"]})
     write_into(result(pa.table({"k": [1], "v": ["a"]})), lake.into("parquet"), "run0", embedded)
-    link = FolderTarget._link
+    link = exchange.link
 
     def then(change: Callable[[], object]) -> Callable[..., Any]:
         def linked(*given: Any) -> Any:
-            monkeypatch.setattr(FolderTarget, "_link", link)
+            monkeypatch.setattr(exchange, "link", link)
             found = link(*given)
             change()
             return found
@@ -323,14 +324,14 @@ def test_what_other_programs_do_to_a_directory_while_it_is_committed_is_kept(
         (lake.path / "notes").mkdir()
         (lake.path / "notes/_said.txt").write_text("x")
 
-    monkeypatch.setattr(FolderTarget, "_link", then(added))
+    monkeypatch.setattr(exchange, "link", then(added))
     assert write_into(result(pa.table({"k": [2], "v": ["b"]})), into, "run1", embedded)
     assert [row["k"] for row in lake.rows("parquet")] == [2, 7], "a file that was put there stays"
     assert (lake.path / "notes/_said.txt").read_text() == "x"
     (lake.path / "notes/_said.txt").unlink()
     (lake.path / "notes").rmdir()
 
-    monkeypatch.setattr(FolderTarget, "_link", then((lake.path / "other.parquet").unlink))
+    monkeypatch.setattr(exchange, "link", then((lake.path / "other.parquet").unlink))
     assert write_into(result(pa.table({"k": [3], "v": ["c"]})), lake.into("parquet"), "run2", embedded)
     assert [row["k"] for row in lake.rows("parquet")] == [2, 3], "one that was deleted does not come back"
 
@@ -342,7 +343,7 @@ def test_what_other_programs_do_to_a_directory_while_it_is_committed_is_kept(
         file.with_suffix(".tmp").rename(file)
         changed.append(file.name)
 
-    monkeypatch.setattr(FolderTarget, "_link", then(rewritten))
+    monkeypatch.setattr(exchange, "link", then(rewritten))
     merging = lake.into("parquet", mode="merge", keys=("k",))
     assert write_into(result(pa.table({"k": [2, 7], "v": ["d", "e"]})), merging, "run3", embedded)
     assert changed
@@ -350,6 +351,14 @@ def test_what_other_programs_do_to_a_directory_while_it_is_committed_is_kept(
     assert found == [(2, "d"), (3, "c"), (7, "e")], (
         "the rows are merged once more, into what the file has now"
     )
+
+    def replaced() -> None:
+        (file,) = lake.path.glob("*run3*.parquet")
+        pq.write_table(other, file)
+
+    monkeypatch.setattr(exchange, "link", then(replaced))
+    assert write_into(result(pa.table({"k": [4], "v": ["f"]})), into, "run4", embedded)
+    assert [row["k"] for row in lake.rows("parquet")] == [4], "overwritten once more, by the same files"
     assert [path.name for path in lake.folder.iterdir() if path.name.startswith(".t.")] == [".t.ebbflow-lock"]
 
 
