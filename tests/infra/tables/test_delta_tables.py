@@ -304,7 +304,7 @@ def test_rows_that_deletion_vectors_delete_are_never_read(tmp_path: Path) -> Non
 def test_deleted_rows_stay_deleted_where_a_table_is_reached_by_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, link = tmp_path / "a %20b/t", tmp_path / "link"
+    path, link = tmp_path / "a b/t", tmp_path / "link"
     write_deltalake(path, SALES, partition_by=["country"], configuration=DELETING)
     delete_by_vector(path, 0, [0], "country=de")
     link.symlink_to(path.parent)
