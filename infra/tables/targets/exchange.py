@@ -36,6 +36,7 @@ class Links:
     ours: frozenset[str]  # of the new one alone
 
     def encoded(self) -> bytes:
+        """Return what ``decoded`` reads."""
         copied = {below: one for below, one in self.after.items() if self.before[below] != one}
         kept = [self.new, self.record, self.before, copied, sorted(self.removed), sorted(self.ours)]
         return json.dumps([*kept, sorted(self.before.keys() - self.after.keys())]).encode()
