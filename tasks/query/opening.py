@@ -7,7 +7,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -244,14 +244,21 @@ def request_in(session: Any, request: QueryRequest) -> QueryRequest:
     ):
         if value:
             raise OptionError(f"{name} is the session's own; leave it out; got {value!r}")
+    master = connect.address(session) if remote else session.sparkContext.master
+    with connect.translated("the start", master) if remote else nullcontext():
+        own = _settings(connect.limited(session) if remote else session, request)
+    return replace(request, engine="spark", engine_reason="a session is given", master=master, conf=own)
+
+
+def _settings(session: Any, request: QueryRequest) -> dict[str, str]:
+    """Return the settings of a session that results depend on."""
     own = {name: text for name, text in session.conf.getAll.items() if name.startswith("spark.sql.")}
     own.pop(_ZONE, None)
     if (zone := session.conf.get(_ZONE)) != "UTC":  # that of sessions of our own; by default it is the JVM's
         own[_ZONE] = zone
     if request.tables and _calls_own(session, request.sql):
         own[_FUNCTIONS] = uuid.uuid4().hex
-    master = connect.address(session) if remote else session.sparkContext.master
-    return replace(request, engine="spark", engine_reason="a session is given", master=master, conf=own)
+    return own
 
 
 def _calls_own(session: Any, sql: str) -> bool:

@@ -1,10 +1,12 @@
 """Sessions of Spark Connect, whose driver is a server's, spoken to over gRPC: opened, checked, ended."""
 
+import copy
 import re
 import socket
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from ebbflow.infra.errors import EngineLostError, EngineUnavailableError, InfraError
@@ -15,7 +17,20 @@ SCHEME = "sc://"
 _PORT = 15002  # Spark's default
 _PORT_SECONDS = 5.0  # to connect
 _RETRIES = {"max_retries": 7, "max_backoff": 5_000}  # 20 s in all; PySpark's own policy takes ten minutes
-_FORGOTTEN = re.compile(r"INVALID_HANDLE\.(SESSION|OPERATION)|SESSION_CHANGED|SESSION_CLOSED")
+_LAST_RETRIES = {"max_retries": 3, "max_backoff": 500}  # 0.8 s: of what nobody needs an answer to
+# Seconds that a server may take for each; PySpark gives ten minutes. Statements and their analysis may take longer:
+# gRPC's keepalive tells of a server that hangs in one.
+_DEADLINES = {
+    "config": 60.0,
+    "clone_session": 60.0,
+    "fetch_error_details": 60.0,
+    "interrupt": 10.0,
+    "release_session": 5.0,
+}
+# PySpark's client says NO_ACTIVE_SESSION where it asks why a session has changed, as it has closed itself by then
+_FORGOTTEN = re.compile(
+    r"INVALID_HANDLE\.(SESSION|OPERATION)|SESSION_CHANGED|SESSION_CLOSED|NO_ACTIVE_SESSION"
+)
 
 
 def is_connect(session: object) -> bool:
@@ -73,9 +88,11 @@ def open_session(server: str, conf: Mapping[str, str]) -> Any:
 
 
 def end_session(session: Any) -> None:
-    """Have the server forget a session of ours. Not ``stop``, which may also stop a server that a caller started."""
+    """Have the server forget a session of ours, which takes seconds where the server is gone. Not ``stop``, which may
+    also stop a server that a caller started."""
     with suppress(Exception):
         if not session.is_stopped:
+            hurry(session)
             session.client.release_session()
     with suppress(Exception):
         session.client.close()
@@ -96,11 +113,35 @@ def _reach(server: str) -> None:
 
 
 def limit(session: Any) -> None:
-    """Have a session's client try again for some 20 s only."""
+    """Have a session's client try again for some 20 s only, and wait for answers for a minute, but for statements."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")  # an error says it
-    session.client.set_retry_policies([DefaultPolicy(**_RETRIES)])
+    client = session.client
+    client.set_retry_policies([DefaultPolicy(**_RETRIES)])
+    if (known := getattr(client, "_rpc_deadlines", None)) is not None:  # since PySpark 4.3
+        client._rpc_deadlines = replace(known, **_DEADLINES)
+
+
+def hurry(session: Any) -> None:
+    """Have a session's client hardly try again: nothing that it is asked for from now on is needed."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    session.client.set_retry_policies([DefaultPolicy(**_LAST_RETRIES)])
+
+
+def limited(session: Any) -> Any:
+    """Return a session of a caller's as one whose client has the bounds of ``limit``; the caller's stays as it is.
+
+    It is the same session to the server, over the same channel, which stays open when this object goes.
+    """
+    client = copy.copy(session.client)
+    client.close = lambda: None
+    found = object.__new__(type(session))
+    found.__dict__.update(vars(session), _client=client)
+    found.__dict__.pop("_sqm", None)  # the caller's streams, which a session ends with itself
+    limit(found)
+    return found
 
 
 def _set(session: Any, key: str, value: str) -> None:
