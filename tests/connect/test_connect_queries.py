@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+import threading
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,16 +12,26 @@ from typing import Any
 
 import pytest
 
-from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.errors import (
+    EngineLostError,
+    EngineUnavailableError,
+    StageCancelledError,
+    StageFailedError,
+)
+from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.infra.spark import relations
+from ebbflow.infra.spark.connect import engine as connect_engine
 from ebbflow.infra.spark.connect.engine import ConnectEngine
 from ebbflow.infra.spark.connect.session import end_session, open_session
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.opening import engine_in, request_in
+from ebbflow.tasks.query.planning import read_history
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome, execute
 from tests.connect.conftest import ConnectServer
+from tests.infra.query.test_engine_contract import make_job
 
 pytestmark = pytest.mark.spark
 
@@ -60,9 +73,29 @@ class Killer(NullQueryListener):
             self._server.kill()
 
 
+@pytest.fixture(name="waits")
+def _waits(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Return the seconds that each thread waits between tries, as they come."""
+    from pyspark.sql.connect.client.retries import RetryPolicyState
+
+    found: dict[int, float] = defaultdict(float)
+    original = RetryPolicyState.next_attempt
+
+    def counted(policy: RetryPolicyState, exception: BaseException | None = None) -> int | None:
+        wait = original(policy, exception)
+        found[threading.get_ident()] += (wait or 0) / 1_000
+        return wait
+
+    monkeypatch.setattr(RetryPolicyState, "next_attempt", counted)
+    return found
+
+
 def test_a_server_that_is_lost_ends_the_query_and_the_next_run_takes_its_stages(
-    server: ConnectServer, tpch: str, tmp_path: Path
+    server: ConnectServer, tpch: str, tmp_path: Path, waits: dict[int, float]
 ) -> None:
+    given = open_session(server.url, {})
+    views = QueryRequest("SELECT 1 AS x", catalog=True)
+    request_in(given, views)
     request = QueryRequest(
         Q5, tables=tpch, master=server.url, store=str(tmp_path / "store"), materialize="every-join"
     )
@@ -70,9 +103,16 @@ def test_a_server_that_is_lost_ends_the_query_and_the_next_run_takes_its_stages(
     with pytest.raises(EngineUnavailableError, match=r"does not answer any more.*finished stages are kept"):
         execute(request, PlainOrchestrator(killer))
     assert killer.ended >= 1
+    assert waits[threading.get_ident()] < 5, "seconds for a server that is known to be gone; a stage waits 20"
     with pytest.raises(EngineUnavailableError, match=r"no Spark Connect server at sc://127\.0\.0\.1"):
         execute(request)
     server.start()
+    for _ in range(2):
+        with pytest.raises(EngineLostError, match=r"was restarted, or has ended the session.*a new session"):
+            request_in(given, views)
+    with pytest.raises(EngineLostError, match="was restarted, or has ended the session"):
+        ConnectEngine(given)
+    end_session(given)
     outcome = execute(request)
     expected = execute(QueryRequest(Q5, tables=tpch, engine="duckdb", store=str(tmp_path / "other")))
     assert rows(outcome) == rows(expected)
@@ -80,6 +120,7 @@ def test_a_server_that_is_lost_ends_the_query_and_the_next_run_takes_its_stages(
     assert len(report.with_status("reused")) >= 1
     assert len(report.with_status("completed")) >= 1
     assert (report.engine, report.master) == ("spark", server.url)
+    assert read_history(ParquetCheckpointStore(request.store_place), request) == [], "no times are known"
     told = [note for note in report.problems if "Spark Connect" in note]
     assert told == [
         "Spark Connect tells of no executors, notices or tasks' times: the plan counts on the 2 cores that the "
@@ -140,3 +181,70 @@ def test_what_a_session_cannot_be_given_is_refused(server: ConnectServer) -> Non
     end_session(stopped)
     with pytest.raises(OptionError, match="session has been stopped"):
         request_in(stopped, QueryRequest("SELECT 1 AS x", catalog=True))
+
+
+def test_both_sessions_are_kept_while_a_query_runs_and_its_watcher_alone_tells_the_server_of_a_cancellation(
+    session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql.connect.client import SparkConnectClient
+
+    asked: set[str] = set()
+    told: set[str] = set()
+    config, interrupt = SparkConnectClient.config, SparkConnectClient.interrupt_all
+
+    def counted(client: SparkConnectClient, operation: Any) -> Any:
+        if threading.current_thread().name.startswith("watch-"):
+            asked.add(client._session_id)
+        return config(client, operation)
+
+    def noted(client: SparkConnectClient) -> Any:
+        told.add(threading.current_thread().name)
+        return interrupt(client)
+
+    monkeypatch.setattr(SparkConnectClient, "config", counted)
+    monkeypatch.setattr(SparkConnectClient, "interrupt_all", noted)
+    monkeypatch.setattr(connect_engine, "_KEPT", -1.0)
+    policies = session.client.get_retry_policies()
+    progress = threading.Event()
+    errors: list[Exception] = []
+    with closing(ConnectEngine(session)) as engine:
+        job = make_job("SELECT count(*) AS n FROM range(0, 100000000000000)", out=tmp_path)
+
+        def run() -> None:
+            try:
+                engine.run(job, lambda _: progress.set())
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert progress.wait(150)
+        for _ in range(600):
+            if {session.client._session_id, engine._session.client._session_id} <= asked:
+                break
+            time.sleep(0.25)
+        engine.cancel(job.id)
+        thread.join(150)
+    assert {session.client._session_id, engine._session.client._session_id} <= asked
+    assert [type(error) for error in errors] == [StageCancelledError]
+    assert told == {f"watch-{job.id}"}
+    assert session.client.get_retry_policies() == policies, "the caller's own"
+    assert session.sql("SELECT 1 AS x").toArrow().to_pylist() == [{"x": 1}]
+
+
+def test_a_server_that_may_not_write_is_told_how_to_share(
+    session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.errors.exceptions.connect import SparkException
+
+    def denied(frame: Any, job: Any) -> None:
+        raise SparkException(
+            "org.apache.hadoop.security.AccessControlException: Permission denied: user=spark"
+        )
+
+    monkeypatch.setattr(relations, "write", denied)
+    with (
+        closing(ConnectEngine(session)) as engine,
+        pytest.raises(StageFailedError, match=r"Permission denied.*EBBFLOW_SHARE=group.*install -d -m 2770"),
+    ):
+        engine.run(make_job("SELECT 1 AS x", out=tmp_path))

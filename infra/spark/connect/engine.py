@@ -5,6 +5,7 @@ executors, notices, decommissioning, or how long tasks take.
 """
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -18,7 +19,15 @@ from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResu
 from ebbflow.infra.query.local import LocalCapacity
 from ebbflow.infra.query.results import count_rows
 from ebbflow.infra.spark import relations
-from ebbflow.infra.spark.connect.session import SCHEME, address, end_session, limit, translated
+from ebbflow.infra.spark.connect.session import (
+    SCHEME,
+    address,
+    end_session,
+    hurry,
+    limit,
+    limited,
+    translated,
+)
 from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.relations import hadoop_uri, location
 from ebbflow.infra.spark.settings import ExecutorShape, is_local
@@ -31,13 +40,21 @@ WITHOUT = (
     "server has now, whatever becomes of them"
 )
 NOT_NATIVE = "Spark Connect runs SQL only"
+_ZONE = "spark.sql.session.timeZone"
 _POLL = 0.25  # seconds between requests to interrupt what was cancelled
 _KEPT = 600.0  # seconds after which a session is asked something: servers forget one that is idle for an hour
+_LEAVING = 5.0  # seconds to wait for a watcher, which may wait for a server that does not answer
 _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # nanoseconds in 96 bits have no year 9999
     # else Spark puts settings and variables of the environment in the place of ${...}, in literals, too
     "spark.sql.variable.substitute": "false",
 }
+_DENIED = re.compile(r"Permission denied|AccessControlException|Mkdirs failed")
+_OTHER_ACCOUNT = (
+    "if the server at {server} runs under another account, share a group with it: "
+    f"{private.SHARE}=group here, a store that is made by install -d -m 2770 -g GROUP DIRECTORY, and "
+    "spark.hadoop.fs.permissions.umask-mode=007 where the server is started"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -62,9 +79,12 @@ class ConnectEngine:
         """Raises ``EngineUnavailableError``."""
         self._clock = clock or SystemClock()
         self.address = address(session)
+        self._owner = limited(session)
         with translated("the start", self.address):
-            self._session = session.cloneSession()  # whose tries again are limited, not the owner's
+            self._owner.conf.get(_ZONE)  # a clone does not tell of a session that a new server has made anew
+            self._session = self._owner.cloneSession()
             limit(self._session)
+        self._asked = self._clock.now()  # when the sessions that outlive jobs were last asked something
         self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
         self._partitions = 0  # shuffle partitions of jobs that name none; 0: Spark's default
@@ -112,6 +132,8 @@ class ConnectEngine:
         except Exception as error:
             if running.cancelled.is_set():
                 raise StageCancelledError(f"{job.name} was cancelled") from error
+            if isinstance(error, StageFailedError) and job.output.local and _DENIED.search(_whole(error)):
+                raise StageFailedError(f"{error}; {_OTHER_ACCOUNT.format(server=self.address)}") from error
             raise
         except BaseException:  # the caller's thread was interrupted: the server knows nothing of that
             running.cancelled.set()
@@ -121,7 +143,7 @@ class ConnectEngine:
             running.done.set()
             with self._lock:
                 self._running.pop(job.id, None)
-            watcher.join()
+            watcher.join(_LEAVING)
             if running.session is not None:
                 end_session(running.session)
         tasks, read = running.seen
@@ -134,8 +156,7 @@ class ConnectEngine:
         with self._lock:
             running = self._running.get(job_id)
         if running is not None:
-            running.cancelled.set()
-            self._interrupt(running)
+            running.cancelled.set()  # the watcher tells the server, which may not answer
 
     def resize(self, cores: float, memory: float) -> None:
         """Later jobs that name no partitions get four a core of this share; the server divides its cores itself."""
@@ -185,7 +206,6 @@ class ConnectEngine:
             active = list(self._running.values())
         for running in active:
             running.cancelled.set()
-            self._interrupt(running)
         deadline = self._clock.now() + 5.0
         for running in active:
             self._clock.wait(running.done, deadline - self._clock.now())
@@ -247,24 +267,37 @@ class ConnectEngine:
             ) from error
 
     def _watch(self, running: _Running) -> None:
-        """Interrupt what was cancelled, also what it starts only then, and have the server keep the session."""
-        asked = self._clock.now()
+        """Interrupt what was cancelled, also what it starts only then, and have the server keep the sessions."""
         while not self._clock.wait(running.done, _POLL):
             if running.cancelled.is_set():
                 self._interrupt(running)
-            elif self._clock.now() - asked > _KEPT:
-                asked = self._clock.now()
-                with suppress(Exception):  # the job's own thread finds out what it means
-                    self._session.conf.get("spark.sql.session.timeZone")
+            else:
+                self._keep()
+
+    def _keep(self) -> None:
+        """Have the server keep the owner's session and that which jobs' come from, however long the query takes."""
+        with self._lock:
+            if self._clock.now() - self._asked <= _KEPT:
+                return
+            self._asked = self._clock.now()
+        for session in (self._owner, self._session):
+            with suppress(Exception):  # the job's own thread finds out what it means
+                session.conf.get(_ZONE)
 
     def _interrupt(self, running: _Running) -> None:
         session = running.session
         if session is None:
             return
         try:
-            session.interruptAll()  # it is the job's own
+            hurry(session)  # it is the job's own
+            session.interruptAll()
         except Exception as error:  # a server that is gone runs nothing
             _log.debug("cannot cancel %s: %s", running.job.id, first_line(error))
+
+
+def _whole(error: BaseException) -> str:
+    """Return what an error and its cause say."""
+    return f"{error} {error.__cause__ or ''}"
 
 
 class _Reporter:
