@@ -4,6 +4,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from ebbflow.infra.spark.object_storage import missing_client
 from ebbflow.infra.spark.scheduler.hold import ExecutorHold, drop, hold_of
 from ebbflow.infra.spark.scheduler.losses import LostExecutors
 from ebbflow.infra.spark.scheduler.pools import Pools
-from ebbflow.infra.spark.session import DriverProcess, start_session, stop_session
+from ebbflow.infra.spark.session import DriverProcess, active_kept, copy_of, start_session, stop_session
 from ebbflow.infra.spark.settings import ExecutorShape, mebibytes, settings, stays_on_this_machine
 from ebbflow.infra.storage import checksums
 from ebbflow.infra.storage.files import FileEntry
@@ -125,7 +126,8 @@ class SparkEngine:
         )
         watcher.start()
         try:
-            columns, native, remark = self._write(running)
+            with nullcontext() if self._owned else active_kept(self._session):
+                columns, native, remark = self._write(running)
             running.done.set()
             watcher.join()
             watch.finish()
@@ -261,10 +263,7 @@ class SparkEngine:
         if self._owned:
             session = self._session.newSession()
         else:
-            from pyspark.sql.session import _monkey_patch_RDD
-
-            session = type(self._session)(self._context, self._session._jsparkSession.cloneSession())
-            _monkey_patch_RDD(self._session)  # RDD.toDF is the newest session's
+            session = copy_of(self._session)
             # the default, nanoseconds in 96 bits, has no year 9999
             session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         # else Spark puts settings and variables of the environment in the place of ${...}, in literals, too

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ _STOP_SECONDS = 15.0
 _LOOPBACK = "127.0.0.1"
 _LOG = "driver.log"
 _lock = threading.Lock()  # the environment and SparkContext's class attributes belong to the process
+_COPIES: "weakref.WeakSet[Any]" = weakref.WeakSet()  # of sessions of callers
 
 
 @dataclass
@@ -240,6 +242,36 @@ def _submit_arguments(file: str, hidden: Mapping[str, str]) -> dict[str, str]:
         return {}
     given = os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell"
     return {"PYSPARK_SUBMIT_ARGS": f"--properties-file {shlex.quote(file)} --load-spark-defaults {given}"}
+
+
+def copy_of(session: Any) -> Any:
+    """Return a session of its own with the settings and views that a caller's has now."""
+    from pyspark.sql.session import _monkey_patch_RDD
+
+    found = type(session)(session.sparkContext, session._jsparkSession.cloneSession())
+    _monkey_patch_RDD(session)  # RDD.toDF is the newest session's
+    _COPIES.add(found)
+    return found
+
+
+@contextlib.contextmanager
+def active_kept(session: Any) -> Iterator[None]:
+    """Have the same session be the active one afterwards, for PySpark and in this thread of the JVM: a copy of the
+    caller's ``session`` becomes it by ``createDataFrame``."""
+    from pyspark.sql import SparkSession
+
+    java = SparkSession._get_j_spark_session_class(session._jvm)
+    known, before = SparkSession._activeSession, java.getActiveSession()
+    try:
+        yield
+    finally:
+        if SparkSession._activeSession in _COPIES:
+            SparkSession._activeSession = session if known in _COPIES else known
+        with contextlib.suppress(Exception):  # a JVM that is gone has none
+            if before.isDefined():
+                java.setActiveSession(before.get())
+            else:
+                java.clearActiveSession()
 
 
 def _end(process: DriverProcess) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from ebbflow.flows.query.flow import run_query
 from ebbflow.planners.errors import OptionError, UnknownTableError
 from ebbflow.tasks.query.opening import engine_in, request_in
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import execute
+from tests.infra.tables.deleting import DELETING, delete_by_vector
 
 PLAIN = {  # as a session has them that Ebbflow has not started
     "spark.sql.parquet.outputTimestampType": "INT96",
@@ -94,6 +96,16 @@ def test_tables_and_views_of_a_session_are_read_and_the_session_runs_on(tmp_path
         assert outcome.report.engine == "spark"
         last = run("SELECT TIMESTAMP '9999-12-31 00:00:00' AS t, k FROM names WHERE k = 1")
         assert str(last.to_arrow()["t"][0].as_py().replace(tzinfo=None)) == "9999-12-31 05:00:00"
+        deleting = str(tmp_path / "deleting")
+        write_deltalake(f"{deleting}/t", pa.table({"v": range(10)}), configuration=DELETING)
+        delete_by_vector(Path(deleting, "t"), 0, [0, 9])
+        asked = QueryRequest("SELECT sum(v) AS v FROM t", tables=deleting, store=str(tmp_path / "store"))
+        request = request_in(session, asked)
+        with engine_in(session, request) as opened:
+            left = execute(request, opened=opened)
+        assert left.to_arrow().to_pylist() == [{"v": 36}]
+        assert type(session).getActiveSession() is session
+        assert session._jvm.org.apache.spark.sql.classic.SparkSession.active().equals(session._jsparkSession)
         files = QueryRequest("SELECT twice(v) AS w FROM kept", tables=str(tmp_path), engine="spark")
         first, other = (request_in(session, files).conf for _ in range(2))
         assert first != other, "a function may have become another"
