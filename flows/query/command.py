@@ -69,9 +69,9 @@ def calibrate_engine(engine: str, master: str, store: str, *, as_json: bool = Fa
         as_json: print one JSON document instead of the table.
 
     Raises:
-        EbbflowError: the engine does not start, or the store cannot be written.
+        EbbflowError: the engine does not start or tells no times of tasks, or the store cannot be written.
     """
-    request = QueryRequest("SELECT 1", tables=".", engine=engine, master=master, store=store)
+    request = QueryRequest("SELECT 1", tables=".", engine=engine, master=master, store=store, calibrate=True)
     checkpoints = ParquetCheckpointStore(request.store_place)
     with Console(stderr=True).status(f"measuring {engine}"), opened_engine(request) as opened:
         capacity = arrived_capacity(opened.source)

@@ -354,7 +354,7 @@ def _measure(planner: QueryPlanner, gathered: Gathered, cache: JsonStore) -> dic
 
 def _place(request: QueryRequest) -> str:
     """Name where stages run: figures of one place say little of another."""
-    loopback = request.master.startswith("local") or "//127." in request.master
+    loopback = request.master.startswith(("local", "spark://127."))
     where = "this-machine" if request.engine == "duckdb" or loopback else request.master
     return f"{request.engine}-{hashlib.sha256(where.encode()).hexdigest()[:12]}"
 

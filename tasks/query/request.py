@@ -218,6 +218,11 @@ class QueryRequest:
             raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalog")
         if self.stages != "auto" and self.engine == "duckdb":
             raise OptionError(f"stages={self.stages} (--stages) needs engine spark; got {self.engine}")
+        if self.calibrate and self.engine != "duckdb" and self.master.startswith("sc://"):
+            raise OptionError(
+                "calibrate (--calibrate) measures speed by the times of tasks, which a server of Spark Connect does "
+                "not tell; leave it out"
+            )
         if not self.store.strip():
             raise OptionError("store must name a directory, local or s3://; got an empty text")
         if self.store_place.tiered and (self.engine == "spark" or self.catalog):

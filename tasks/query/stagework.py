@@ -123,9 +123,10 @@ class StageWork:
         return lost
 
     def measured(self, run: StageRun, outcome: StageOutcome) -> Measured | None:
-        """Return the figures of a run that costs may be fitted to: of a stage that was computed as a whole."""
+        """Return the figures of a run that costs may be fitted to: of a stage that was computed as a whole, by an
+        engine that tells how long tasks took."""
         result = outcome.result
-        if result is None or outcome.reused_slices:
+        if result is None or outcome.reused_slices or result.task_seconds <= 0.0:
             return None
         stage, seconds = run.stage, result.task_seconds
         seconds -= min(stage.waiting, seconds / 2)  # tasks count the time in which they wait as theirs

@@ -236,6 +236,12 @@ def test_a_master_that_is_not_there_is_explained(
     assert re.match(message, complaint("query", JOINED, *given, status=1))
 
 
+def test_spark_connect_which_tells_no_times_is_not_calibrated(complaint: Complain) -> None:
+    assert re.match(
+        r"calibrate .* measures speed by the times of tasks", complaint("calibrate", "--master", "sc://h")
+    )
+
+
 def test_a_query_without_tables_is_told_how_to_name_them(complaint: Complain) -> None:
     assert "--tables DIR" in complaint("query", JOINED, "--engine", "duckdb")
 

@@ -43,6 +43,10 @@ def request(**options: Any) -> QueryRequest:
         ({"dialect": "klingon"}, "klingon"),
         ({"store": ""}, "store"),
         ({"master": "spark://host"}, "is spark://HOST:PORT; got 'spark://host'"),
+        (
+            {"master": "sc://h", "calibrate": True},
+            r"calibrate \(--calibrate\) measures speed by the times of tasks",
+        ),
         ({"master": "sc://h:1:2"}, "is sc://HOST:PORT; got 'sc://h:1:2'"),
         ({"master": "sc://h:15002/;use_ssl=true;token=s3cr3t"}, "must not hold 'token', which"),
         (
