@@ -69,8 +69,9 @@ class Membership:
 
     @property
     def due(self) -> bool:
-        """Tell whether workers wait for a boundary to enter or leave."""
-        return bool(self._waiting or (self._retiring & set(self.view.members)))
+        """Tell whether workers enter or leave at the next boundary."""
+        leaving = self._retiring & set(self.view.members)
+        return bool(self._waiting) or 0 < len(leaving) < len(self.view.members)
 
     def enter(self, worker: int) -> None:
         """Take note that a worker is ready: a founder, or one that is to be taken in at the next boundary."""
@@ -157,15 +158,17 @@ class Membership:
     def _pass_boundary(self) -> None:
         """End a step: those that came with it belong, others enter, or leave where nobody enters.
 
-        Both at once could leave nobody who knows the training's state.
+        Both at once could leave nobody who knows the training's state. For the same reason those that are asked to
+        leave stay where they are all that is left, until another one has come.
         """
         members = set(self.view.members)
         if self._waiting:
             entered, self._waiting = tuple(sorted(self._waiting)), set()
             self._change(members=tuple(sorted(members | set(entered))), entered=entered)
             return
-        leaving, self._retiring = self._retiring & members, set()
+        leaving = self._retiring & members
         if leaving and leaving != members:
+            self._retiring = set()
             self._change(members=tuple(sorted(members - leaving)), entered=())
         elif self.view.entered:
             self.view = replace(self.view, entered=())

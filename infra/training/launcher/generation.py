@@ -272,10 +272,9 @@ class Generation:
 
     def _look_for_start(self, now: float) -> None:
         """Take note that all processes run, where none of them says so itself."""
-        world = sum(self.placement.values())
-        if self.own_checkpoints and not self._running and len(self._nodes) == world:
+        if self.own_checkpoints and not self._running and len(self._nodes) == sum(self.placement.values()):
             self._running = True
-            self.note("started", own_checkpoints=True, world=world, rank=0, at=now)
+            self.note("started", own_checkpoints=True, world=len(self._nodes), rank=0, at=now)
 
     def _take_printed(self, shown: Heartbeat | AgentEnd, now: float) -> None:
         """Take in how far the output of a script with own checkpoints says that it is."""
@@ -299,11 +298,10 @@ class Generation:
         """Let the others train on without a node; one that is ``idle`` may join them again."""
         workforce = self.workforce
         assert workforce is not None
-        now = self.clock.now()
         for rank in workforce.ranks.get(name, ()):
-            self._watch.forget(rank, now)
+            self._watch.forget(rank, self.clock.now())
         workforce.leave(name, how)
-        self._held.leave(name, self.placement.pop(name), now)
+        self._held.leave(name, self.placement.pop(name), self.clock.now())
         self.note("worker-lost", node=name, how=how, idle=idle)
         if idle and name in self.members and self.members[name].notice is None:
             workforce.idle.append(name)
@@ -317,6 +315,8 @@ class Generation:
             self.members.send(name, Order("end", generation=self.number))
         if not workforce.changes:
             return
+        if not self._ending and (reason := workforce.deserted(self._left)):
+            self._end_after_loss(reason, now)
         for name in self._left:
             workforce.follow(name, self.members[name].beat)
         for name, how in workforce.silent().items():
@@ -325,7 +325,7 @@ class Generation:
                 self.dismiss(name, how)
         for name in workforce.lost_aggregators():
             self.note("aggregator-lost", aggregator=name)
-            if not workforce.has_copies:
+            if not workforce.has_state:
                 self._end_after_loss(f"{name} was lost, which had no mirror", now)
 
     def _look_for_hang(self, now: float, left: list[str]) -> None:
@@ -386,7 +386,7 @@ class Generation:
             # whatever the status: a script may leave with 0 after SIGTERM, and is not done for that
             killed = "" if self._killed is None else ": killed at the deadline"
             return "stopped", f"{self.stop.reason}{killed}"
-        if self.workforce is not None and not self.workforce.has_copies and self.stop is not None:
+        if self.workforce is not None and not self.workforce.has_state and self.stop is not None:
             return "lost", self.stop.reason
         if failures and any(f.rank is not None for f in failures):
             return "failed", decide.describe(next(f for f in failures if f.rank is not None))

@@ -109,11 +109,13 @@ class Resizer:
         self._preparing: dict[str, int] = {}  # placement whose new nodes have been started
         self._leaving: set[str] = set()  # nodes that were asked to leave in place
         self._prepared_by = inf  # when the run moves even if they are not ready
+        self._told_by = inf  # when those with a notice save, even if none has joined that they can tell
 
     def restart(self) -> None:
         """Begin with a new generation."""
         self._preparing = {}
         self._leaving = set()
+        self._told_by = inf
         if self._lateness is not None:
             self._lateness.restart()
 
@@ -156,6 +158,13 @@ class Resizer:
             return False
         if any(workforce.must_stay(name) for name in leaving):
             return False
+        if not noticed or not all(workforce.outside(name) for name in staying):
+            self._told_by = inf
+        else:
+            now, end = self._clock.now(), min(members[name].notice or inf for name in noticed)
+            self._told_by = min(self._told_by, now + _PREPARING * (end - now))
+            if now >= self._told_by:
+                return False
         self._leaving &= set(placement)
         for name in leaving - self._leaving:
             self._leaving.add(name)

@@ -19,6 +19,7 @@ from ebbflow.planners.training.failures.recovery import Recovery, WorkerLoss, re
 log = logging.getLogger(__name__)
 
 
+_UNKNOWN = "no process is left that knows the state of the training"
 _STARTS = 3  # times that a node's processes are started within a generation
 _SETTLED = 60.0  # seconds of training with the others after which they count anew
 _ADMISSION = 300.0  # seconds in which aggregators must admit a node that joins
@@ -55,6 +56,7 @@ class Workforce:
     _since: dict[str, float] = field(default_factory=dict)  # when nodes' workers were found to train
     _asked: dict[str, float] = field(default_factory=dict)  # when aggregators were asked to admit nodes
     _lost: set[str] = field(default_factory=set)  # aggregators
+    _deserted: bool = False
     _next: int = 0
 
     def open(self, ranks: Mapping[str, range], by_key: Mapping[str, range], store: int) -> GenerationChannel:
@@ -111,9 +113,18 @@ class Workforce:
         return self.started.get(name, 0) < _STARTS
 
     def joining(self, name: str) -> bool:
-        """Tell whether a node's workers were to take over the state of an all-reduce, and have never trained yet."""
-        waits = self.aggregators is None and self.formed and self.outside(name)
-        return waits and name not in self._since
+        """Tell whether a node's workers were to take over the training's state, and have never trained yet."""
+        return self.formed and self.outside(name) and name not in self._since
+
+    def deserted(self, names: Iterable[str]) -> str:
+        """Return that all which trained are gone, where those that are left would wait forever to join; else nothing.
+
+        Two can be lost so close together that neither loss shows it. ``names``: the nodes whose agents run.
+        """
+        left = list(names)
+        if self.formed and not self.meeting.membership.view.members and left and all(map(self.joining, left)):
+            self._deserted = True
+        return _UNKNOWN if self._deserted else ""
 
     def outside(self, name: str) -> bool:
         """Tell whether none of a node's workers trains with the others yet."""
@@ -168,7 +179,7 @@ class Workforce:
         loss = WorkerLoss(
             service=self.aggregators is not None,
             replicas=self.aggregators is None,
-            obstacle=self.obstacle or self._nobody_but(name) or self.must_stay(name),
+            obstacle=self.obstacle or self._none_but(name) or self.must_stay(name),
             formed=self.formed,
             left=left,
             minimum=minimum,
@@ -177,15 +188,14 @@ class Workforce:
         )
         return recovery_of(loss)
 
-    def _nobody_but(self, name: str) -> str:
-        """Return that no process is left that can tell those that join where the training is; empty otherwise."""
-        if (
-            self.aggregators is not None
-            or not self.formed
-            or any(not self.outside(node) for node in self.ranks if node != name)
-        ):
+    def _none_but(self, name: str) -> str:
+        """Return that no process is left that can tell those that join where the training is; empty otherwise.
+
+        Aggregators have parameters and moments. How far the training is in its data is known to its workers alone.
+        """
+        if not self.formed or any(not self.outside(node) for node in self.ranks if node != name):
             return ""
-        return "no process is left that knows the state of the training"
+        return _UNKNOWN
 
     def follow(self, name: str, beat: Heartbeat | None) -> None:
         """Take note of whether a node's workers train; let the others train on without those it shows as gone.
@@ -252,9 +262,9 @@ class Workforce:
         return found
 
     @property
-    def has_copies(self) -> bool:
-        """Tell whether every tensor is still on an aggregator, whichever have ended."""
-        return len(self._lost) <= self.mirrors
+    def has_state(self) -> bool:
+        """Tell whether a process still knows where the training is, and every tensor is on an aggregator."""
+        return not self._deserted and len(self._lost) <= self.mirrors
 
     def lost_aggregators(self) -> list[str]:
         """Return aggregators that ended since the last look, of which the workers are told."""

@@ -9,10 +9,10 @@ import torch
 
 from ebbflow.infra.aggregation.agent import AggregationAgent
 from ebbflow.infra.aggregation.frames import AggregatorAddress
-from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.channel import keys
 from ebbflow.infra.training.channel.messages import ReportKind
 from ebbflow.infra.training.prepared import Options, PreparedTraining
+from ebbflow.infra.training.process.leaving import PEER_LOST, RunStopped
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.service import handover
 from ebbflow.infra.training.service.optimizer import ServiceOptimizer, trained
@@ -38,7 +38,8 @@ class ServiceMembers:
         settings: of the run.
         post: says something to the launcher: kind, step and values; see ``Link.post``.
 
-    Raises ``TrainingError`` where a process asks for something else than the others.
+    Raises ``TrainingError`` where a process asks for something else than the others, and ``RunStopped`` where those
+    that could tell it where the training is are lost.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class ServiceMembers:
         if world.later:
             found = world.from_first_of(lambda: None)
             if not isinstance(found, dict):
-                raise TrainingError("those that knew the state of the training are lost")
+                raise RunStopped("those that knew the state of the training are lost", PEER_LOST)
             self._state = found
             handover.check_asked(asked, found)
         else:
@@ -154,6 +155,7 @@ class ServiceMembers:
         prepared = self._prepared
         assert prepared is not None
         assert prepared.service is not None
+        prepared.service.settle()  # the step is on all aggregators: who is told can train on alone
         return handover.state_of(prepared, self._asked, prepared.service.number)
 
 

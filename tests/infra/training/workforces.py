@@ -21,14 +21,27 @@ class Channel:
 
     def extend(self, node: str, ranks: range) -> None: ...
 
+    def public_of(self, node: str) -> str:
+        return f"public-{node}"
+
     def meet(self, act: Callable[[Meeting], None]) -> None:
         act(self._meeting)
 
 
-def make_workforce(*nodes: str, number: int = 1) -> Workforce:
-    """Return nodes with a worker each, which all-reduce gradients and have begun."""
+class Aggregators:
+    """Aggregators that admit whoever comes and are there to stay."""
+
+    def admit(self, job_id: str, peers: object) -> None: ...
+
+    def ended(self) -> list[str]:
+        return []
+
+
+def make_workforce(*nodes: str, number: int = 1, service: bool = False) -> Workforce:
+    """Return nodes with a worker each, which have begun, and all-reduce gradients or train over a ``service``."""
     exchange: Any = Channel(Meeting.__new__(Meeting))
-    made = Workforce(None, exchange, number, silence=10.0)
+    aggregators: Any = Aggregators() if service else None
+    made = Workforce(aggregators, exchange, number, silence=10.0)
     ranks = {name: range(place, place + 1) for place, name in enumerate(nodes)}
     made.open(ranks, ranks, 0)
     for own in ranks.values():

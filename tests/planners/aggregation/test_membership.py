@@ -71,6 +71,12 @@ def test_who_is_asked_to_leave_does_at_the_end_of_a_step_but_never_with_those_th
     assert agree(made, 1, boundary=True).view.members == (1,)
     made.retire(1)
     assert agree(made, 2, boundary=True).view.members == (1,), "somebody stays"
+    assert not made.due
+    made.enter(2)
+    assert made.due
+    assert agree(made, 3, boundary=True).view.members == (1, 2)
+    assert made.due, "until another has come, and ended a step"
+    assert agree(made, 4, boundary=True).view.members == (2,)
 
 
 def test_a_lost_aggregator_begins_a_view_of_the_same_members() -> None:

@@ -176,6 +176,26 @@ def test_nodes_leave_in_place_while_enough_are_left() -> None:
         assert workforce.retired == (set() if asked else {"node-2", "node-3"})
 
 
+def test_a_node_with_a_notice_waits_half_of_its_time_for_one_that_it_can_tell_where_the_training_is() -> None:
+    for joins, asked in ((False, ["notice"]), (True, [])):
+        world = World(9)
+        workforce = in_place(world)
+        for name in ("node-2", "node-3"):
+            workforce.leave(name, "it was killed")
+        del world.generation.placement["node-3"]
+        rank = workforce.take_in("node-2", "key", 1).start
+        world.members["node-1"].beat = Heartbeat(1, 0, notice=SystemClock().now() + 100.0)
+        world.moves.serve(world.generation, grace=1.0)
+        assert world.generation.asked == []
+        assert workforce.retired == {"node-1"}
+        if joins:
+            workforce.meeting.membership.enter(rank)
+            workforce.meeting.membership._pass_boundary()
+        world.members["node-1"].beat = Heartbeat(2, 0, notice=SystemClock().now() - 1.0)
+        world.moves.serve(world.generation, grace=1.0)
+        assert world.generation.asked == asked
+
+
 def test_a_node_that_leaves_before_its_workers_have_joined_is_done_without() -> None:
     world = World(9)
     workforce = in_place(world)

@@ -151,6 +151,25 @@ def test_a_node_with_a_notice_ends_its_step_and_leaves(start: Callable[..., Serv
 
 
 @pytest.mark.slow
+def test_a_node_is_lost_while_the_only_other_one_starts_its_process_again(
+    start: Callable[..., ServiceRun],
+) -> None:
+    """None is left that knows how far the training is: it resumes from its last save, here its beginning."""
+    run = start(nodes=2, hang=HangRule(floor=1e6))
+    run.until(lambda: run.step > 5, "steps")
+    os.kill(run.pid(1), signal.SIGKILL)
+    run.until(lambda: bool(run.kinds("worker-joins")), "process that starts again")
+    run.pool.kill("node-0")
+    run.until(
+        lambda: any(one["generation"] > 1 or one["rank"] > 1 for one in run.steps), "steps of the other"
+    )
+    status = run.stop()
+    run.check_data(status.step)
+    if status.generation > 1:
+        assert "no process is left that knows" in str(run.kinds("restarts"))
+
+
+@pytest.mark.slow
 def test_without_a_mirror_a_lost_aggregator_ends_the_generation_and_the_next_one_resumes(
     start: Callable[..., ServiceRun],
 ) -> None:
