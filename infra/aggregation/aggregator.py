@@ -111,16 +111,20 @@ class Aggregator:
         """Return how many tensors it has given to others."""
         return self._moves.done
 
-    def move(self, targets: Mapping[tuple[str, str], tuple[str, AggregatorAddress]]) -> None:
+    def move(
+        self,
+        targets: Mapping[tuple[str, str], tuple[str, AggregatorAddress]],
+        within_s: float | None = None,
+    ) -> None:
         """Give tensors to other aggregators while they are trained; call again until they are gone.
 
         Args:
             targets: name and address of the aggregator of each tensor, by training and tensor.
+            within_s: see ``TensorMoves.want``.
         """
 
         def begin() -> None:
-            for key, (target, where) in targets.items():
-                self._moves.start(key, target, where)
+            self._moves.want(targets, within_s)
             self._moves.repeat()
 
         self._front.call(begin)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ebbflow.infra.aggregation.frames import MAX_PAYLOAD, Kind, TensorFrame
+from ebbflow.infra.aggregation.frames import MAX_PAYLOAD, Buffer, Kind, TensorFrame
 from ebbflow.infra.aggregation.rules import (
     Adam,
     Floats,
@@ -167,11 +167,11 @@ class MasterCopy:
         memory, at = slot.name
         return {"memory": memory, "at": at}
 
-    def copied(self) -> tuple[bytes, dict[str, Any]]:
-        """Return parameters and moments, and what describes them, as ``fill`` takes them."""
+    def copied(self) -> tuple[list[Buffer], dict[str, Any]]:
+        """Return parameters and moments, one after the other, and what describes them, as ``fill`` takes them."""
         names = list(self.state.moments)
         options = {"rule": rule_values(self.rule), "step": self.state.step, "moments": names}
-        return b"".join((self.encoded, *(self.state.moments[name].data for name in names))), options
+        return [one.data for one in (self.parameters, *(self.state.moments[name] for name in names))], options
 
     @property
     def nbytes(self) -> int:

@@ -3,18 +3,24 @@
 The old host asks the new one first: from then on what workers send there waits for the copy. It then answers the
 pulls of a round with the new host's address, and sends its copy while workers compute. The protocol is that of
 ``planners.aggregation.migration``, of which the old host runs the manager's part, too.
+
+Copies take a network and processors that workers need, and the first gradients for a new host go over connections
+that are to be made. So only so many bytes are on their way at once, and the next tensor follows when one has moved.
 """
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 
 from ebbflow.infra.aggregation.connections import PeerLinks
 from ebbflow.infra.aggregation.frames import AggregatorAddress, Kind, TensorFrame
 from ebbflow.infra.aggregation.master_copy import TRAINING, MasterCopy
-from ebbflow.infra.errors import AggregationError
+from ebbflow.infra.aggregation.same_machine import may_be_near, share_copy, shared_copy
+from ebbflow.infra.errors import AggregationError, InfraError
+from ebbflow.infra.machine.memory_segments import MemorySegment
 from ebbflow.planners.aggregation.messages import (
     MANAGER,
     CopyBegin,
@@ -30,6 +36,13 @@ from ebbflow.planners.aggregation.migration import MigrationManager
 _REPEAT = 2.0  # seconds after which what is not answered is sent again
 _REPEAT_COPY = 20.0  # the same of a copy
 _GIVE_UP = 30.0  # seconds in which a new host must be ready
+_AT_ONCE = 1 << 25  # bytes of tensors that are on their way at once; of a larger one all
+_ROUNDS = (
+    3  # that a tensor takes to move: one that has begun, one whose gradients go to its new host, and the end
+)
+_LEAST_SHARED = 1 << 20  # bytes of a tensor below which its copy is sent
+_MOST_SHARED = 64  # copies in memory at once, each of which has an open file
+_SLOW = 5.0  # seconds that a round is taken to last before it was measured
 
 Key = tuple[str, str]  # training, tensor
 log = logging.getLogger(__name__)
@@ -46,6 +59,9 @@ class _Move:
     manager: MigrationManager | None = None  # once the new host is ready
     sent: float = 0.0
     copied: float = -inf  # when the copy was sent last
+    wire: bool = False  # whether the new host cannot read this process's memory
+    shares: bool = False  # whether the copy that was sent last is in memory
+    segment: MemorySegment | None = None  # with the copy that was sent last
 
 
 class TensorMoves:
@@ -77,6 +93,8 @@ class TensorMoves:
         self._answer, self._apart, self._release, self._redirect = answer, apart, release, redirect
         self._give_up = give_up
         self._moves: dict[Key, _Move] = {}
+        self._wanted: dict[Key, tuple[str, AggregatorAddress]] = {}
+        self._at_once: float = _AT_ONCE
         self._links = PeerLinks(lambda who, frame: call(lambda: self._hear(who, frame)))
         self.done = 0  # tensors that were given to others
 
@@ -96,14 +114,37 @@ class TensorMoves:
 
     # --- the old host ---------------------------------------------------------------------------------------
 
-    def start(self, key: Key, target: str, where: AggregatorAddress) -> bool:
-        """Begin to give a tensor to another aggregator; return whether that is possible now.
+    def want(
+        self, targets: Mapping[Key, tuple[str, AggregatorAddress]], within_s: float | None = None
+    ) -> None:
+        """Give tensors to other aggregators, one after another, instead of those that were named before and stay.
 
         Args:
-            key: training and tensor.
-            target: the aggregator.
-            where: it listens.
+            targets: name and address of the aggregator of each tensor.
+            within_s: seconds in which they must have moved, however long workers wait for it; ``None``: any time.
         """
+        self._wanted, self._at_once = dict(targets), _AT_ONCE
+        if within_s is not None:
+            here = [one for key in targets if (one := self._tensors.get(key)) is not None]
+            rounds = [found.iteration_us / 1e6 for one in here if (found := one.timing.profile) is not None]
+            turns = max(within_s / (_ROUNDS * max(rounds, default=_SLOW)), 1.0)
+            self._at_once = max(self._at_once, sum(one.nbytes for one in here) / turns)
+        self._start_next()
+
+    def _start_next(self) -> None:
+        """Begin with as many tensors as may be on their way."""
+        under_way = sum(one.nbytes for key in self._moves if (one := self._tensors.get(key)) is not None)
+        for key, (target, where) in self._wanted.items():
+            tensor = self._tensors.get(key)
+            if tensor is None or key in self._moves:
+                continue
+            if under_way and under_way + tensor.nbytes > self._at_once:
+                return
+            if self._start(key, target, where):
+                under_way += tensor.nbytes
+
+    def _start(self, key: Key, target: str, where: AggregatorAddress) -> bool:
+        """Begin to give a tensor to another aggregator; return whether that is possible now."""
         tensor = self._tensors.get(key)
         if tensor is None or key in self._moves or target == self._name:
             return False
@@ -140,6 +181,7 @@ class TensorMoves:
 
         Where one was, all follow, and find a mirror; what was to come from that aggregator is not waited for.
         """
+        self._wanted = {key: one for key, one in self._wanted.items() if one[0] != target}
         for one in list(self._tensors.values()):
             if one.source == target and one.host.status == "absent":
                 self._give_up(one)
@@ -190,6 +232,7 @@ class TensorMoves:
         if tensor.host.status == "absent":
             self._tensors.pop(key, None)
             self.done += 1
+        self._start_next()
 
     def _hear(self, who: str, frame: TensorFrame) -> None:
         """Take an answer of a new host."""
@@ -209,7 +252,11 @@ class TensorMoves:
             case "refused":
                 log.warning("tensor %s of %s stays: %s", key[1], key[0], frame.options.get("why"))
                 del self._moves[key]
+            case "unread":
+                move.wire, move.copied, move.segment = True, -inf, None
+                self.carry(tensor, tensor.host.outstanding())
             case "copied":
+                move.shares, move.segment = False, None
                 self._to_host(tensor, CopyReceived(move.migration))
             case "pushed" if move.manager is not None:
                 move.manager, sends = move.manager.receive(WorkersDone(move.migration, move.target))
@@ -229,11 +276,19 @@ class TensorMoves:
         if now - move.copied <= _REPEAT_COPY:
             return
         move.copied = move.sent = now
+        move.shares = False
+        near = not move.wire and tensor.nbytes >= _LEAST_SHARED and may_be_near(move.where)
+        move.shares = near and sum(one.shares for one in self._moves.values()) < _MOST_SHARED
 
         def make() -> TensorFrame:
-            payload, options = tensor.copied()
+            parts, options = tensor.copied()
             options |= {"do": "copy", "job": key[0], "migration": move.migration}
-            return TensorFrame(Kind.MOVE, key[1], number, payload, options=options)
+            if move.shares:
+                with contextlib.suppress(InfraError):  # the system has no such memory
+                    move.segment = share_copy(parts)
+                    options["memory"] = list(move.segment.name)
+                    return TensorFrame(Kind.MOVE, key[1], number, options=options)
+            return TensorFrame(Kind.MOVE, key[1], number, b"".join(parts), options=options)
 
         self._links.send(move.target, move.where, make)
 
@@ -292,6 +347,12 @@ class TensorMoves:
         self._answer(connection, TensorFrame(Kind.MOVE, key[1], options=options))
 
     def _take_copy(self, tensor: MasterCopy, who: str, migration: int, frame: TensorFrame) -> None:
+        try:
+            frame = shared_copy(frame)
+        except InfraError:
+            options = {"do": "unread", "job": tensor.job_id, "migration": migration}
+            self._answer(tensor.mover, TensorFrame(Kind.MOVE, tensor.name, options=options))
+            return
         begin = CopyBegin(migration, who, frame.round, frozenset({TRAINING}))
         tensor.host, _, _ = tensor.host.receive(begin)
 

@@ -8,6 +8,9 @@ when its worker begins another view or round, in which no sum of the old one cou
 
 A worker tells an aggregator on a loopback address, with what it asks for, of a segment of its own. An aggregator that
 can read it answers by its own, and is sent gradients so from then on; all others are sent everything.
+
+A tensor that moves to an aggregator on a loopback address is copied through a segment of its own, and sent where that
+cannot be read.
 """
 
 import ipaddress
@@ -20,12 +23,48 @@ import numpy as np
 
 from ebbflow.infra.aggregation.frames import MAX_PAYLOAD, AggregatorAddress, Buffer, Kind, TensorFrame
 from ebbflow.infra.errors import AggregationError, InfraError
-from ebbflow.infra.machine.memory_segments import MemoryArena, MemorySlot, SegmentName, open_segment
+from ebbflow.infra.machine.memory_segments import (
+    MemoryArena,
+    MemorySegment,
+    MemorySlot,
+    SegmentName,
+    open_segment,
+)
 
 LEAST = 1 << 14  # bytes of a tensor below which it is sent
 _OPEN = 128  # segments of others that are open at most, in an aggregator for each training
 _BYTES = 1 << 38  # that they have together at most
 _UNUSED = 60.0  # seconds after which a segment is not kept open any more
+
+
+def may_be_near(where: AggregatorAddress) -> bool:
+    """Tell whether an aggregator may be on this machine: it listens on a loopback address."""
+    host = where.address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def share_copy(parts: Iterable[Buffer]) -> MemorySegment:
+    """Return a segment with a tensor's copy; it is there until it is dropped. Raises ``InfraError``."""
+    values = [np.frombuffer(one, np.uint8) for one in parts]
+    segment, at = MemorySegment(sum(len(one) for one in values)), 0
+    into = np.frombuffer(segment.view, np.uint8)
+    for one in values:
+        np.copyto(into[at : at + len(one)], one)
+        at += len(one)
+    return segment
+
+
+def shared_copy(frame: TensorFrame) -> TensorFrame:
+    """Return the copy of a tensor with what it names. Raises ``InfraError`` where that cannot be read."""
+    if "memory" not in frame.options:
+        return frame
+    name = SegmentName.of(frame.options["memory"])
+    if name.size > MAX_PAYLOAD:
+        raise InfraError(f"a tensor's copy must have at most {MAX_PAYLOAD} bytes, and has {name.size}")
+    return replace(frame, payload=open_segment(name))
 
 
 class SegmentViews:
@@ -90,12 +129,7 @@ class WorkerMemory:
 
     def meet(self, aggregator: str, where: AggregatorAddress) -> None:
         """Take note of an aggregator that is connected to."""
-        host = where.address.rpartition(":")[0].strip("[]")
-        try:
-            loopback = ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            loopback = host == "localhost"
-        if self._wanted and loopback:
+        if self._wanted and may_be_near(where):
             self._near[aggregator] = False
 
     def refuse(self, aggregator: str) -> bool:

@@ -26,6 +26,7 @@ from ebbflow.planners.aggregation.assignment import RECOMMENDED, HeuristicOption
 from ebbflow.planners.errors import OptionError
 
 _POLL = 0.25  # seconds between two looks at the ledger
+_MOVING = 0.5  # of the time until it leaves, in which its tensors are to be elsewhere
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,8 @@ class SharedAggregator:
             target = placement.get(key, self._name)
             if target != self._name and target in there and not one.mirror:
                 targets[key] = target, there[target].where
-        self._aggregator.move(targets)
+        left = self._deadline - view.now if self._deadline is not None else None
+        self._aggregator.move(targets, None if left is None else _MOVING * left)
 
     def _announce(self, *, ended: bool) -> None:
         held: dict[str, dict[str, HeldTensor]] = {}

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from ebbflow.infra.aggregation import moves as migrations
 from ebbflow.infra.aggregation.agent import AggregationAgent
 from ebbflow.infra.aggregation.aggregator import SERVICE, Aggregator
 from ebbflow.infra.aggregation.frames import AggregatorAddress
@@ -86,8 +87,10 @@ def worker(given: dict[str, Any]) -> None:
     agent.close()
 
 
-def aggregator(name: str) -> None:
+def aggregator(name: str, *, wire: bool = False) -> None:
     """Be an aggregator that gives others tensors, by commands on standard input."""
+    if wire:
+        migrations._MOST_SHARED = 0
     made = Aggregator(name)
     targets: dict[tuple[str, str], tuple[str, AggregatorAddress]] = {}
 
@@ -190,7 +193,8 @@ class Training:
 
 def moves(given: argparse.Namespace) -> dict[str, Any]:
     """Return what a migration costs, and what a restart costs."""
-    hosts = {name: Child("aggregator", name) for name in "AB"}
+    wire = ["wire"] if given.wire else []
+    hosts = {name: Child("aggregator", name, *wire) for name in "AB"}
     for one in hosts.values():
         one.wait(1)
     for name, one in hosts.items():
@@ -259,7 +263,7 @@ def main() -> None:
         worker(json.loads(sys.argv[2]))
         return
     if sys.argv[1:2] == ["aggregator"]:
-        aggregator(sys.argv[2])
+        aggregator(sys.argv[2], wire="wire" in sys.argv[3:])
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("moves", "sharing"))

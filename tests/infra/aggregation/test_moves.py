@@ -12,8 +12,9 @@ from ebbflow.infra.aggregation import moves
 from ebbflow.infra.aggregation.aggregator import SERVICE
 from ebbflow.infra.aggregation.frames import Kind, TensorFrame, encode
 from ebbflow.infra.aggregation.rules import Adam, OptimizerState, Sgd, as_bfloat16, gradient_sum
+from ebbflow.infra.aggregation.same_machine import shared_copy
 from ebbflow.infra.aggregation.timing import MEASURED, WARM_UP
-from ebbflow.infra.errors import AggregationError
+from ebbflow.infra.errors import AggregationError, InfraError
 from tests.infra.aggregation.round_worker import RoundWorker
 from tests.infra.aggregation.services import PATIENCE, MovingService, together
 
@@ -47,17 +48,29 @@ def _until(holds: Callable[[], bool], what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "dtype", "mirrors"),
+    ("rule", "dtype", "mirrors", "copies"),
     [
-        (Sgd(lr=0.1, momentum=0.9), "float32", False),
-        (Adam(decoupled=True, weight_decay=0.1), "bfloat16", False),
-        (Adam(), "float32", True),
+        (Sgd(lr=0.1, momentum=0.9), "float32", False, "memory"),
+        (Adam(decoupled=True, weight_decay=0.1), "bfloat16", False, "sent"),
+        (Adam(), "float32", True, "unread"),
     ],
 )
 def test_tensors_that_move_every_5_rounds_train_as_those_that_stay(
-    rule: Sgd | Adam, dtype: str, mirrors: bool
+    rule: Sgd | Adam, dtype: str, mirrors: bool, copies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal to the bit, moments included: whichever aggregator sums, it does so in the order of workers."""
+    taken: list[str] = []
+
+    def take(frame: TensorFrame) -> TensorFrame:
+        taken.append("memory" if "memory" in frame.options else "sent")
+        if taken[-1] == "memory" and copies == "unread":
+            raise InfraError("it is another machine's")
+        return shared_copy(frame)
+
+    monkeypatch.setattr(moves, "shared_copy", take)
+    monkeypatch.setattr(moves, "_LEAST_SHARED", 0)
+    if copies == "sent":
+        monkeypatch.setattr(moves, "may_be_near", lambda _: False)
     names, rounds, workers = ("A", "B", "C"), 40, 3
     begin = {name: np.ones(size, np.float32) for name, size in SIZES.items()}
     table = {"weight": ["A", "D"], "bias": ["B", "D"]} if mirrors else {"weight": ["A"], "bias": ["B"]}
@@ -95,6 +108,7 @@ def test_tensors_that_move_every_5_rounds_train_as_those_that_stay(
             over.set()
             thread.join()
         assert sum(one.moved for one in service.aggregators.values()) >= 4
+        assert set(taken) == ({"memory", "sent"} if copies == "unread" else {copies})
         states = team[0].agent.states(SIZES, rounds)
 
     for name, size in SIZES.items():
@@ -129,6 +143,39 @@ def test_a_tensor_is_gone_where_it_was_and_workers_follow_it() -> None:
         assert service.aggregators["A"].moved == 1
         service.aggregators["A"].close()
         assert _pushed(worker, 4) == [-5] * 3
+
+
+def test_tensors_move_one_after_another_and_together_where_there_is_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("a", "b", "c")
+    monkeypatch.setattr(moves, "_AT_ONCE", 1)
+    with MovingService("A", "B") as service:
+        (worker,) = service.team("job", {name: ["A"] for name in names}, 1)
+        old = service.aggregators["A"]
+        worker.init({name: np.zeros(3, np.float32) for name in names}, Sgd(lr=1.0))
+        worker.pull(names, 0)
+        where = {("job", name): ("B", service.addresses["B"]) for name in names}
+        old.move(where)
+        most, number, end = 0, 0, time.monotonic() + PATIENCE
+        while old.held():
+            assert time.monotonic() < end
+            old.move(where)
+            most = max(most, len(old._moves._moves))
+            ones = {name: np.ones(3, np.float32).data for name in names}
+            assert {float(one[0]) for one in worker.push(ones, number).values()} == {-number - 1}
+            number += 1
+        assert (most, old.moved) == (1, 3)
+        back = service.aggregators["B"]
+        _until(lambda: len(back.held()) == 3, "B has them")
+        there = dict.fromkeys(where, ("A", service.addresses["A"]))
+
+        def moving(within_s: float) -> int:
+            back.move(there, within_s)
+            return len(back._moves._moves)
+
+        _until(lambda: moving(60.0) == 1, "one of them is on its way")
+        _until(lambda: moving(0.1) == 3, "the others are not kept back")
 
 
 def test_a_tensor_stays_where_its_new_aggregator_is_lost_before_workers_know() -> None:
