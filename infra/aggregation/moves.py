@@ -5,7 +5,8 @@ pulls of a round with the new host's address, and sends its copy while workers c
 ``planners.aggregation.migration``, of which the old host runs the manager's part, too.
 
 Copies take a network and processors that workers need, and the first gradients for a new host go over connections
-that are to be made. So only so many bytes are on their way at once, and the next tensor follows when one has moved.
+that are to be made. So only so many bytes of a training are on their way at once, and the next tensor follows when
+one has moved.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ from ebbflow.planners.aggregation.migration import MigrationManager
 _REPEAT = 2.0  # seconds after which what is not answered is sent again
 _REPEAT_COPY = 20.0  # the same of a copy
 _GIVE_UP = 30.0  # seconds in which a new host must be ready
-_AT_ONCE = 1 << 25  # bytes of tensors that are on their way at once; of a larger one all
+_AT_ONCE = 1 << 25  # bytes of a training's tensors that are on their way at once; of a larger one all
 _ROUNDS = (
     3  # that a tensor takes to move: one that has begun, one whose gradients go to its new host, and the end
 )
@@ -123,7 +124,8 @@ class TensorMoves:
             targets: name and address of the aggregator of each tensor.
             within_s: seconds in which they must have moved, however long workers wait for it; ``None``: any time.
         """
-        self._wanted, self._at_once = dict(targets), _AT_ONCE
+        self._wanted = {key: one for key, one in targets.items() if key not in self._moves}
+        self._at_once = _AT_ONCE
         if within_s is not None:
             here = [one for key in targets if (one := self._tensors.get(key)) is not None]
             rounds = [found.iteration_us / 1e6 for one in here if (found := one.timing.profile) is not None]
@@ -132,16 +134,18 @@ class TensorMoves:
         self._start_next()
 
     def _start_next(self) -> None:
-        """Begin with as many tensors as may be on their way."""
-        under_way = sum(one.nbytes for key in self._moves if (one := self._tensors.get(key)) is not None)
-        for key, (target, where) in self._wanted.items():
-            tensor = self._tensors.get(key)
-            if tensor is None or key in self._moves:
+        """Begin with as many tensors of each training as may be on their way: one that pauses holds up no other."""
+        under_way: dict[str, int] = {}
+        for key in self._moves:
+            if (tensor := self._tensors.get(key)) is not None:
+                under_way[key[0]] = under_way.get(key[0], 0) + tensor.nbytes
+        for key, (target, where) in list(self._wanted.items()):
+            tensor, own = self._tensors.get(key), under_way.get(key[0], 0)
+            if tensor is None or (own and own + tensor.nbytes > self._at_once):
                 continue
-            if under_way and under_way + tensor.nbytes > self._at_once:
-                return
             if self._start(key, target, where):
-                under_way += tensor.nbytes
+                under_way[key[0]] = own + tensor.nbytes
+                del self._wanted[key]
 
     def _start(self, key: Key, target: str, where: AggregatorAddress) -> bool:
         """Begin to give a tensor to another aggregator; return whether that is possible now."""
