@@ -220,7 +220,7 @@ class Workforce:
     def end_node(self, name: str) -> None:
         """Let the others end their step, and save, without a node's workers."""
         met = self.meeting.membership.formed and not self.obstacle  # whether or not they may change
-        for rank in self.ranks.get(name, ()) if met and self.aggregators is None else ():
+        for rank in self.ranks.get(name, ()) if met else ():
             self.leave_rank(rank)
 
     def stranded(self, names: Iterable[str]) -> list[str]:

@@ -10,6 +10,7 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.training.channel.wire import AgentEnd, Order
 from ebbflow.infra.training.launcher.generation import Generation
 from ebbflow.infra.training.launcher.hang import HangRule
+from ebbflow.infra.training.launcher.members import Loss
 from ebbflow.infra.training.launcher.service import Workforce
 from ebbflow.infra.training.process.leaving import PEER_LOST, RunStopped
 from ebbflow.infra.training.service.joining import ServiceMembers
@@ -71,18 +72,32 @@ class Nodes(dict[str, Any]):
         return ""
 
 
+def make_generation(workforce: Workforce, nodes: Nodes, minimum: int = 1) -> Generation:
+    members: Any = nodes
+    exchange: Any = None
+    return Generation(
+        1, dict.fromkeys(nodes, 1), members, exchange, SystemClock(), lambda kind, **said: None, HangRule(), 60.0,
+        1.0, workforce=workforce, minimum=minimum,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("service", [True, False])
+def test_where_too_few_are_left_they_end_their_step_without_the_lost_one_and_save(service: bool) -> None:
+    made = make_workforce("a", "b", service=service)
+    generation = make_generation(made, Nodes("a", "b"), minimum=2)
+    assert not generation.look({"b": Loss("it is gone")})
+    assert generation.stop is not None
+    assert made.meeting.membership.view.members == (0,)
+
+
 @pytest.mark.parametrize("service", [True, False])
 def test_where_all_that_trained_are_lost_at_once_those_that_wait_are_ended_and_begin_again(
     service: bool,
 ) -> None:
     """A node leaves at the end of the step that the other one had agreed on before it was lost."""
     made = starts_again(service=service)
-    nodes: Any = Nodes("a")
-    exchange: Any = None
-    generation = Generation(
-        1, {"a": 1}, nodes, exchange, SystemClock(), lambda kind, **said: None, HangRule(), 60.0, 1.0,
-        workforce=made,
-    )  # fmt: skip
+    nodes = Nodes("a")
+    generation = make_generation(made, nodes)
     assert not generation.look({})
     assert generation.stop is None
     made.leave("b", "it was killed")
