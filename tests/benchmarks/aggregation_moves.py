@@ -232,6 +232,7 @@ def moves(given: argparse.Namespace) -> dict[str, Any]:
         "megabytes": given.megabytes, "tensors": given.tensors, "workers": given.workers,
         "median_round_s": round(usual, 3), "rounds_during": len(during), "moving_s": round(took, 2),
         "exposed_ms": round(exposed * 1e3), "exposed_ms_per_tensor": round(exposed * 1e3 / given.tensors, 1),
+        "median_during_s": round(statistics.median(during), 3), "longest_during_s": round(max(during), 3),
         "median_after_s": round(statistics.median(after), 3), "restart_s": round(restart, 2),
     }  # fmt: skip
 
