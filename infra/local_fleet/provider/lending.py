@@ -2,9 +2,11 @@
 
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet.provider.provider import (
     AggregatorNodeProvider,
     GpuNodeProvider,
@@ -24,6 +26,43 @@ def lender_name(fleet: str, node: str) -> str:
     return f"{fleet}.{node}"[-64:].lstrip("._-")
 
 
+def lends(state: LocalFleetState, node: LocalNode) -> bool:
+    """Tell whether a node's pool says that it lends memory."""
+    pool = state.pool(node.pool)
+    return pool is not None and pool.memory_lend > 0
+
+
+def launch_daemon(state: LocalFleetState, node: LocalNode, folder: Path, clock: Clock) -> None:
+    """Start the daemon of a node that is up, and return once clients can find it.
+
+    Args:
+        state: of the fleet.
+        node: with its host and the process that stands for it, which the daemon follows.
+        folder: of the fleet.
+        clock: of the wait.
+
+    Raises ``ClusterError``, and ``MemoryTierError`` where it does not start.
+    """
+    pool, registry, name = state.pool(node.pool), MemoryRegistry(), lender_name(state.name, node.id)
+    if pool is None or node.process is None:
+        raise ClusterError(f"{node.id} has no machine whose memory could be lent")
+    command = process.arguments(
+        name,
+        host=node.host,
+        max_bytes=int(pool.memory_lend * (1 << 30)),
+        follow=node.process.pid,
+    )
+    process.launch(
+        registry,
+        command,
+        name,
+        folder / "logs" / f"{node.id}-memory.log",
+        mark=labels.memory_mark(state.uid, node.id),
+        namespace="" if state.network is None else state.network.namespace(node.id),
+        clock=clock,
+    )
+
+
 class LendingNodeProvider:
     """Nodes of another provider, of which those whose pool says so lend memory.
 
@@ -41,24 +80,9 @@ class LendingNodeProvider:
     def start(self, state: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
         """See ``NodeProvider``. Raises ``ClusterError``, and ``MemoryTierError`` where the daemon does not start."""
         started = self._inner.start(state, pool, node)
-        if not pool.memory_lend or started.process is None:
-            return started
-        registry, name = MemoryRegistry(), lender_name(state.name, node.id)
-        command = process.arguments(
-            name,
-            host=started.host,
-            max_bytes=int(pool.memory_lend * (1 << 30)),
-            follow=started.process.pid,
-        )
-        process.launch(
-            registry,
-            command,
-            name,
-            self._folder / "logs" / f"{node.id}-memory.log",
-            mark=labels.memory_mark(state.uid, node.id),
-            namespace="" if state.network is None else state.network.namespace(node.id),
-            clock=self._clock,
-        )
+        if pool.memory_lend and started.process is not None:
+            here = replace(node, host=started.host, process=started.process)
+            launch_daemon(state, here, self._folder, self._clock)
         return started
 
     def alive(self, state: LocalFleetState, node: LocalNode) -> bool:
@@ -71,14 +95,14 @@ class LendingNodeProvider:
 
     def notify(self, state: LocalFleetState, node: LocalNode, deadline: float) -> None:
         """Tell what runs on a node, and drain its daemon: clients leave it at once. Raises ``ClusterError``."""
-        if _lends(state, node):
+        if lends(state, node):
             labels.send(labels.memory_mark(state.uid, node.id), signal.SIGTERM)
         self._inner.notify(state, node, deadline)
 
     def pause(self, state: LocalFleetState, node: LocalNode, still: bool) -> None:
         """See ``NodeProvider``."""
         self._inner.pause(state, node, still)
-        if _lends(state, node):
+        if lends(state, node):
             mark = labels.memory_mark(state.uid, node.id)
             labels.send(mark, signal.SIGSTOP if still else signal.SIGCONT)
 
@@ -89,7 +113,7 @@ class LendingNodeProvider:
     def end(self, state: LocalFleetState, node: LocalNode) -> None:
         """See ``NodeProvider``. Raises ``ClusterError``."""
         self._inner.end(state, node)
-        if _lends(state, node):
+        if lends(state, node):
             labels.destroy(labels.memory_mark(state.uid, node.id), self._clock)
             MemoryRegistry().remove(lender_name(state.name, node.id))
 
@@ -97,7 +121,7 @@ class LendingNodeProvider:
         """See ``NodeProvider``; the daemons of the last nodes, which have ended, are no longer announced."""
         self._inner.close(state)
         for node in state.nodes:
-            if _lends(state, node):
+            if lends(state, node):
                 MemoryRegistry().remove(lender_name(state.name, node.id))
 
 
@@ -109,8 +133,3 @@ def providers(folder: Path, clock: Clock) -> Mapping[PoolKind, NodeProvider]:
         "cpu": AggregatorNodeProvider(folder, clock),
     }
     return {kind: LendingNodeProvider(one, folder, clock) for kind, one in found.items()}
-
-
-def _lends(state: LocalFleetState, node: LocalNode) -> bool:
-    pool = state.pool(node.pool)
-    return pool is not None and pool.memory_lend > 0

@@ -22,6 +22,7 @@ from pathlib import Path
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.local_fleet.provider import network
+from ebbflow.infra.local_fleet.provider.lender_keeper import LenderKeeper
 from ebbflow.infra.local_fleet.provider.lending import providers
 from ebbflow.infra.local_fleet.provider.life import abandoned, collect, finish, look, sweep, teardown
 from ebbflow.infra.local_fleet.provider.provider import NodeProvider
@@ -62,6 +63,7 @@ class NodeSupervisor:
         self._providers = own or providers(file.folder, clock)
         self._common = common or (lambda state, pool: state)
         self._look = look
+        self._lenders = LenderKeeper(file, clock)
         self._starting: dict[str, threading.Thread] = {}
         self._once: dict[PoolKind, threading.Lock] = {kind: threading.Lock() for kind in self._providers}
         self._stop = threading.Event()
@@ -89,6 +91,7 @@ class NodeSupervisor:
         teardown(self._file, self._uid, self._providers, self._clock)
         for thread in list(self._starting.values()):
             thread.join(_JOIN)
+        self._lenders.close(_JOIN)
         labels.destroy(labels.below(self._uid), self._clock)
 
     def stop(self) -> None:
@@ -118,6 +121,7 @@ class NodeSupervisor:
         if now - self._swept >= _SWEEP:
             self._swept = now
             sweep(state, self._clock)
+            self._lenders.tend(state)
             abandoned(self._file.folder, self._clock)
             self._silent = collect(state, self._silent, self._clock)
         for pool in state.pools:
