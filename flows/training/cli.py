@@ -105,6 +105,7 @@ PANELS = {
             "keep_checkpoints",
             "partial_checkpoint_interval",
             "partial_checkpoint_fraction",
+            "partial_checkpoint_memory",
             "final_save_timeout",
             "spill_dir",
         ),

@@ -87,6 +87,7 @@ def train(
     keep_checkpoints: int = 2,
     partial_checkpoint_interval: int = 0,
     partial_checkpoint_fraction: float = 0.125,
+    partial_checkpoint_memory: bool = False,
     interruption_rate: float | None = None,
     preflight: Literal["auto", "always", "never"] = "auto",
     price: float = 0.0,
@@ -158,6 +159,7 @@ def train(
         partial_checkpoint_interval: iterations in which partial checkpoints (SCAR) have saved every parameter once,
             beside the full checkpoints; 0: no partial checkpoints.
         partial_checkpoint_fraction: fraction of the parameters in each partial checkpoint, those that changed most.
+        partial_checkpoint_memory: keep partial checkpoints in memory that nodes lend first.
         interruption_rate: expected interruptions per node-hour.
         preflight: whether a preflight run on one or two GPUs comes first.
         price: dollars per GPU-hour.

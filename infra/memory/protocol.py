@@ -20,7 +20,7 @@ from zlib import crc32
 
 from ebbflow.infra.errors import MemoryTierError
 
-VERSION = 2
+VERSION = 3
 MAX_BLOCK = 16 << 20  # bytes of a payload: the largest block that a READ or WRITE moves
 MAX_CONTROL = 64 << 10  # bytes of the payload of every other message
 NONCE_BYTES = 32
@@ -64,9 +64,11 @@ class Kind(IntEnum):
     PUT = 22  # client: an entry for all clients: ``KEY_BYTES`` bytes of its key, then what is kept under it
     KEPT = 23  # daemon: ``size`` 1: there is an entry of this key; 0: there is no room for it
     GET = 24  # client: the entry of this key; answered by DATA, empty without one
+    SET = 25  # client: as PUT, in place of what was kept under the key; answered by KEPT
+    DROP = 26  # client: keys of entries that are not needed any more
 
 
-_BULKY = frozenset({Kind.DATA, Kind.WRITE, Kind.PUT})
+_BULKY = frozenset({Kind.DATA, Kind.WRITE, Kind.PUT, Kind.SET})
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,18 @@ def _unpacked(form: struct.Struct, payload: Buffer) -> Iterable[Sequence[Any]]:
             f"a list of slabs must have a multiple of {form.size} bytes, not {len(payload)}"
         )
     return form.iter_unpack(payload)
+
+
+def pack_keys(keys: Iterable[bytes]) -> bytes:
+    """Return the payload that lists keys of entries, of ``KEY_BYTES`` bytes each."""
+    return b"".join(keys)
+
+
+def unpack_keys(payload: Buffer) -> list[bytes]:
+    """Return what ``pack_keys`` was given. Raises ``MemoryTierError``."""
+    if len(payload) % KEY_BYTES:
+        raise MemoryTierError(f"keys must have {KEY_BYTES} bytes each, not {len(payload)} together")
+    return [bytes(payload[at : at + KEY_BYTES]) for at in range(0, len(payload), KEY_BYTES)]
 
 
 def pack_json(values: Mapping[str, Any]) -> bytes:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from typing import Any
@@ -167,6 +167,10 @@ class StorageLocation:
     def is_file(self, name: str = "") -> bool:
         """Tell whether there is a file of this name."""
         return bool(self.fs().get_file_info(self.path(name)).is_file)
+
+    def have(self, names: Sequence[str]) -> bool:
+        """Tell whether there are files of all these names."""
+        return all(info.is_file for info in self.fs().get_file_info([self.path(name) for name in names]))
 
     def entries(self, name: str = "") -> list[Any]:
         """Return the ``pyarrow.fs.FileInfo`` of all in a directory, sorted; none for one that is missing."""

@@ -7,6 +7,7 @@ are of several steps, which training makes good by itself. While one process sur
 import logging
 import time
 from typing import Any
+from zlib import crc32
 
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.training.checkpoints.shards import parts_of_state
@@ -15,6 +16,7 @@ from ebbflow.infra.training.prepared import PreparedTraining
 from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import RunningFolder, read_whole
+from ebbflow.infra.training.running.memory import NodeMemory
 from ebbflow.infra.training.running.restoring import Recovery
 from ebbflow.infra.training.running.segments import STATE
 from ebbflow.infra.training.running.store import DamagedError
@@ -39,6 +41,8 @@ class RunningSaves:
         self._place = run.under("running") if run is not None and wanted else None
         self._world, self._settings = generation.world, settings
         self._running: RunningCheckpoint | None = None
+        asked = self._place is not None and settings.partial_checkpoint_memory
+        self._memory = NodeMemory() if asked else None
         self.recovered: Recovery | None = None
         self.problems: list[str] = []  # running checkpoints that cannot serve, and why
 
@@ -50,7 +54,7 @@ class RunningSaves:
         """
         if self._place is None:
             return None
-        folder = RunningFolder(self._place)
+        folder = RunningFolder(self._place, self._memory)
         self.problems = [f"{uri} was damaged" for uri in folder.aside()]
         start = folder.latest()
         if start is None:
@@ -86,10 +90,11 @@ class RunningSaves:
             fraction=self._settings.partial_checkpoint_fraction,
             group=sharding.group if sharding is not None and self._world.size > 1 else None,
             owner=sharding.division.part if sharding is not None else None,
+            memory=self._memory,
         )
         fits = newest is None or running.fits()
         if newest is not None:
-            found = self.recovered = running.recover_all() if fits else self._recut(prepared)
+            found = self.recovered = self._read(prepared, running) if fits else self._recut(prepared)
             prepared.load_run(found.state)
             prepared.load_extra(found.state.get("extra", {}))
             log.warning("parameters of steps %s to %s are taken from %s", found.oldest, newest, running.uri)
@@ -99,6 +104,16 @@ class RunningSaves:
             if newest is None or not fits:
                 running.initialize(_small(prepared), prepared.progress.step)
 
+    def _read(self, prepared: PreparedTraining, running: RunningCheckpoint) -> Recovery:
+        """Read everything, all processes the same: without nodes' memory where they have found different saves."""
+        found = running.recover_all()
+        if self._memory is not None:
+            seen = crc32(running.cached.tobytes()) if prepared.sharding is None else 0
+            if len(set(self._world.from_all((found.iteration, seen)))) > 1:
+                log.warning("nodes' memory has not given the same save to all processes; the store is read")
+                found = running.recover_all(memory=False)
+        return found
+
     def _recut(self, prepared: PreparedTraining) -> Recovery:
         """Take up a running checkpoint of a world that had cut the parameters otherwise; each process reads it whole.
 
@@ -106,7 +121,7 @@ class RunningSaves:
         """
         assert self._place is not None
         begun, model, optimizer = time.monotonic(), prepared.inner, prepared.optimizer
-        state, iteration, oldest = read_whole(RunningFolder(self._place))
+        state, iteration, oldest = read_whole(RunningFolder(self._place, self._memory))
         check_model(signature(state["model"]), model, self._place.uri)
         tensors = state["model"].values()
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -134,9 +149,11 @@ class RunningSaves:
         if self._running is not None:
             running, self._running = self._running, None
             try:
-                running.wait(timeout)
+                running.close(timeout)
             except StorageError as exc:
                 log.warning("the running checkpoint is not complete: %s", exc)
+        if self._memory is not None:
+            self._memory.close()
 
 
 def _small(prepared: PreparedTraining) -> dict[str, Any]:

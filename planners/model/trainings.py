@@ -33,6 +33,7 @@ class RunSettings:
         0  # > 0: iterations C after which a running (partial) checkpoint has seen everything once
     )
     partial_checkpoint_fraction: float = 0.125  # r of it saved each r*C iterations
+    partial_checkpoint_memory: bool = False  # whether these go to memory that nodes lend first
     retune_every: float = 30.0  # seconds between two checks of the batch, where it may change
     final_save_timeout: float = (
         120.0  # seconds that the save of a run's end is tried again in before it is spilled

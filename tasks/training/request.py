@@ -175,6 +175,13 @@ class TrainingRequest:
     partial_checkpoint_fraction: float = option(
         0.125, "Fraction of the parameters in each partial checkpoint", above=0, max=1
     )
+    partial_checkpoint_memory: bool = option(
+        False,
+        "Keep partial checkpoints in memory that nodes lend first, and in the run's directory behind it",
+        flags="--partial-checkpoint-memory",
+        in_file="Whether partial checkpoints are kept in memory that nodes lend first, and in the run's directory "
+        "behind it",
+    )
     interruption_rate: float | None = option(
         None, "Expected interruptions per node-hour", unless="learned from observed interruptions", min=0
     )
@@ -265,6 +272,10 @@ class TrainingRequest:
         object.__setattr__(self, "report", options.check_report_paths(self.report))
         self.place  # noqa: B018  a wrong one is refused here
         checks.check_gpus(self)
+        if self.partial_checkpoint_memory and not self.partial_checkpoint_interval:
+            raise OptionError(
+                "partial_checkpoint_memory must come with partial_checkpoint_interval above 0; got 0"
+            )
         if self.spill_dir:
             StorageLocation(self.spill_dir)
         self.faults  # noqa: B018  parsed here so that a wrong one is refused
@@ -313,6 +324,7 @@ class TrainingRequest:
             keep_checkpoints=self.keep_checkpoints,
             partial_checkpoint_interval=self.partial_checkpoint_interval,
             partial_checkpoint_fraction=self.partial_checkpoint_fraction,
+            partial_checkpoint_memory=self.partial_checkpoint_memory,
             adaptive=self.adaptive,
             script_hyperparameters=self.script_hyperparameters,
             communication=self.communication,

@@ -216,6 +216,8 @@ class MemoryDaemon:
                 client.answered(frame)
             case Kind.DONE:
                 await self._take_back(key, frame.slab, frame.generation)
+            case Kind.DROP:
+                self._entries.answer(frame, self.counts, draining=self._draining)
             case Kind.METRICS:
                 self._sessions.record(key, client.client, protocol.unpack_json(frame.payload))
             case _:
@@ -253,17 +255,10 @@ class MemoryDaemon:
                 return Frame(
                     Kind.MR_INFO, frame.request, handle, frame.generation, size=self._memory.slab_bytes
                 )
-            case Kind.GET:
-                data = self._entries.get(_key(frame))
-                self.counts["gets"] += 1
-                self.counts["get_hits"] += bool(data)
-                return _reply(frame, Kind.DATA, payload=data)
-            case Kind.PUT:
-                kept = not self._draining and self._entries.put(
-                    _key(frame), memoryview(frame.payload)[protocol.KEY_BYTES :]
-                )
-                self.counts["puts"] += kept
-                return _reply(frame, Kind.KEPT, size=int(kept))
+            case Kind.GET | Kind.PUT | Kind.SET:
+                found = self._entries.answer(frame, self.counts, draining=self._draining)
+                assert found is not None
+                return found
             case Kind.STATUS:
                 return _reply(frame, Kind.REPORT, payload=protocol.pack_json(self.status()))
             case Kind.DRAIN:
@@ -376,13 +371,6 @@ class MemoryDaemon:
                     await self._take_back(key, handle, generation)
 
         await asyncio.gather(*(tell(key, tuple(theirs)) for key, theirs in slabs.items()))
-
-
-def _key(frame: Frame) -> bytes:
-    key = bytes(frame.payload[: protocol.KEY_BYTES])
-    if len(key) < protocol.KEY_BYTES:
-        raise MemoryTierError(f"a key must have {protocol.KEY_BYTES} bytes, not {len(key)}")
-    return key
 
 
 def _reply(frame: Frame, kind: Kind, *, size: int = 0, payload: bytes = b"") -> Frame:

@@ -9,6 +9,7 @@ from hashlib import blake2b
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import MemoryTierError
+from ebbflow.infra.memory import protocol
 from ebbflow.infra.memory.hosting import PendingAnswer
 from ebbflow.infra.memory.links import PeerLinks
 from ebbflow.infra.memory.peer import PeerLink
@@ -19,6 +20,7 @@ CHOICES = 2  # nodes on which an entry may be
 MAX_ENTRY = MAX_BLOCK - KEY_BYTES  # bytes
 _CONNECT = 1.0  # s between two looks for daemons
 _TIMEOUT = 5.0  # s for an answer; then the daemon counts as lost
+_KEYS = protocol.MAX_CONTROL // KEY_BYTES  # that are dropped at once
 _FULL = 2.0  # s for which a daemon without room gets no entries
 
 log = logging.getLogger(__name__)
@@ -89,12 +91,50 @@ class EntryClient:
         link.post(Frame(Kind.PUT, payload=key + data), answered)
         return True
 
+    def keep(self, entries: Sequence[tuple[bytes, bytes]], copies: int = CHOICES) -> bool:
+        """Have nodes keep entries in place of those of the same keys, and wait; tell whether each is on one at least.
+
+        Args:
+            entries: keys and what is kept under them.
+            copies: nodes that each is sent to; where one has no room the other may.
+        """
+        asked: list[list[tuple[PeerLink, PendingAnswer]]] = []
+        for key, data in entries:
+            posted = []
+            for link in self._order(key)[:copies] if len(data) <= MAX_ENTRY else ():
+                answer = PendingAnswer()
+                link.post(Frame(Kind.SET, payload=key + data), answer.set)
+                posted.append((link, answer))
+            asked.append(posted)
+        return all(self._kept(posted) for posted in asked)
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Have nodes forget entries, without waiting for it."""
+        found: dict[PeerLink, list[bytes]] = {}
+        for key in keys:
+            for link in self._order(key):
+                found.setdefault(link, []).append(key)
+        for link, theirs in found.items():
+            for first in range(0, len(theirs), _KEYS):
+                link.tell(Frame(Kind.DROP, payload=protocol.pack_keys(theirs[first : first + _KEYS])))
+
     def close(self) -> None:
         """End all connections."""
         if self._links is not None:
             self._links.close()
 
     # --- how ----------------------------------------------------------------------------------------------
+
+    def _kept(self, asked: Sequence[tuple[PeerLink, PendingAnswer]]) -> bool:
+        found = False
+        for link, answer in asked:
+            frame = answer.wait(Kind.KEPT, _TIMEOUT)
+            if not answer.done.is_set():
+                log.warning("%s has not answered within %g s; it is used no longer", link.name, _TIMEOUT)
+                link.close()
+            found |= frame is not None and bool(frame.size)
+        self.refused += not found
+        return found
 
     def _current(self) -> list[PeerLink]:
         """Return the links that there are, after a look for more where one is due."""

@@ -7,6 +7,7 @@ The blocks as they were last saved, beside the parameters and on their device: w
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -179,3 +180,12 @@ def copies(views: Sequence[torch.Tensor], *, host: bool = False) -> list[torch.T
         for place, piece in zip(places, whole.split([views[p].numel() for p in places]), strict=True):
             found[place] = piece.view(views[place].shape)
     return found
+
+
+def copied(tensors: Sequence[torch.Tensor]) -> Any:
+    """Return an event of the GPU after all that was begun there; ``None`` for tensors of the host."""
+    if not tensors or not tensors[0].is_cuda:
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event

@@ -26,20 +26,20 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.states import Staging
 from ebbflow.infra.training.checkpoints.writer import BackgroundWriter
-from ebbflow.infra.training.running.blocks import BlockCache, BlockSpec, copies
+from ebbflow.infra.training.running.blocks import BlockCache, BlockSpec, copied, copies
 from ebbflow.infra.training.running.folder import RunningFolder, Table, small_bytes
+from ebbflow.infra.training.running.levels import SaveLevels
 from ebbflow.infra.training.running.live_state import LiveState
+from ebbflow.infra.training.running.memory import NodeMemory
 from ebbflow.infra.training.running.owners import OwnedBlocks, Owners, Partition
 from ebbflow.infra.training.running.restoring import Recovery, Restorer
-from ebbflow.infra.training.running.segments import Record
-from ebbflow.infra.training.running.store import BlockStore
+from ebbflow.infra.training.running.segments import STATE, Record
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.saving.partial import (
     CheckpointSchedule,
@@ -86,6 +86,7 @@ class RunningCheckpoint:
         owner: number of this process among the owners, by which its files are named; its rank unless given.
         seed: of the placement and of what is random.
         timeout: seconds that a write may take where it is waited for.
+        memory: that nodes lend: a save counts once it is there, and goes to the directory behind it.
     """
 
     def __init__(
@@ -105,8 +106,9 @@ class RunningCheckpoint:
         owner: int | None = None,
         seed: int = 0,
         timeout: float = TIMEOUT,
+        memory: NodeMemory | None = None,
     ) -> None:
-        self._folder = RunningFolder(place)
+        self._folder = RunningFolder(place, memory)
         self.uri = self._folder.uri
         self._owners = Owners(group, owner)
         self.owner = self._owners.owner
@@ -120,7 +122,7 @@ class RunningCheckpoint:
         self._restoring = Restorer(self._folder, self._blocks, self._live, self._cache)
         self._moved: NDArray[np.float64] | None = None  # distances after the last save
         self._start: str | None = None
-        self._store: BlockStore | None = None
+        self._store: SaveLevels | None = None
         self._staging = Staging()
         self._writer: BackgroundWriter[float] = BackgroundWriter(f"the running checkpoint {self.uri}")
         self._pending: _Pending | None = None
@@ -154,13 +156,13 @@ class RunningCheckpoint:
             iteration: after which training begins.
         """
         start: str = self._owners.together(lambda: self._folder.next() if self._owners.first else "")[0]
-        self._start, self._store = start, self._folder.store(start, self.owner)
+        self._start, self._store = start, self._folder.levels(start, self.owner)
         self._cache.fill(self._live.tensors, iteration)
         self._plan.saved[:] = iteration
         self._moved = np.zeros(len(self.blocks))
 
         def save() -> None:
-            self._write(self._blocks.mine(range(len(self.blocks))), iteration, state)
+            self._write(self._blocks.mine(range(len(self.blocks))), iteration, state, through=True)
             self._finish(self._timeout)
 
         def complete() -> None:
@@ -217,17 +219,21 @@ class RunningCheckpoint:
         mine = [
             block for block in self._blocks.mine(range(len(self.blocks))) if healthy[block] and far[block] > 0
         ]
+        if not mine:
+            return []
         left = seconds - (time.monotonic() - begun)
-        ratio = self._bytes(mine) / max(1.0, float(self.sizes[mine].sum())) if mine else 1.0
+        ratio = self._live.size(self.blocks[n] for n in mine) / max(1.0, float(self.sizes[mine].sum()))
         budget = left * NOTICE_SHARE * self.bandwidth / ratio
-        if not mine or budget <= 0:
+        if budget <= 0:
             return []
         rng = np.random.default_rng([self._seed, iteration])
         taken = PrioritySelection().select(far[mine], self.sizes[mine], budget, rng)
         chosen = [mine[i] for i in taken]
         self._write(chosen, iteration, state)
-        self._finish(max(0.0, seconds - (time.monotonic() - begun)), fail=False)
-        return [block for block in chosen if self.durable[block] == iteration]
+        with contextlib.suppress(StorageError):
+            self.wait(max(0.0, seconds - (time.monotonic() - begun)))
+            return [block for block in chosen if self.durable[block] == iteration]
+        return []
 
     @property
     def cached(self) -> NDArray[np.int64]:
@@ -245,8 +251,17 @@ class RunningCheckpoint:
         return self._writer.busy
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the write under way. Raises its error, or ``StorageError`` after ``timeout`` seconds."""
-        self._finish(self._timeout if timeout is None else timeout)
+        """Wait until the directory has all saves. Raises ``StorageError``, after ``timeout`` seconds too."""
+        begun, limit = time.monotonic(), self._timeout if timeout is None else timeout
+        self._finish(limit)
+        if self._store is not None:
+            self._store.flush(max(0.0, limit - (time.monotonic() - begun)))
+
+    def close(self, timeout: float) -> None:
+        """Wait until the directory has all saves, and have nodes forget theirs. Raises as ``wait`` does."""
+        self.wait(timeout)
+        if self._store is not None:
+            self._store.release()
 
     # --- recovering ---------------------------------------------------------------------------------------
 
@@ -269,19 +284,23 @@ class RunningCheckpoint:
         start = self._restoring.start(self._start)
         return self._restoring.lost(start, lost, self._moved, begun).bounded(contraction, error)
 
-    def recover_all(self, *, contraction: float | None = None, error: float | None = None) -> Recovery:
+    def recover_all(
+        self, *, contraction: float | None = None, error: float | None = None, memory: bool = True
+    ) -> Recovery:
         """Read back everything, after the loss of all processes; collective only in that each process calls it.
 
-        ``error`` is the distance from the optimum at the loss, see ``recover``; ``Recovery.state`` is that of the
-        newest save, and ``Recovery.iteration`` where training continues.
+        ``error`` is the distance from the optimum at the loss, see ``recover``; without ``memory`` only the directory
+        is read. ``Recovery.state`` is that of the newest save, and ``Recovery.iteration`` where training continues.
         """
         begun = time.monotonic()
+        self._folder.reads_memory = memory
         start = self._restoring.start(self._start)
-        found, small = self._restoring.everything(start, begun)
+        found, small, records = self._restoring.everything(start, begun)
         self._plan.restore(small["plan"])
         self._plan.saved[:] = self.cached
         self._moved = np.asarray(small["moved"], float)
-        self._start, self._store = start, self._folder.store(start, self.owner)
+        own = {block: records[block] for block in (*self._blocks.mine(self._blocks.local), STATE)}
+        self._start, self._store = start, self._folder.continued(start, self.owner, own)
         return found.bounded(contraction, error)
 
     def fits(self) -> bool:
@@ -310,27 +329,21 @@ class RunningCheckpoint:
             owned = np.array(self.placement) == self.owner
             known = np.where(owned, [far, healthy, self.cached], 0.0)
             device = next(iter(self._live.tensors.values())).device  # NCCL knows no other
-            shared = torch.from_numpy(known).to(device)
-            # each column has one term that is not 0, so that nothing is rounded
-            dist.all_reduce(shared, group=self._owners.group)
-            known = shared.cpu().numpy()
+            known = self._owners.summed(known, device)
             far, healthy = known[0].copy(), known[1] > 0
             self._plan.saved[:] = known[2].astype(np.int64)
         else:
             self._plan.saved[:] = self.cached
         return far, healthy
 
-    def _write(self, chosen: list[int], iteration: int, state: Any) -> None:
+    def _write(self, chosen: list[int], iteration: int, state: Any, *, through: bool = False) -> None:
         """Copy the blocks to the cache and to host memory, and begin to write them."""
         assert self._store is not None
         self._note_written()  # it may have ended since it was looked at
         before = self._cache.take(chosen, self._live.tensors, iteration)
         parts = [(number, self._live.parts(self.blocks[number])) for number in chosen]
         values = copies([value for _, own in parts for _, value in own], host=True)
-        ready = None
-        if before and before[0].is_cuda:
-            ready = torch.cuda.Event()
-            ready.record()
+        ready = copied(before)
         moved = np.zeros(len(self.blocks)) if self._moved is None else self._moved
         # arrays, not lists: a list is looked through item by item
         plan = {k: np.asarray(v) if isinstance(v, list) else v for k, v in self._plan.state().items()}
@@ -342,15 +355,14 @@ class RunningCheckpoint:
             Record(number, iteration, tuple((name, next(host)) for name, _ in own)) for number, own in parts
         ]
         size = sum(value.numel() * value.element_size() for value in values)
-        store, begun = self._store, time.monotonic()
+        store = self._store
 
         def job() -> float:
             for event in (ready, small_ready):
                 if event is not None:
                     event.synchronize()
             state_record = replace(small_bytes(small), iteration=iteration)
-            written = store.commit([*records, state_record])
-            return written / max(time.monotonic() - begun, 1e-6)
+            return store.commit([*records, state_record], through=through)
 
         self._writer.start(job)
         self._pending = _Pending(chosen, iteration, before, size)
@@ -376,13 +388,12 @@ class RunningCheckpoint:
             return
         self._pending = None
         self.durable[pending.blocks] = pending.iteration
-        if bandwidth is not None:
+        if bandwidth := bandwidth or (self._store.bandwidth if self._store is not None else 0.0):
             self.bandwidth = bandwidth if not self.bandwidth else 0.7 * self.bandwidth + 0.3 * bandwidth
 
     def _note_written(self) -> None:
         if not self._writer.busy:
             self._finish(0.0, fail=False)
-
-    def _bytes(self, blocks: Sequence[int]) -> float:
-        parts = (value for number in blocks for _, value in self._live.parts(self.blocks[number]))
-        return float(sum(value.numel() * value.element_size() for value in parts))
+        if self._store is not None and (problem := self._store.problem()):
+            self.failures += 1
+            self.last_error = problem

@@ -10,6 +10,7 @@ Every ``initialize`` makes a new start, so that records of a run that began agai
 """
 
 import io
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,9 @@ from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.states import Signature, read_state
 from ebbflow.infra.training.running.blocks import BlockSpec
+from ebbflow.infra.training.running.levels import SaveLevels
 from ebbflow.infra.training.running.live_state import whole_state
+from ebbflow.infra.training.running.memory import NodeMemory
 from ebbflow.infra.training.running.segments import STATE, Record
 from ebbflow.infra.training.running.store import BlockStore, DamagedError
 
@@ -32,6 +35,8 @@ _TABLE = "blocks.json"
 _START = re.compile(r"\d{6}")
 _CORRUPT = "corrupt-"
 _OWNER = re.compile(r"owner-(\d+)")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +49,16 @@ class Table:
 
 
 class RunningFolder:
-    """Names of the files of a running checkpoint."""
+    """Names of the files of a running checkpoint.
 
-    def __init__(self, place: StorageLocation) -> None:
-        self.place = place
+    Args:
+        place: its directory.
+        memory: that nodes lend, where saves may be newer than in the directory; ``None``: it is not looked at.
+    """
+
+    def __init__(self, place: StorageLocation, memory: NodeMemory | None = None) -> None:
+        self.place, self.memory = place, memory
+        self.reads_memory = True  # else it is only written
         self.uri = place.uri
 
     def starts(self) -> list[str]:
@@ -95,6 +106,37 @@ class RunningFolder:
     def store(self, start: str, owner: int) -> BlockStore:
         return BlockStore(self.place.under(f"{start}/owner-{owner}"))
 
+    def in_memory(self, start: str, owner: int) -> BlockStore | None:
+        """Return what nodes' memory has of an owner's blocks; ``None``: nothing that can be read."""
+        memory = self.memory if self.reads_memory else None
+        found = None if memory is None else memory.store(self._uri_of_owner(start, owner))
+        return found if found is not None and found.contents.entries else None
+
+    def levels(self, start: str, owner: int) -> SaveLevels:
+        """Return where saves of an owner's blocks go."""
+        memory, uri = self.memory, self._uri_of_owner(start, owner)
+        store = self.store(start, owner)
+        if memory is None:
+            return SaveLevels(store)
+        return SaveLevels(store, lambda: memory.fresh(uri) if memory.there else None)
+
+    def continued(self, start: str, owner: int, records: Mapping[int, Record]) -> SaveLevels:
+        """Return where saves of an owner's blocks go after all were read: ``records``, its state among them.
+
+        What memory has stays there if it was read; else it is replaced by the first save.
+        """
+        levels, memory = self.levels(start, owner), self.in_memory(start, owner)
+        if memory is not None and all(
+            block not in records or records[block].iteration >= entry.iteration
+            for block, entry in memory.contents.entries.items()
+        ):
+            stored = self.store(start, owner).iterations(state=True)
+            levels.seed(memory, [r for b, r in records.items() if stored.get(b, -1) < r.iteration])
+        return levels
+
+    def _uri_of_owner(self, start: str, owner: int) -> str:
+        return self.place.uri_of(f"{start}/owner-{owner}")
+
     def stores(self, start: str) -> dict[int, BlockStore]:
         """Return the stores of all who ever owned blocks of a start."""
         with translated(f"list the running checkpoint {self.uri}"):
@@ -113,6 +155,9 @@ class RunningFolder:
             self.place.write(f"{start}/{_TABLE}", checksums.sealed(content))
             for old in self.starts():
                 if old < start:
+                    for owner in self.stores(old) if self.memory is not None else ():
+                        if (memory := self.in_memory(old, owner)) is not None:
+                            memory.clear()
                     self.place.remove_folder(old)
 
     def table(self, start: str) -> Table:
@@ -139,16 +184,23 @@ class RunningFolder:
 
     def records(self, start: str, blocks: Sequence[int], count: int) -> Iterator[dict[int, Record]]:
         """Yield what ``newest`` returns, of ``count`` blocks at once, so that no more are in memory."""
-        stores: Mapping[int, BlockStore] | None = None
+        stores: Sequence[BlockStore] | None = None
+        memory: list[BlockStore] = []
         for first in range(0, len(blocks), max(1, count)):
             wanted = list(blocks[first : first + count])
             try:
-                stores = stores or self.stores(start)
-                found = _newest(stores, wanted)
+                if stores is None:
+                    stores, memory = self._sources(start)
+                found = _newest(stores, memory, wanted)
             except StorageError:
-                stores = self.stores(start)
-                found = _newest(stores, wanted)
+                stores, memory = self._sources(start)
+                found = _newest(stores, memory, wanted)
             yield found
+
+    def _sources(self, start: str) -> tuple[list[BlockStore], list[BlockStore]]:
+        stores = self.stores(start)
+        memory = (self.in_memory(start, owner) for owner in stores) if self.memory is not None else ()
+        return list(stores.values()), [one for one in memory if one is not None]
 
 
 def small_bytes(content: Any) -> Record:
@@ -187,9 +239,17 @@ def read_whole(folder: RunningFolder) -> tuple[dict[str, Any], int, int]:
     return {**state, "run": small["run"]}, records[STATE].iteration, oldest
 
 
-def _newest(stores: Mapping[int, BlockStore], wanted: list[int]) -> dict[int, Record]:
+def _newest(
+    stores: Sequence[BlockStore], memory: Sequence[BlockStore], wanted: list[int]
+) -> dict[int, Record]:
+    """Return the newest records of blocks, those of memory only where all that is wanted of it can be read."""
+    if memory:
+        try:
+            return _newest([*stores, *memory], (), wanted)
+        except StorageError as exc:
+            log.warning("what nodes' memory has of the running checkpoint is passed over: %s", exc)
     best: dict[int, tuple[int, float, BlockStore]] = {}
-    for store in stores.values():
+    for store in stores:
         for block, entry in store.contents.entries.items():
             rank = (entry.iteration, store.contents.written, store)
             if block not in best or rank[:2] > best[block][:2]:
@@ -198,6 +258,6 @@ def _newest(stores: Mapping[int, BlockStore], wanted: list[int]) -> dict[int, Re
     if missing:
         raise DamagedError(f"the running checkpoint lacks block {missing[0]} and {len(missing) - 1} more")
     found: dict[int, Record] = {}
-    for store in stores.values():
+    for store in stores:
         found |= store.read(block for block in wanted if best[block][2] is store)
     return found

@@ -4,7 +4,7 @@ What an optimizer keeps in the shape of a parameter (Adam's moments) lives, is l
 parameter's block. Step counts, parameter groups and buffers (batch normalization) are small and saved every time.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,11 @@ class LiveState:
         tensor = self._tensors[block.tensor]
         found = [(_PARAM, block.of(_local(tensor)))]
         return found + [(_KEPT + key, block.of(_local(value))) for key, value in self._moments(tensor)]
+
+    def size(self, blocks: Iterable[BlockSpec]) -> float:
+        """Return the bytes of blocks with what the optimizer keeps of them."""
+        parts = (value for block in blocks for _, value in self.parts(block))
+        return float(sum(value.numel() * value.element_size() for value in parts))
 
     def put(self, block: BlockSpec, record: Record) -> None:
         """Write a record's values in place. Moments that it lacks start from 0, as at the start of training.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
@@ -51,6 +52,12 @@ class Owners:
         if self.group is None:
             return [value]
         return agreeing.from_all(value, self.group)
+
+    def summed(self, values: NDArray[np.float64], device: torch.device) -> NDArray[np.float64]:
+        """Return the sum of all processes' values, exchanged from ``device``: exact where all but one are 0."""
+        shared = torch.from_numpy(values).to(device)
+        dist.all_reduce(shared, group=self.group)
+        return np.asarray(shared.cpu().numpy())
 
     def together(self, work: Callable[[], Any]) -> list[Any]:
         """Do the work and return the results of all processes, by rank; raise what any of them raised."""

@@ -91,22 +91,24 @@ class Restorer:
         newest = max((record.iteration for record in records.values()), default=-1)
         return self._recovery(since, lost, newest, oldest, perturbation)
 
-    def everything(self, start: str, since: float) -> tuple[Recovery, Mapping[str, Any]]:
-        """Read all blocks of this process' tensors, and return also what was saved beside them.
+    def everything(
+        self, start: str, since: float
+    ) -> tuple[Recovery, Mapping[str, Any], Mapping[int, Record]]:
+        """Read all blocks of this process' tensors, and return also what was saved beside them, and the records.
 
         Raises ``StorageError``.
         """
         records = self._folder.newest(start, [*self._blocks.local, STATE])
         iteration = records[STATE].iteration
-        small = small_content(records.pop(STATE))
+        small = small_content(records[STATE])
+        blocks = {block: record for block, record in records.items() if block != STATE}
         self._live.put_small(small["live"])
         self._cache.fill(self._live.tensors, iteration)
-        oldest = self._put(records, None)
+        oldest = self._put(blocks, None)
         self._live.complete()
         perturbation = float(np.linalg.norm(np.asarray(small["moved"], float)))
-        return replace(
-            self._recovery(since, list(records), iteration, oldest, perturbation), state=small["run"]
-        ), small
+        found = self._recovery(since, list(blocks), iteration, oldest, perturbation)
+        return replace(found, state=small["run"]), small, records
 
     def _recovery(
         self, since: float, read: Sequence[int], newest: int, oldest: int, perturbation: float | None

@@ -11,21 +11,20 @@ the rest is copied into one segment.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 from zlib import crc32
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.manifest import UnusableError
-from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.running import segments
 from ebbflow.infra.training.running.segments import Record
 
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _SEGMENT = re.compile(r"segment-(\d{10})\.seg")
 _VERSION = 1
 
@@ -58,6 +57,48 @@ class Contents:
         return sum(self.sizes.values())
 
 
+class BlockFiles(Protocol):
+    """The files of a ``BlockStore``, as ``StorageLocation`` has them; see there. Errors are those of the system."""
+
+    uri: str
+
+    def uri_of(self, name: str) -> str:
+        """Return what a file is called."""
+        ...
+
+    def writing(self, name: str) -> AbstractContextManager[Any]:
+        """Write a new file; after the block it is durable."""
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write or replace a small file atomically."""
+        ...
+
+    def sync(self, name: str = "") -> None:
+        """Make the names durable."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """Return a file."""
+        ...
+
+    def read_range(self, name: str, offset: int, length: int) -> bytes:
+        """Return a part of a file."""
+        ...
+
+    def have(self, names: Sequence[str]) -> bool:
+        """Tell whether there are files of all these names."""
+        ...
+
+    def entries(self, name: str = "") -> Sequence[Any]:
+        """Return the files, each with its ``base_name``."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Delete a file; a missing one is no error."""
+        ...
+
+
 class DamagedError(StorageError):
     """Something of a running checkpoint is not what was written, or is not there."""
 
@@ -65,15 +106,16 @@ class DamagedError(StorageError):
 class BlockStore:
     """Commits and reads records. One process writes; any may read."""
 
-    def __init__(self, place: StorageLocation, clock: Clock | None = None) -> None:
+    def __init__(self, place: BlockFiles, clock: Clock | None = None) -> None:
         self._place = place
         self.uri = place.uri
         self._clock = clock or SystemClock()
         self.contents = self._load()
 
-    def iterations(self) -> dict[int, int]:
-        """Return the iteration of each durable block."""
-        return {block: e.iteration for block, e in self.contents.entries.items() if block != segments.STATE}
+    def iterations(self, *, state: bool = False) -> dict[int, int]:
+        """Return the iteration of each durable block, and of the small state among them if ``state``."""
+        kept = self.contents.entries.items()
+        return {block: entry.iteration for block, entry in kept if state or block != segments.STATE}
 
     def commit(self, records: Iterable[Record]) -> int:
         """Make the records durable, all or none; return the bytes written.
@@ -127,6 +169,19 @@ class BlockStore:
                 piece = data[entry.offset - start : entry.offset - start + entry.length]
                 found[block] = self._decoded(name, piece, block, entry)
         return found
+
+    def whole(self) -> bool:
+        """Tell whether the files of all records are there."""
+        return self._place.have([_segment(number) for number in self.contents.sizes])
+
+    def clear(self) -> None:
+        """Delete everything, the manifest first; what is committed from now on is all there is."""
+        with suppress(StorageError), translated(f"clear {self.uri}"):
+            self._place.remove(MANIFEST)
+            for number in self.contents.sizes:
+                self._place.remove(_segment(number))
+        self.contents = Contents(self.contents.number)
+        self._delete_unused()
 
     def _decoded(self, name: str, data: memoryview, block: int, entry: Entry) -> Record:
         try:
@@ -196,14 +251,14 @@ class BlockStore:
             }
         )
         self._place.write(
-            _MANIFEST, f'{{"crc32": {crc32(body.encode())}, "body": {json.dumps(body)}}}'.encode()
+            MANIFEST, f'{{"crc32": {crc32(body.encode())}, "body": {json.dumps(body)}}}'.encode()
         )
         self.contents = contents
 
     def _load(self) -> Contents:
         with translated(f"read the running checkpoint {self.uri}"):
             try:
-                data = self._place.read(_MANIFEST)
+                data = self._place.read(MANIFEST)
             except FileNotFoundError:
                 return Contents()
         try:

@@ -14,7 +14,8 @@ TRIAL_OPTIONS = (
     "adaptive", "checkpoint_interval", "termination_grace", "final_save_timeout", "spill_dir",
 )  # fmt: skip
 TRAINING_OPTIONS = (
-    "keep_checkpoints", "partial_checkpoint_interval", "partial_checkpoint_fraction", "interruption_rate",
+    "keep_checkpoints", "partial_checkpoint_interval", "partial_checkpoint_fraction", "partial_checkpoint_memory",
+    "interruption_rate",
     "communication", "own_checkpoints", "step_pattern", "sync", "aggregators", "mirrors",
     "mirror_every", "aggregation_cluster", "preflight",
     "retry_policy", "retry_backoff", "node_timeout",

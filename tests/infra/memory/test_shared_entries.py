@@ -1,4 +1,4 @@
-"""Entries that any client may read: kept once, never replaced, gone with their slab."""
+"""Entries that any client may read: put once, replaced by who keeps state, gone with their slab."""
 
 import pytest
 from hypothesis import given
@@ -53,9 +53,29 @@ def test_the_slab_that_is_read_less_is_the_less_active_and_goes_with_its_entries
     memory.close()
 
 
+def test_who_keeps_state_replaces_and_drops_it_and_its_room_is_used_again() -> None:
+    entries, memory = _entries(2)
+    assert entries.set(_key(0), b"a" * 1000)
+    assert entries.set(_key(1), b"b" * 2000)
+    assert entries.set(_key(0), b"c" * 1000), "in place"
+    assert (entries.get(_key(0)), entries.get(_key(1))) == (b"c" * 1000, b"b" * 2000)
+    for number in range(100):  # of another size each time, and never more than its room is taken
+        assert entries.set(_key(0), bytes([number]) * (900 + number))
+        assert entries.get(_key(0)) == bytes([number]) * (900 + number)
+    assert memory.counts.mapped == 1
+    assert not entries.set(_key(1), bytes(SLAB + 1))
+    assert entries.get(_key(1)) == b"b" * 2000, "what was to be replaced stays"
+    entries.drop([_key(0), _key(1), _key(7)])
+    assert (len(entries), memory.counts.mapped, memory.counts.unmapped) == (0, 0, 2)
+    assert entries.put(_key(3), bytes([3]) * SLAB)
+    memory.close()
+
+
 @given(
     st.lists(
         st.tuples(st.just("put"), st.integers(0, 9), st.integers(1, SLAB))
+        | st.tuples(st.just("set"), st.integers(0, 9), st.integers(1, SLAB))
+        | st.tuples(st.just("drop"), st.integers(0, 9), st.just(0))
         | st.tuples(st.just("evict"), st.integers(0, 3), st.just(0))
         | st.tuples(st.just("allocate"), st.just(1), st.just(0)),
         max_size=40,
@@ -71,6 +91,13 @@ def test_an_entry_is_there_as_it_was_put_or_not_at_all(steps: list[tuple[str, in
                 which in kept and entries.get(_key(which)) == kept[which]
             ):
                 kept[which] = data
+        elif what == "set":
+            data = bytes([number + 1]) * size
+            if entries.set(_key(which), data):
+                kept[which] = data
+        elif what == "drop":
+            entries.drop([_key(which)])
+            kept.pop(which, None)
         elif what == "evict":
             owned = sorted(memory.pool.owned(OWNER))
             entries.evict(owned[which : which + 1])

@@ -14,6 +14,7 @@ from ebbflow.infra.training.running.folder import RunningFolder
 from ebbflow.infra.training.running.live_state import LiveState
 from ebbflow.infra.training.running.owners import OwnedBlocks, Owners
 from ebbflow.infra.training.running.restoring import Recovery, Restorer
+from ebbflow.infra.training.running.segments import STATE
 from ebbflow.planners.errors import OptionError
 
 
@@ -64,8 +65,9 @@ def test_blocks_come_back_from_where_they_were_saved_last(tmp_path: Path) -> Non
     with pytest.raises(OptionError, match=r"blocks \[4\] are of shards"):
         restoring.lost("000001", [4], moved, 0.0)
     assert [list(few) for few in folder.records("000001", range(4), 3)] == [[0, 1, 2], [3]]
-    whole, small = restoring.everything("000001", 0.0)
+    whole, small, records = restoring.everything("000001", 0.0)
     assert (whole.blocks, whole.state, set(small)) == (4, {"epoch": 1}, {"live", "run", "plan", "moved"})
+    assert set(records) == {0, 1, 2, 3, STATE}
     assert torch.equal(again["w"], tensors["w"])
 
 
