@@ -1,6 +1,7 @@
 """Elastic runs of real processes under a launcher's channel, and what they wrote."""
 
 import json
+import os
 import time
 from collections import defaultdict
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ebbflow.infra.memory.registry import DIRECTORY
 from ebbflow.infra.protocols.trainings import SETTINGS
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
@@ -37,6 +39,7 @@ class Launch:
         self.channel = self.speakers.open(self.generation, world)
         environment = {
             **self.speakers.environment(self.generation),
+            **{name: os.environ[name] for name in (DIRECTORY,) if name in os.environ},
             names.RUN_FOLDER: str(self.folder / "run"),
             # nobody is there with whom processes could agree on who comes and goes
             SETTINGS: replace(settings or RunSettings(), recovery="restart").to_json(),

@@ -1,6 +1,7 @@
 """Runs of real processes over gloo that stop, shrink, grow, and are killed."""
 
 import json
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ebbflow.infra.memory import control
+from ebbflow.infra.memory.registry import DIRECTORY, MemoryRegistry
 from ebbflow.infra.training.process.channel import StopRequest
 from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.speed.job_report import JobReport
+from tests.infra.memory.lenders import Lender
 from tests.infra.training.launches import SCRIPT, Launch, Log, same
 from tests.infra.training.rank_server import RankServer
 
@@ -59,9 +63,25 @@ def test_losing_all_processes_falls_back_to_the_last_periodic_checkpoint(launch:
     assert launch.said("started")[0].step == found.step
 
 
-def test_a_running_checkpoint_is_taken_where_it_is_newer(launch: Launch) -> None:
+@pytest.fixture(name="lent")
+def _lent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryRegistry]:
+    registry = MemoryRegistry(tmp_path / "memory")
+    registry.token(create=True)
+    monkeypatch.setenv(DIRECTORY, str(registry.folder))
+    lender = Lender(registry, "node-1")
+    yield registry
+    lender.close()
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_running_checkpoint_is_taken_where_it_is_newer(
+    launch: Launch, lent: MemoryRegistry, memory: bool
+) -> None:
     settings = RunSettings(
-        checkpoint_interval=600.0, partial_checkpoint_interval=4, partial_checkpoint_fraction=0.25
+        checkpoint_interval=600.0,
+        partial_checkpoint_interval=4,
+        partial_checkpoint_fraction=0.25,
+        partial_checkpoint_memory=memory,
     )
     assert launch.run(1, settings, at={"kill": [9, 0]}, pause=0.05, adam=True) == [-9]
     assert launch.checkpoints.latest() is None
@@ -73,6 +93,10 @@ def test_a_running_checkpoint_is_taken_where_it_is_newer(launch: Launch) -> None
     assert launch.log().end["extra"] == started.step, "what the script keeps besides is of the same step"
     assert launch.log().end["steps"] == 15
     assert launch.log().end["gained"] == pytest.approx(300 / 24)
+    told = control.status(lent.addresses()[0], lent.token())
+    assert (told["puts"] > 0, told["get_hits"] > 0, told["entries"]) == (memory, memory, 0), (
+        "nothing is left there"
+    )
 
 
 def test_a_request_to_stop_comes_through_the_channel(launch: Launch) -> None:

@@ -127,6 +127,7 @@ def test_what_is_asked_for_reaches_the_processes_also_of_a_resumed_run(script: s
     asked = {
         "partial_checkpoint_interval": 64,
         "partial_checkpoint_fraction": 0.25,
+        "partial_checkpoint_memory": True,
         "checkpoint_interval": 7.0,
         "keep_checkpoints": 3,
         "adaptive": False,
@@ -151,6 +152,7 @@ def test_what_is_asked_for_reaches_the_processes_also_of_a_resumed_run(script: s
         ({"keep_checkpoints": 0}, "keep_checkpoints"),
         ({"partial_checkpoint_interval": -1}, "partial_checkpoint_interval"),
         ({"partial_checkpoint_fraction": 0.0}, "partial_checkpoint_fraction must be > 0 and <= 1"),
+        ({"partial_checkpoint_memory": True}, "must come with partial_checkpoint_interval above 0; got 0"),
         ({"fault": ("20s:burn:node-1",)}, "20s:kill:node-2"),
         ({"preflight": "maybe"}, "preflight"),
         ({"retry_policy": "never"}, "retry_policy"),
