@@ -13,7 +13,7 @@ from ebbflow.infra.memory import protocol
 from ebbflow.infra.memory.hosting import PendingAnswer
 from ebbflow.infra.memory.links import PeerLinks
 from ebbflow.infra.memory.peer import PeerLink
-from ebbflow.infra.memory.protocol import KEY_BYTES, MAX_BLOCK, Frame, Kind
+from ebbflow.infra.memory.protocol import KEY_BYTES, MAX_BLOCK, Buffer, Frame, Kind
 from ebbflow.infra.memory.registry import MemoryRegistry
 
 CHOICES = 2  # nodes on which an entry may be
@@ -91,7 +91,7 @@ class EntryClient:
         link.post(Frame(Kind.PUT, payload=key + data), answered)
         return True
 
-    def keep(self, entries: Sequence[tuple[bytes, bytes]], copies: int = CHOICES) -> bool:
+    def keep(self, entries: Sequence[tuple[bytes, Buffer]], copies: int = CHOICES) -> bool:
         """Have nodes keep entries in place of those of the same keys, and wait; tell whether each is on one at least.
 
         Args:
@@ -101,9 +101,11 @@ class EntryClient:
         asked: list[list[tuple[PeerLink, PendingAnswer]]] = []
         for key, data in entries:
             posted = []
-            for link in self._order(key)[:copies] if len(data) <= MAX_ENTRY else ():
+            links = self._order(key)[:copies] if len(data) <= MAX_ENTRY else []
+            payload = b"".join((key, data)) if links else b""
+            for link in links:
                 answer = PendingAnswer()
-                link.post(Frame(Kind.SET, payload=key + data), answer.set)
+                link.post(Frame(Kind.SET, payload=payload), answer.set)
                 posted.append((link, answer))
             asked.append(posted)
         return all(self._kept(posted) for posted in asked)

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from ebbflow.infra.errors import StorageError
+from ebbflow.infra.memory.protocol import Buffer
 from ebbflow.infra.memory.registry import MemoryRegistry
 from ebbflow.infra.memory.samples.entries import MAX_ENTRY, EntryClient
 from ebbflow.infra.training.running.store import MANIFEST, BlockStore
@@ -43,20 +44,23 @@ class _Pieces:
         view = memoryview(data).cast("B")
         self._buffer += view
         self.size += len(view)
-        whole = len(self._buffer) // CHUNK
-        if whole:
-            self._send([bytes(self._buffer[n * CHUNK : (n + 1) * CHUNK]) for n in range(whole)])
-            del self._buffer[: whole * CHUNK]
+        self._send(len(self._buffer) // CHUNK * CHUNK)
         return len(view)
 
     def end(self) -> None:
-        if self._buffer:
-            self._send([bytes(self._buffer)])
-        self._buffer.clear()
+        self._send(len(self._buffer))
 
-    def _send(self, pieces: Sequence[bytes]) -> None:
-        self._files.keep(self._name, self.count, pieces)
-        self.count += len(pieces)
+    def _send(self, size: int) -> None:
+        """Send the first ``size`` bytes, without a copy of them."""
+        if not size:
+            return
+        with memoryview(self._buffer) as view:
+            pieces = [view[start : min(start + CHUNK, size)] for start in range(0, size, CHUNK)]
+            self._files.keep(self._name, self.count, pieces)
+            self.count += len(pieces)
+            for piece in pieces:
+                piece.release()
+        del self._buffer[:size]
 
 
 class MemoryFiles:
@@ -97,7 +101,7 @@ class MemoryFiles:
         self._written[name] = 0
         self._set([(self._key(name, -1), _SIZE.pack(len(data)) + data)], name)
 
-    def keep(self, name: str, first: int, pieces: Sequence[bytes]) -> None:
+    def keep(self, name: str, first: int, pieces: Sequence[Buffer]) -> None:
         """Keep pieces of a file from the entry ``first`` on. Raises ``StorageError``."""
         self._set([(self._key(name, first + n), piece) for n, piece in enumerate(pieces)], name)
 
@@ -144,7 +148,7 @@ class MemoryFiles:
     def sync(self, name: str = "") -> None:
         """Do nothing: what is kept is kept."""
 
-    def _set(self, entries: Sequence[tuple[bytes, bytes]], name: str) -> None:
+    def _set(self, entries: Sequence[tuple[bytes, Buffer]], name: str) -> None:
         if not self._client.keep(entries):
             raise StorageError(f"no node has room for {self.uri_of(name)}")
 
