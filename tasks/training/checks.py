@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.storage import user_files
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
@@ -115,6 +116,27 @@ def check_own_checkpoints(request: Any) -> None:
             f"{wrong[0]} needs a script that trains inside ElasticRun; with own_checkpoints the script sees to "
             "that itself"
         )
+
+
+def check_failure_rules(request: Any) -> None:
+    """Raise ``OptionError`` for a failure table that cannot be read."""
+    from ebbflow.tasks.training.failures import failure_table
+
+    if request.failure_rules is not None:
+        try:
+            failure_table(request.failure_rules)
+        except OptionError as error:
+            raise OptionError(f"failure_rules: {error}") from error
+
+
+def check_saving(request: Any) -> None:
+    """Raise ``OptionError`` for places and ways of saving that there are not."""
+    if request.partial_checkpoint_memory and not request.partial_checkpoint_interval:
+        raise OptionError(
+            "partial_checkpoint_memory must come with partial_checkpoint_interval above 0; got 0"
+        )
+    if request.spill_dir:
+        StorageLocation(request.spill_dir)
 
 
 def check_recovery(request: Any) -> None:

@@ -179,8 +179,6 @@ class TrainingRequest:
         False,
         "Keep partial checkpoints in memory that nodes lend first, and in the run's directory behind it",
         flags="--partial-checkpoint-memory",
-        in_file="Whether partial checkpoints are kept in memory that nodes lend first, and in the run's directory "
-        "behind it",
     )
     interruption_rate: float | None = option(
         None, "Expected interruptions per node-hour", unless="learned from observed interruptions", min=0
@@ -254,16 +252,10 @@ class TrainingRequest:
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without starting anything."""
-        from ebbflow.tasks.training.failures import failure_table
-
         checks.check_code(self)
         object.__setattr__(self, "track", checks.checked_trackers(self.track))
         options.check_metrics(self.metrics)
-        if self.failure_rules is not None:
-            try:
-                failure_table(self.failure_rules)
-            except OptionError as error:
-                raise OptionError(f"failure_rules: {error}") from error
+        checks.check_failure_rules(self)
         if self.run_id:
             names.RUN.check(self.run_id)
         if not self.runs_dir.strip():
@@ -272,12 +264,7 @@ class TrainingRequest:
         object.__setattr__(self, "report", options.check_report_paths(self.report))
         self.place  # noqa: B018  a wrong one is refused here
         checks.check_gpus(self)
-        if self.partial_checkpoint_memory and not self.partial_checkpoint_interval:
-            raise OptionError(
-                "partial_checkpoint_memory must come with partial_checkpoint_interval above 0; got 0"
-            )
-        if self.spill_dir:
-            StorageLocation(self.spill_dir)
+        checks.check_saving(self)
         self.faults  # noqa: B018  parsed here so that a wrong one is refused
         checks.check_own_checkpoints(self)
         checks.check_sync(self)
