@@ -112,6 +112,8 @@ module "spark" {
   kms_key_arn          = module.storage.kms_key_arn
   detailed_monitoring  = var.detailed_monitoring
   agent_metrics_port   = var.agent_metrics_port
+  memory_lend          = var.memory_lend
+  memory_dir           = "${module.storage.store}/memory"
   versions             = var.versions
   ebbflow_package      = var.ebbflow_package
   ebbflow_sha256       = var.ebbflow_sha256
@@ -147,6 +149,8 @@ module "gpu_pools" {
   kms_key_arn         = module.storage.kms_key_arn
   detailed_monitoring = var.detailed_monitoring
   agent_metrics_port  = var.agent_metrics_port
+  memory_lend         = var.memory_lend
+  memory_dir          = "${module.storage.store}/memory"
   torch_index_url     = var.torch_index_url
   versions            = var.versions
   ebbflow_package     = var.ebbflow_package
@@ -178,6 +182,7 @@ module "prefect" {
   public_subnet_ids       = module.network.public_subnet_ids
   node_security_group_ids = [module.network.node_security_group_id]
   spark_secret_arn        = one(module.spark[*].secret_arn)
+  memory_dir              = var.memory_lend > 0 ? "${module.storage.store}/memory" : null
   instance_profiles       = module.iam.instance_profiles
   role_names              = module.iam.role_names
   kms_key_arn             = module.storage.kms_key_arn

@@ -11,8 +11,9 @@ A systemd unit runs the first form as root. It asks the instance's metadata serv
 - *recommendations/rebalance*: an interruption is likelier than usual. Few of them become one, so the agent takes note
   and drains only with ``--rebalance drain``.
 
-Draining decommissions the Spark worker (SIGPWR: it takes no new tasks and hands its blocks over) and tells the node
-processes of trainings (the deadline in a file, then SIGTERM) that they will be gone. Then the agent says on the event
+Draining decommissions the Spark worker (SIGPWR: it takes no new tasks and hands its blocks over), has the clients of
+the memory that the node lends leave it (SIGTERM), and tells the node processes of trainings (the deadline in a file,
+then SIGTERM) that they will be gone. Then the agent says on the event
 bus that the node leaves: EventBridge promises no warning of AWS to arrive, and the capacity loop must hear of it.
 """
 
@@ -43,6 +44,7 @@ DRAINING = Path("/run/ebbflow/draining")
 """Exists from the first notice on; holds the deadline, seconds since the Unix epoch. Nothing is started after it."""
 METRICS = "EBBFLOW_AGENT_METRICS"  # HOST:PORT of /metrics and /healthz; without it they are not served
 _SPARK = "ebbflow-spark-worker.service"
+_MEMORY = "ebbflow-memory.service"
 _TORCH = "ebbflow-torch-node@*.service"
 _ENTRY = "EBBFLOW_NODE_ENTRY"  # as infra/training/channel/wire.py, which needs torch, has it
 _POLL = 1.0  # seconds between looks
@@ -238,6 +240,8 @@ class SystemdNode:
         if not self._spark_notified and (pid := self._main_pid(_SPARK)):
             # once is enough: a second SIGPWR would only be logged
             self._spark_notified = self._signal(pid, signal.SIGPWR)
+        if pid := self._main_pid(_MEMORY):  # it ends once its clients have left; again it is only told again
+            self._signal(pid, signal.SIGTERM)
         for unit in self._units(_TORCH):
             if not (pid := self._main_pid(unit)):
                 continue
@@ -287,12 +291,12 @@ class SystemdNode:
         return not refused
 
     def idle(self) -> bool:
-        """See ``Node``: no executor below the Spark worker, no training's node process."""
+        """See ``Node``: no executor below the Spark worker, no training's node process, no client of its memory."""
         pid = self._main_pid(_SPARK)
         with contextlib.suppress(psutil.Error):
             if pid and psutil.Process(pid).children():
                 return False
-        return not self._units(_TORCH)
+        return not self._units(_TORCH) and not self._main_pid(_MEMORY)
 
     def notify_group(self) -> None:
         """See ``Node``. A failure is logged: the group continues by itself when its deadline has passed."""

@@ -180,11 +180,11 @@ def status(registry: MemoryRegistry) -> MemoryStatus:
     """Ask all daemons what they lend to whom. Raises ``MemoryTierError`` without a token to ask with."""
     addresses = registry.addresses()
     if not addresses:
-        return MemoryStatus(str(registry.folder), (), ())
+        return MemoryStatus(registry.where, (), ())
     token, told = registry.token(), list[Mapping[str, Any]]()
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="memory-status") as pool:
         lenders = tuple(pool.map(lambda one: _status(one, token, told), addresses))
-    return MemoryStatus(str(registry.folder), lenders, _clients(told))
+    return MemoryStatus(registry.where, lenders, _clients(told))
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,7 @@ def _settings(registry: MemoryRegistry) -> BlockSettings | TierDecision:
     """Return the layout that most daemons have, or that there are none."""
     sizes = [one.slab_bytes for one in registry.addresses()]
     if not sizes:
-        return TierDecision(False, f"no node lends memory ({registry.folder}); the store alone is used")
+        return TierDecision(False, f"no node lends memory ({registry.where}); the store alone is used")
     return BlockSettings(slab_bytes=max(set(sizes), key=sizes.count))
 
 

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from ebbflow.infra.aws.train_nodes import FOLDER
+from ebbflow.infra.memory.registry import DIRECTORY
 from ebbflow.infra.training.channel import keys
 from ebbflow.tasks.fleet.request import TERRAFORM_OUTPUT
 
@@ -52,8 +53,8 @@ def _files(configuration):
     ("role", "units"),
     [
         ("spark-master", ["ebbflow-spark-master.service", "ebbflow-spark-history.service"]),
-        ("spark-worker", ["ebbflow-spark-worker.service", "ebbflow-agent.service"]),
-        ("gpu-trainer", ["ebbflow-agent.service"]),
+        ("spark-worker", ["ebbflow-spark-worker.service", "ebbflow-agent.service", "ebbflow-memory.service"]),
+        ("gpu-trainer", ["ebbflow-agent.service", "ebbflow-memory.service"]),
         ("prefect-server", ["ebbflow-prefect-server.service"]),
         ("prefect-worker", ["ebbflow-prefect-worker.service"]),
     ],
@@ -72,7 +73,7 @@ def test_a_node_installs_and_starts_what_its_role_needs(rendered, role, units):
 
 def test_scripts_are_valid(rendered):
     scripts = {c for files in map(_files, rendered.values()) for p, c in files.items() if "/sbin/" in p}
-    assert len(scripts) == 5
+    assert len(scripts) == 6
     for script in scripts:
         assert script.startswith("#!/usr/bin/env bash\n")
         done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
@@ -86,7 +87,7 @@ def test_units_are_valid(rendered, tmp_path):
         for p, c in f.items()
         if "/systemd/" in p
     }
-    assert len(units) == 7
+    assert len(units) == 8
     for name, text in units.items():
         # the programs are not on this machine; what they are given stays
         command = re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", text)
@@ -258,10 +259,11 @@ def test_a_worker_is_installed_from_pinned_versions_and_started_last(rendered, m
     assert pip.endswith(f"--constraint {tmp_path}/constraints.txt {wheel} pyspark==4.3.0")
     (java,) = (call for call in calls if call.startswith("java"))
     assert "-dependency org.apache.hadoop hadoop-aws 3.5.0" in java
-    assert calls[-3:] == [
+    assert calls[-4:] == [
         "systemctl daemon-reload",
         "systemctl enable --now ebbflow-spark-worker.service",
         "systemctl enable --now ebbflow-agent.service",
+        "systemctl enable --now ebbflow-memory.service",
     ]
 
 
@@ -303,6 +305,26 @@ def test_a_node_that_cannot_be_installed_says_so_and_starts_nothing(rendered, ma
     assert sum(call.startswith("pip") for call in calls) == 5  # the mirror may only be busy
     assert any(call.startswith("shutdown -h +1") for call in calls) == ends
     assert not any("enable" in call for call in calls)
+
+
+def test_a_node_lends_its_memory_under_its_own_name_where_flows_look_for_it(rendered, host, tmp_path):
+    for role in ("spark-worker", "gpu-trainer"):
+        files = _files(rendered[role])
+        host.program(
+            "curl", 'case "$*" in *local-ipv4) echo 10.0.0.7 ;; *instance-id) echo i-1 ;; *) echo t ;; esac'
+        )
+        script = files["/usr/local/sbin/ebbflow-memory"].replace("/opt/ebbflow/bin/python", "lend")
+        host.program("lend", 'env | grep ^EBBFLOW_MEMORY; echo "$@"')
+        done = host(script, environment=files["/etc/ebbflow/node.env"])
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.splitlines()
+        assert said[-1] == (
+            f"-P -m ebbflow.infra.memory.lending.process i-1 --host 10.0.0.7 --max-bytes {2 << 30}"
+        )
+        place = _environment(rendered, "prefect-worker")[DIRECTORY]
+        assert place.startswith("s3://")
+        assert f"{DIRECTORY}={place}" in said
+    assert "/usr/local/sbin/ebbflow-memory" not in _files(rendered["prefect-worker"])
 
 
 def test_a_trainings_node_process_gets_its_entry_unchanged_once(rendered, host, tmp_path):

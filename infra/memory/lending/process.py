@@ -20,12 +20,14 @@ from ebbflow.infra.errors import InfraError, MemoryTierError
 from ebbflow.infra.machine import processes
 from ebbflow.infra.memory.lending.daemon import DaemonSettings, MemoryDaemon
 from ebbflow.infra.memory.peer import PeerAddress
-from ebbflow.infra.memory.registry import DIRECTORY, MemoryRegistry, check_name
+from ebbflow.infra.memory.registry import AGAIN, DIRECTORY, MemoryRegistry, check_name
 
 MODULE = "ebbflow.infra.memory.lending.process"
 DRAIN_SECONDS = 20.0  # for clients to leave after SIGTERM
 _START = 60.0  # s in which a daemon must be announced, on a machine that is very busy
 _POLL = 0.02  # s between looks for that
+
+log = logging.getLogger(__name__)
 
 
 def arguments(
@@ -85,7 +87,7 @@ def launch(
     """
     clock = clock or SystemClock()
     registry.remove(name)
-    environment = {**processes.inherited(), DIRECTORY: str(registry.folder.absolute())}
+    environment = {**processes.inherited(), DIRECTORY: registry.where}
     child = processes.spawn(command, environment, mark, log, namespace=namespace)
     end = clock.now() + _START
     while (address := registry.find(name)) is None:
@@ -117,6 +119,7 @@ async def serve(settings: DaemonSettings, registry: MemoryRegistry, drain: float
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     followed = _watch(follow, loop, alone) if follow else -1
+    again: asyncio.Task[None] | None = None
     try:
         await daemon.start()
         address = PeerAddress(settings.name, settings.host, daemon.port, settings.slab_bytes)
@@ -125,18 +128,35 @@ async def serve(settings: DaemonSettings, registry: MemoryRegistry, drain: float
             json.dumps({"name": address.name, "host": address.host, "port": address.port}) + "\n"
         )
         sys.stdout.flush()
+        if registry.remote:
+            again = loop.create_task(_announce_again(registry, address))
         waits = {asyncio.ensure_future(one) for one in (ended.wait(), alone.wait(), daemon.drained())}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+        if again is not None:
+            again.cancel()
         registry.withdraw(address)
         if not alone.is_set():
             await daemon.drain(drain)
+        if again is not None:  # an announcement that was under way came after the first
+            registry.withdraw(address)
     finally:
+        if again is not None:
+            again.cancel()
         await daemon.close()
         if followed >= 0:
             loop.remove_reader(followed)
             os.close(followed)
+
+
+async def _announce_again(registry: MemoryRegistry, address: PeerAddress) -> None:
+    while True:
+        await asyncio.sleep(AGAIN)
+        try:
+            await asyncio.to_thread(registry.announce, address)
+        except MemoryTierError as exc:
+            log.warning("%s", exc)
 
 
 def _watch(pid: int, loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> int:

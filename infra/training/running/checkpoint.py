@@ -242,7 +242,7 @@ class RunningCheckpoint:
 
     @property
     def durable(self) -> NDArray[np.int64]:
-        """Return the iteration of each block in storage, as far as this process knows; -1: never."""
+        """Return the iteration of each block that counts, as far as this process knows; -1: none."""
         return self._cache.durable
 
     @property

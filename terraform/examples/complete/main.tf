@@ -23,6 +23,9 @@ module "ebbflow" {
   # nodes' agents serve /metrics to Prometheus on a node of the cluster
   agent_metrics_port = 9466
 
+  # each node of a pool lends up to so many GiB of its free memory to the others
+  memory_lend = 2
+
   spark_master = {
     instance_type = "m6i.large"
     ami_id        = var.ami_id

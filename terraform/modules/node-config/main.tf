@@ -5,6 +5,7 @@ locals {
   torch  = local.trains || local.worker # launchers of trainings serve torch's store
   comes  = contains(["spark-worker", "gpu-trainer"], var.role)
   server = var.role == "prefect-server"
+  lends  = local.comes && var.memory_lend > 0
 
   packages = concat(
     [var.ebbflow_package],
@@ -37,6 +38,8 @@ locals {
     EBBFLOW_REBALANCE             = var.drain_on_rebalance ? "drain" : "note"
     EBBFLOW_DRAIN_SECONDS         = tostring(var.drain_seconds)
     EBBFLOW_AGENT_METRICS         = local.comes && var.agent_metrics_port != null ? "0.0.0.0:${var.agent_metrics_port}" : ""
+    EBBFLOW_MEMORY_LEND           = local.lends ? tostring(var.memory_lend) : "0"
+    EBBFLOW_MEMORY_DIR            = var.memory_dir == null ? "" : var.memory_dir
     EBBFLOW_PREFECT_URL           = var.prefect_api_url == null ? "" : var.prefect_api_url
     EBBFLOW_PREFECT_POOL          = var.prefect_work_pool == null ? "" : var.prefect_work_pool
     EBBFLOW_PREFECT_SECRET        = var.prefect_secret_arn == null ? "" : var.prefect_secret_arn
@@ -53,15 +56,16 @@ locals {
     local.spark ? { "ebbflow-spark" = "spark.sh" } : {},
     local.trains ? { "ebbflow-torch" = "torch.sh" } : {},
     local.server || local.worker ? { "ebbflow-prefect" = "prefect.sh" } : {},
+    local.lends ? { "ebbflow-memory" = "memory.sh" } : {},
   )
 
-  units = {
+  units = concat({
     "spark-master"   = ["ebbflow-spark-master.service", "ebbflow-spark-history.service"]
     "spark-worker"   = ["ebbflow-spark-worker.service", "ebbflow-agent.service"]
     "gpu-trainer"    = ["ebbflow-torch-node@.service", "ebbflow-agent.service"]
     "prefect-server" = ["ebbflow-prefect-server.service"]
     "prefect-worker" = ["ebbflow-prefect-worker.service"]
-  }[var.role]
+  }[var.role], local.lends ? ["ebbflow-memory.service"] : [])
 
   files = concat(
     [{

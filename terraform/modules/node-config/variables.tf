@@ -181,6 +181,28 @@ variable "drain_seconds" {
   }
 }
 
+variable "memory_lend" {
+  description = "Most memory that a node of a pool lends to others, GiB; 0: none. It must be drained within a notice: 1 GiB takes 42 s at 200 Mbit/s"
+  type        = number
+  default     = 0
+
+  validation {
+    condition     = var.memory_lend >= 0 && var.memory_lend <= 64 && floor(var.memory_lend) == var.memory_lend
+    error_message = "memory_lend must be a whole number from 0 to 64."
+  }
+}
+
+variable "memory_dir" {
+  description = "s3:// URI of the directory in which lenders of memory and their clients find each other; needed where memory_lend is above 0"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.memory_dir == null ? var.memory_lend == 0 : can(regex("^s3://[^\"$`\\s]+$", var.memory_dir))
+    error_message = "memory_dir must be an s3:// URI where memory_lend is above 0."
+  }
+}
+
 variable "agent_metrics_port" {
   description = "Port of the agent's /metrics, for Prometheus, on all addresses of the node; null: the agent serves none"
   type        = number

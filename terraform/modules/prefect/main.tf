@@ -88,6 +88,7 @@ module "node" {
   ebbflow_sha256      = var.ebbflow_sha256
   constraints         = var.constraints
   torch_index_url     = var.torch_index_url
+  memory_dir          = var.memory_dir
   settings_parameter  = local.names.settings_parameter
   prefect_api_url     = local.api_url
   prefect_work_pool   = var.work_pool

@@ -199,6 +199,12 @@ variable "torch_index_url" {
   default     = null
 }
 
+variable "memory_dir" {
+  description = "s3:// URI of the directory in which lenders of memory and their clients, such as flows, find each other; null: flows use none"
+  type        = string
+  default     = null
+}
+
 variable "ebbflow_package" {
   description = "s3:// URI of Ebbflow's wheel in the directory packages of the cluster's bucket; ebbflow_sha256 pins what it holds"
   type        = string

@@ -144,6 +144,8 @@ module "workers" {
   kms_key_arn         = var.kms_key_arn
   detailed_monitoring = var.detailed_monitoring
   agent_metrics_port  = var.agent_metrics_port
+  memory_lend         = var.memory_lend
+  memory_dir          = var.memory_dir
   spark_master        = local.master_url
   spark_secret_arn    = aws_secretsmanager_secret.spark.arn
   versions            = var.versions

@@ -47,6 +47,8 @@ module "node" {
   drain_on_rebalance = var.drain_on_rebalance
   drain_seconds      = var.drain_seconds
   agent_metrics_port = var.agent_metrics_port
+  memory_lend        = var.memory_lend
+  memory_dir         = var.memory_dir
 }
 
 resource "aws_launch_template" "this" {
