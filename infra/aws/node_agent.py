@@ -13,8 +13,8 @@ A systemd unit runs the first form as root. It asks the instance's metadata serv
 
 Draining decommissions the Spark worker (SIGPWR: it takes no new tasks and hands its blocks over), has the clients of
 the memory that the node lends leave it (SIGTERM), and tells the node processes of trainings (the deadline in a file,
-then SIGTERM) that they will be gone. Then the agent says on the event
-bus that the node leaves: EventBridge promises no warning of AWS to arrive, and the capacity loop must hear of it.
+then SIGTERM) that they will be gone. Then the agent says on the event bus that the node leaves: EventBridge promises
+no warning of AWS to arrive, and the capacity loop must hear of it.
 """
 
 import argparse
@@ -220,9 +220,7 @@ class SystemdNode:
         cluster: str = "",
         endpoint_url: str | None = None,
     ) -> None:
-        self._group = group
-        self._region = region
-        self._arn = arn
+        self._group, self._region, self._arn = group, region, arn
         self._instance = arn.rpartition("/")[2]
         self._cluster = cluster
         self._endpoint_url = endpoint_url
@@ -238,9 +236,8 @@ class SystemdNode:
         except OSError as error:
             log.error("%s cannot be written: %s", self._draining, error)
         if not self._spark_notified and (pid := self._main_pid(_SPARK)):
-            # once is enough: a second SIGPWR would only be logged
-            self._spark_notified = self._signal(pid, signal.SIGPWR)
-        if pid := self._main_pid(_MEMORY):  # it ends once its clients have left; again it is only told again
+            self._spark_notified = self._signal(pid, signal.SIGPWR)  # a second one would only be logged
+        if pid := self._main_pid(_MEMORY):  # it ends once its clients have left
             self._signal(pid, signal.SIGTERM)
         for unit in self._units(_TORCH):
             if not (pid := self._main_pid(unit)):
