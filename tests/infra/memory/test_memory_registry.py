@@ -18,6 +18,7 @@ class Later(SystemClock):
     """A clock that is ahead."""
 
     def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__()
         self.seconds = seconds
 
     def now(self) -> float:
