@@ -126,15 +126,19 @@ class TierHandler(FileSystemHandler):  # type: ignore[misc]
 
     def get_file_info(self, paths: list[str]) -> list[FileInfo]:
         """Return what is known of files, those of peers too."""
+        pending = [
+            self._pending(path) for path in paths
+        ]  # first: what is stored meanwhile is in neither else
         found = self._base.get_file_info(paths)
-        return [self._pending(path) or info for path, info in zip(paths, found, strict=True)]
+        return [ours or info for ours, info in zip(pending, found, strict=True)]
 
     def get_file_info_selector(self, selector: FileSelector) -> list[FileInfo]:
         """Return what is below a directory, files of peers too."""
-        found = {one.path: one for one in self._base.get_file_info(selector)}
         folder = selector.base_dir.rstrip("/")
-        for file in self._tier.below(folder):
-            if not file.stored and (selector.recursive or file.path.rpartition("/")[0] == folder):
+        pending = [one for one in self._tier.below(folder) if not one.stored]  # first, as above
+        found = {one.path: one for one in self._base.get_file_info(selector)}
+        for file in pending:
+            if not file.dropped and (selector.recursive or file.path.rpartition("/")[0] == folder):
                 found[file.path] = file.info()
         return list(found.values())
 
