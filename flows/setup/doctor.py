@@ -115,7 +115,13 @@ def _spark_s3() -> Check:
     if home is None:
         return Check("S3 (for Spark)", False, "no Spark", required=False)
     found, remedy = installed_client(Path(home))
-    return Check("S3 (for Spark)", not remedy, found or "no client in Spark's JVM", remedy, required=False)
+    return Check(
+        "S3 (for Spark)",
+        not remedy,
+        found or "no client in Spark's JVM: only native stages reach it",
+        remedy,
+        required=False,
+    )
 
 
 def _tried(name: str, look: Callable[[], str]) -> Check:

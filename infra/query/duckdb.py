@@ -18,7 +18,15 @@ from ebbflow.infra.errors import (
     StorageFullError,
 )
 from ebbflow.infra.protocols import FileLayout, Relation, StageJob, StageProgress, StageResult
-from ebbflow.infra.query.duckdb_statements import copied, output_names, register_view, storable, streamed
+from ebbflow.infra.query.duckdb_statements import (
+    BATCH,
+    copied,
+    output_names,
+    register_view,
+    storable,
+    streamed,
+    written,
+)
 from ebbflow.infra.query.results import count_rows
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import filesystem
@@ -28,7 +36,6 @@ from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess, configurati
 
 _POLL = 0.1  # seconds between looks at a running job
 _PART = "part-00000.parquet"
-_BATCH = 1 << 17  # rows
 _CTRL_C = "Query interrupted"  # what DuckDB makes of a KeyboardInterrupt in the main thread
 _HELD = "file system operations are disabled by configuration"
 _log = logging.getLogger(__name__)
@@ -259,7 +266,8 @@ class DuckDbEngine:
             return rows, columns
         if job.layout is not None:
             return _stream_files(running, statement, job.layout), columns
-        return _stream(running, statement, job.output.scheme, part), columns
+        rows = written(cursor, statement, job.output.scheme, part, lambda: _check(running))
+        return rows, columns
 
     def _watch(self, running: _Running, listener: "_Listener") -> None:
         while not self._clock.wait(running.done, _POLL):
@@ -298,29 +306,16 @@ class _Listener:
             self._on_progress = None
 
 
-def _stream(running: _Running, statement: str, scheme: str, path: str) -> int:
-    """Write the result through pyarrow, whose S3 client follows the environment; return its rows."""
-    import pyarrow.parquet as pq
-
-    rows = 0
-    reader = running.cursor.sql(statement).to_arrow_reader(_BATCH)
-    with (
-        private.output_stream(filesystem(scheme), scheme, path) as out,
-        pq.ParquetWriter(out, reader.schema, compression="snappy") as writer,
-    ):
-        for batch in reader:
-            if running.cancelled.is_set():
-                raise StageCancelledError(f"{running.job.name} was cancelled")
-            writer.write_batch(batch)
-            rows += batch.num_rows
-    return rows
+def _check(running: _Running) -> None:
+    if running.cancelled.is_set():
+        raise StageCancelledError(f"{running.job.name} was cancelled")
 
 
 def _stream_files(running: _Running, statement: str, layout: FileLayout) -> int:
     """Write the result as files of ``layout`` through pyarrow; return its rows."""
     output = running.job.output
     streamed(
-        running.cursor.sql(statement).to_arrow_reader(_BATCH), output.root, layout, filesystem(output.scheme)
+        running.cursor.sql(statement).to_arrow_reader(BATCH), output.root, layout, filesystem(output.scheme)
     )
     return count_rows(output, below=True)
 

@@ -1,17 +1,19 @@
 """What a job's statement is on DuckDB: views of its relations, and columns of types that Spark knows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ebbflow.infra.errors import StageFailedError
 from ebbflow.infra.protocols import FileLayout, Relation, StageJob
 from ebbflow.infra.query.duckdbtypes import quoted, to_duckdb, to_spark
+from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import filesystem
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 from ebbflow.infra.tables.datatypes import arrow_type
 from ebbflow.infra.tables.logs import deletions
 
+BATCH = 1 << 17  # rows
 BY_NAME = "union_by_name = true"  # of ``scan``, for several files
 _FILE = "__ebbflow_file"  # the column of a row's file
 _PATTERN = frozenset("*?[]{}\\")  # in a path, read_parquet takes these for a pattern
@@ -30,7 +32,7 @@ def register_view(cursor: Any, relation: Relation, test: str = "true") -> None:
         source = scan(relation, [f.path for f in relation.files], BY_NAME)
     else:
         source = quoted(f"__files_of_{relation.name}")
-        cursor.register(f"__files_of_{relation.name}", _dataset(relation))
+        cursor.register(f"__files_of_{relation.name}", dataset(relation))
     rows = f"(SELECT {columns} FROM {source})"  # ``test`` is of the declared names
     cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS SELECT * FROM {rows} WHERE {test}")
 
@@ -150,7 +152,8 @@ def output_names(sql: str, relations: Sequence[Relation], everything: bool = Fal
             return None
 
 
-def _dataset(relation: Relation) -> Any:
+def dataset(relation: Relation) -> Any:
+    """Return the files of ``relation`` as a ``pyarrow.dataset.Dataset``, for DuckDB to scan."""
     import pyarrow as pa
     import pyarrow.dataset as ds
 
@@ -200,6 +203,24 @@ def copied(statement: str, target: str, layout: FileLayout | None) -> str:
         ids = ", ".join(f"{quoted(name)}: {number}" for name, number in layout.ids)
         options += [f"FIELD_IDS {{{ids}}}"]
     return f"COPY ({statement}) TO {_text(target)} ({', '.join(options)})"
+
+
+def written(cursor: Any, statement: str, scheme: str, path: str, check: Callable[[], None]) -> int:
+    """Write a statement's rows to ``path`` through pyarrow, whose S3 client follows the environment; return their
+    number. ``check`` is called between batches, and ends it by an error."""
+    import pyarrow.parquet as pq
+
+    rows = 0
+    reader = cursor.sql(statement).to_arrow_reader(BATCH)
+    with (
+        private.output_stream(filesystem(scheme), scheme, path) as out,
+        pq.ParquetWriter(out, reader.schema, compression="snappy") as writer,
+    ):
+        for batch in reader:
+            check()
+            writer.write_batch(batch)
+            rows += batch.num_rows
+    return rows
 
 
 def streamed(reader: Any, output: Any, layout: FileLayout, fs: Any) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.errors import EngineUnavailableError, StageCancelledError
+from ebbflow.infra.errors import EngineUnavailableError, StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
 from ebbflow.infra.query.results import count_rows
 from ebbflow.infra.spark import checksums as executors
@@ -17,7 +17,7 @@ from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.failures import chain, first_line, parse, translate
 from ebbflow.infra.spark.groupwatch import GroupWatch
 from ebbflow.infra.spark.metrics import GroupMetrics, StatusApi, group_metrics
-from ebbflow.infra.spark.native.catalyst import NotNativeError
+from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError
 from ebbflow.infra.spark.native.stages import Native, NativeStages
 from ebbflow.infra.spark.object_storage import missing_client
 from ebbflow.infra.spark.scheduler.hold import ExecutorHold, drop, hold_of
@@ -84,6 +84,8 @@ class SparkEngine:
         self.lost_executors = LostExecutors(context)
         self._partitions = 0  # shuffle partitions of jobs that name none; 0: Spark's default
         self._closed = False
+        self._missing: str | None = None  # of Spark's JVM for S3, as far as it was asked
+        self._lacking = ""  # the same, where what the engine is confined to is on S3
 
     @classmethod
     def start(
@@ -166,14 +168,22 @@ class SparkEngine:
     def confine(
         self, relations: Sequence[Relation], folders: Sequence[StorageLocation], everything: bool = False
     ) -> None:
-        """Hold native stages; Spark's own statements run with all rights of its driver and its executors.
-
-        Raises ``EngineUnavailableError`` for object storage that its JVM has no client for.
-        """
-        remote = any(one.scheme == "s3" for one in relations) or not all(one.local for one in folders)
-        if remote and (lacking := missing_client(self._context)):
-            raise EngineUnavailableError(lacking)
+        """Hold native stages; Spark's own statements run with all rights of its driver and its executors."""
+        self._lacking = self._lack(relations, folders)
         self._native.confine(AllowedAccess.of(relations, folders, everything))
+
+    def _lack(self, relations: Sequence[Relation], folders: Sequence[StorageLocation]) -> str:
+        """Return what Spark's JVM lacks to reach them, and what to do; empty if it lacks nothing."""
+        if all(one.scheme == "file" for one in relations) and all(one.local for one in folders):
+            return ""
+        if self._missing is None:
+            self._missing = missing_client(self._context)
+        return self._missing
+
+    def spark_sql_obstacle(self) -> str:
+        """Return why Spark SQL can run no stage over what the engine is confined to, and what to do; empty if it
+        can. Native stages read and write object storage without Spark's JVM."""
+        return self._lacking
 
     def native_obstacle(self) -> str:
         """Return why no stage can run natively; the first call asks an executor, and waits for one."""
@@ -205,7 +215,8 @@ class SparkEngine:
         """Return the files' checksums (``infra.storage.checksums.of_files``), computed where that is sooner."""
         cores = self._context.defaultParallelism
         near = stays_on_this_machine(self.master)
-        if self._closed or not executors.by_executors(entries, cores, near=near):
+        reached = scheme == "file" or not self._missing
+        if self._closed or not reached or not executors.by_executors(entries, cores, near=near):
             return checksums.of_files(scheme, entries)
         return executors.of_files(self._session, scheme, entries)
 
@@ -287,8 +298,9 @@ class SparkEngine:
                 session.conf.set("spark.sql.shuffle.partitions", str(partitions))
             if job.split_bytes:
                 session.conf.set("spark.sql.files.maxPartitionBytes", str(job.split_bytes))
+            lacking = self._lack(job.relations, [job.output])
             for relation in job.relations:
-                relations.register(session, relation)
+                (relations.register_columns if lacking else relations.register)(session, relation)
             frame = relations.storable(session.sql(job.sql))
             columns = relations.columns(frame)
             if running.cancelled.is_set():
@@ -297,8 +309,15 @@ class SparkEngine:
             if job.native:
                 try:
                     return columns, self._native.run(frame, job, columns, running.cancelled), ""
+                except NotDoneError as error:
+                    if lacking:
+                        raise StageFailedError(f"{job.name}: {error}") from error
+                    remark = str(error)
                 except NotNativeError as error:
                     remark = str(error)
+            if lacking:  # the frame has no rows
+                why = f"; {job.name} runs on Spark SQL, for {remark}" if remark else ""
+                raise EngineUnavailableError(f"{lacking}{why}")
             relations.write(frame, job)
             return columns, None, remark
         finally:
@@ -332,7 +351,7 @@ class SparkEngine:
         job = running.job
         if running.cancelled.is_set():
             return StageCancelledError(f"{job.name} was cancelled")
-        if isinstance(error, (EngineUnavailableError, StageCancelledError)):
+        if isinstance(error, (EngineUnavailableError, StageCancelledError, StageFailedError)):
             return error
         links = parse(watch.verdict) if watch.verdict is not None else chain(error)
         return translate(links, stage=job.name, sql=job.sql)

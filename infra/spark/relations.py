@@ -93,6 +93,16 @@ def register(session: Any, relation: Relation) -> None:
     frame.createOrReplaceTempView(quoted(relation.name))
 
 
+def register_columns(session: Any, relation: Relation) -> None:
+    """Make ``relation`` visible to ``session`` without its rows, for statements that Spark is to resolve and not to
+    run: its JVM need not reach the files."""
+    if relation.external or not relation.files:
+        register(session, relation)
+        return
+    frame = session.read.schema(schema(relation.columns)).parquet()  # of no file at all
+    frame.createOrReplaceTempView(quoted(relation.name))
+
+
 def _live(session: Any, reader: Any, relation: Relation) -> Any:
     """Return the rows of the files of ``relation`` that are not deleted."""
     gone = deletions.of(relation)

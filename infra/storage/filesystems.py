@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,9 @@ REQUEST_TIMEOUT = 20.0  # seconds without a byte
 MAX_ATTEMPTS = 4  # per S3 request, the first included
 
 MEMORY = "memory+"  # before the scheme of the store behind
+
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):(.*)$", re.DOTALL)
 _S3_SCHEMES = ("s3", "s3a", "s3n")
@@ -135,6 +138,27 @@ def filesystem(scheme: str) -> Any:
     )
     # the process id: an S3 client must not be carried over a fork
     return _s3(endpoint, region, credentials, os.getpid())
+
+
+def public_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return where S3 is, as the environment says it, for processes elsewhere: addresses and regions, no credentials.
+
+    An address with a user or a password in it stays here.
+    """
+    found = {name: environment[name] for name in (*ENDPOINTS, *REGIONS) if environment.get(name)}
+    return {name: value for name, value in found.items() if name in REGIONS or "@" not in value}
+
+
+_own = public_settings()  # what this process began with
+
+
+def follow(said: Mapping[str, str]) -> None:
+    """Look for S3 where ``said``, another process' ``public_settings``, says, but where this one was told itself."""
+    for names in (ENDPOINTS, REGIONS):
+        if not any(name in _own for name in names):
+            for name in names:
+                os.environ.pop(name, None)
+            os.environ.update({name: said[name] for name in names if name in said})
 
 
 @contextmanager

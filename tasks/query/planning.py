@@ -272,8 +272,8 @@ def planner_of(
 def stage_engines_of(request: QueryRequest, gathered: Gathered) -> StageEngineName:
     """Return how Spark may run the query's stages: what the request says, or its SQL where ``auto`` has no choice."""
     read = gathered.read()
-    shared = request.store_place.local and all(one.scheme == "file" and not one.external for one in read)
-    return "spark" if request.stages == "auto" and not shared else request.stages
+    reached = not request.store_place.tiered and not any(one.external for one in read)
+    return "spark" if request.stages == "auto" and not reached else request.stages
 
 
 def _relations(

@@ -51,12 +51,12 @@ from ebbflow.tasks.query.planning import (
     planner_of,
     prepare,
     remember,
-    stage_engines_of,
 )
 from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import PlanReport, QueryReport, reason_text
-from ebbflow.tasks.query.request import QueryRequest, settings_of_meaning
+from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.sharing import Demand, SharedCapacity
+from ebbflow.tasks.query.stageways import stage_ways
 from ebbflow.tasks.query.stagework import StageWork
 from ebbflow.tasks.query.verify import verify
 
@@ -186,21 +186,21 @@ def execute(
         started = clock.now()
         slices = SliceIndex(store, store.cache("slices"))
         share = planning_share(capacity, request.fraction)
-        obstacle = _native_obstacle(request, gathered, engine) if share.total.cores > 0 else ""
-        stages = "spark" if obstacle else stage_engines_of(request, gathered)
+        ways = stage_ways(request, gathered, engine, cores=share.total.cores)
         told = [*running.notes, *([] if memory is None else [memory.opening])]
-        if obstacle:
-            told.append(f"all stages run on Spark SQL: {obstacle}")
-            orchestrator.listener.note(told[-1])
-            made = planner_of(replace(request, stages="spark"), gathered, store, run_id=uuid.uuid4().hex)
-        session = session_of(request, gathered, made if obstacle else planner, share, slices)
+        if ways.told:
+            told.append(ways.told)
+            orchestrator.listener.note(ways.told)
+            chosen = replace(request, stages=ways.stages)
+            made = planner_of(chosen, gathered, store, run_id=uuid.uuid4().hex)
+        session = session_of(request, gathered, made if ways.told else planner, share, slices)
         listener = _listener(orchestrator.listener, session, source, engine, follow)
         book = RunRecorder(started, listener, told)
         if memory is not None:
             leaving.callback(_follow(memory, request, inbox))
-        ways = StageEngines(stages, gathered.history) if stages != "spark" else None
+        each = StageEngines(ways.stages, gathered.history) if ways.stages != "spark" else None
         work = StageWork(
-            engine, store, gathered.relations, slices, inbox, reuse=request.reuse, since=started, engines=ways
+            engine, store, gathered.relations, slices, inbox, reuse=request.reuse, since=started, engines=each
         )
         with log_ids(run=run), _watched(source, capacity, inbox, orchestrator, clock):
             result = Driver(session, work, book, orchestrator, clock).run(capacity)
@@ -316,15 +316,6 @@ def _watched(
     finally:
         stop.set()
         orchestrator.settle()
-
-
-def _native_obstacle(request: QueryRequest, gathered: Gathered, engine: SqlEngine) -> str:
-    """Return why the plan must do without native stages though it was to choose; an executor is asked."""
-    if engine.name != "spark" or stage_engines_of(request, gathered) != "auto":
-        return ""
-    if changed := settings_of_meaning(request):
-        return f"native stages are not proven to be right with {', '.join(changed[:3])} set"
-    return str(getattr(engine, "native_obstacle", str)())
 
 
 def session_of(

@@ -10,6 +10,10 @@ class NotNativeError(Exception):
     """A stage cannot run natively; the text says why. Nobody outside this directory sees it."""
 
 
+class NotDoneError(NotNativeError):
+    """A stage that can run natively has failed."""
+
+
 class Attribute(NamedTuple):
     """A column of a node's output. Its id is unique in the plan, so that it needs no qualifier."""
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.spark.native.worker import Rows
+from ebbflow.infra.spark.native.objects import Rows
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.tables.filefooters import Bounds, FileFooter, footer, read_footers

@@ -17,14 +17,17 @@ from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.local import machine_memory
 from ebbflow.infra.spark.failures import first_line
-from ebbflow.infra.spark.native.catalyst import NotNativeError, parse
+from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, parse
+from ebbflow.infra.spark.native.objects import CANCELLED, EVERY
 from ebbflow.infra.spark.native.probe import trouble
 from ebbflow.infra.spark.native.programs import Program, program
 from ebbflow.infra.spark.native.slices import Cut, KeyBounds, cuts
 from ebbflow.infra.spark.native.statements import PARTS
-from ebbflow.infra.spark.native.worker import CANCELLED, POLL, Done, KeyRange, Part, Settings, Work, sweep
+from ebbflow.infra.spark.native.worker import POLL, Done, KeyRange, Part, Settings, Work, sweep
 from ebbflow.infra.spark.settings import addresses, has_nodes_here, is_local, mebibytes
 from ebbflow.infra.storage import files
+from ebbflow.infra.storage.filesystems import public_settings
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
 from ebbflow.infra.tables.logs import deletions
 
@@ -37,6 +40,7 @@ _PART_OF_HEAP = 0.5  # memory of DuckDB's on an executor whose ``spark.executor.
 _PART_OF_MACHINE = 0.4  # likewise of this machine, in local mode
 _LEAST = 256  # MiB of a task
 _LEAVE = 5.0  # s in which tasks of a cancelled stage remove their files; a killed one does not
+_REACHED = ("file", "s3")  # what tasks read and write
 _PATTERN = frozenset("*?[]{}\\")  # in a path, DuckDB takes these for a pattern
 _log = logging.getLogger(__name__)
 _probed: dict[str, str] = {}  # by application: what is wrong with its executors
@@ -81,7 +85,10 @@ class NativeStages:
     def cancel(self, job: StageJob) -> None:
         """Ask the tasks of a stage to stop, which they do within a fraction of a second."""
         with suppress(OSError):
-            files.write_text(f"{job.output.root}/{CANCELLED}", "")
+            if job.output.local:
+                files.write_text(f"{job.output.root}/{CANCELLED}", "")
+            else:
+                job.output.write(CANCELLED, b"")
 
     def trouble(self, cancelled: threading.Event) -> str:
         """Return why no stage can run natively here; empty if some can. The first call asks an executor.
@@ -117,7 +124,7 @@ class NativeStages:
         """Run the stage that ``frame`` is, in the job group of the calling thread.
 
         Raises:
-            NotNativeError: it cannot run natively, or did not; nothing of it is left.
+            NotNativeError: it cannot run natively, or did not (``NotDoneError``); nothing of it is left.
             StageCancelledError: it was cancelled.
         """
         if why := self.trouble(cancelled):
@@ -135,11 +142,11 @@ class NativeStages:
         except Exception as error:
             if cancelled.is_set():
                 raise StageCancelledError(f"{job.name} was cancelled") from error
-            raise NotNativeError(f"its tasks failed: {first_line(error)}") from error
+            raise NotDoneError(f"its tasks failed: {first_line(error)}") from error
         finally:
             if cancelled.is_set():
-                _until_tasks_have_left(job.output.root)
-            _remove_hidden(job.output.root)
+                _until_tasks_have_left(job.output)
+            _remove_hidden(job.output)
             for folder in spilling:
                 sweep(folder)
 
@@ -210,7 +217,9 @@ class NativeStages:
             return _summed(done, done, len(parts))
         root = job.output.root
         written = tuple(files.FileEntry(f"{root}/{p.file}", 1, 0.0) for p in parts)
-        merge = Part(made.merge, (Relation(PARTS, "file", written, ()), *scans), "part-00000.parquet")
+        merge = Part(
+            made.merge, (Relation(PARTS, job.output.scheme, written, ()), *scans), "part-00000.parquet"
+        )
         last = self._job(job, [merge], cancelled)
         return _summed(last, [*done, *last], len(parts) + 1)
 
@@ -221,21 +230,24 @@ class NativeStages:
         if self._access.covers(access):
             access = self._access
         settings = Settings(access, self._threads, self._memory)
+        output = job.output
+        said = tuple(public_settings().items())
+        work = Work(settings, output.root, tuple(parts), output.scheme, said)
         try:
-            done = self._collected(Work(settings, job.output.root, tuple(parts)))
+            done = self._collected(work)
         except Exception as error:
             # in local mode Spark does not repeat a task whose worker was killed
             if cancelled.is_set() or not is_local(self._context.master):
                 raise
             _log.warning("a task of %s failed and is repeated: %s", job.name, first_line(error))
-            left = [p for p in parts if not os.path.exists(f"{job.output.root}/{p.file}")]
-            done = [_found(f"{job.output.root}/{p.file}") for p in parts if p not in left]
-            done += self._collected(Work(settings, job.output.root, tuple(left)))
+            left = [p for p in parts if not output.is_file(p.file)]
+            done = [_found(output, p.file) for p in parts if p not in left]
+            done += self._collected(replace(work, parts=tuple(left), last=True))
         if cancelled.is_set():
             raise StageCancelledError(f"{job.name} was cancelled")
         errors = [d.error for d in done if d.error]
         if errors:
-            raise NotNativeError(f"DuckDB refused it ({errors[0]})")
+            raise NotDoneError(f"DuckDB refused it ({errors[0]})")
         return done
 
     def _collected(self, work: Work) -> list[Done]:
@@ -245,10 +257,10 @@ class NativeStages:
         return found
 
 
-def _found(path: str) -> Done:
+def _found(output: StorageLocation, name: str) -> Done:
     import pyarrow.parquet as pq
 
-    return Done(int(pq.read_metadata(path).num_rows))
+    return Done(int(pq.read_metadata(output.path(name), filesystem=output.fs()).num_rows))
 
 
 def _summed(last: Sequence[Done], all_: Sequence[Done], tasks: int) -> Native:
@@ -256,41 +268,47 @@ def _summed(last: Sequence[Done], all_: Sequence[Done], tasks: int) -> Native:
 
 
 def _check_places(job: StageJob) -> None:
-    if not job.output.local or any(r.scheme != "file" for r in job.relations):
-        raise NotNativeError("its tables or the store are not in a file system")
+    if any(scheme not in _REACHED for scheme in (job.output.scheme, *(r.scheme for r in job.relations))):
+        raise NotNativeError("its tables or the store are in no file system and not on S3")
     for relation in job.relations:
         if relation.external:
             raise NotNativeError(f"the table {relation.name} is in Spark's catalogue only")
         if deletions.of(relation):
             raise NotNativeError(f"rows of {relation.name} are deleted by its log")
-        if any(_PATTERN & set(f.path) for f in relation.files):
+        if relation.scheme != "file" and relation.log is not None and relation.log.ids:
+            raise NotNativeError(f"columns of {relation.name} are known by their numbers in files on S3")
+        if relation.scheme == "file" and any(_PATTERN & set(f.path) for f in relation.files):
             raise NotNativeError(f"a file of {relation.name} has a name that DuckDB takes for a pattern")
 
 
-def _until_tasks_have_left(folder: str) -> None:
+def _until_tasks_have_left(output: StorageLocation) -> None:
     """Wait, bounded, until each task has seen that its stage is cancelled and has removed its unfinished file."""
     clock = SystemClock()
-    began = clock.now()
-    while clock.now() - began < 2 * POLL or (clock.now() - began < _LEAVE and _unfinished(folder)):
+    began, least = clock.now(), 2 * POLL * (1 if output.local else EVERY)
+    while clock.now() - began < least or (clock.now() - began < _LEAVE and _unfinished(output)):
         clock.sleep(0.05)
 
 
-def _unfinished(folder: str) -> bool:
+def _unfinished(output: StorageLocation) -> bool:
     with suppress(OSError):
-        return any(name.startswith(".") and name.endswith(".tmp") for name in os.listdir(folder))
+        return any(name.startswith(".") and name.endswith(".tmp") for name in _names(output))
     return False
 
 
-def _remove_hidden(folder: str) -> None:
+def _remove_hidden(output: StorageLocation) -> None:
     """Remove what tasks have left in a stage's directory besides its part files.
 
     The mark of a cancellation stays: a task may begin only now, and must see it.
     """
     with suppress(OSError):
-        for name in os.listdir(folder):
+        for name in _names(output):
             if name.startswith((".native-", ".part-")):
                 with suppress(OSError):
-                    os.unlink(f"{folder}/{name}")
+                    output.remove(name)
+
+
+def _names(output: StorageLocation) -> list[str]:
+    return os.listdir(output.root) if output.local else [info.base_name for info in output.entries()]
 
 
 def _task_memory(conf: Any, master: str, cores: int, threads: int) -> int:

@@ -11,22 +11,24 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.query.duckdb_statements import BY_NAME, register_view, scan, selected
 from ebbflow.infra.query.duckdbtypes import quoted
+from ebbflow.infra.spark.native.objects import CANCELLED, ObjectParts, Rows, register_objects, transient
 from ebbflow.infra.storage import private
+from ebbflow.infra.storage.filesystems import follow
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 
-CANCELLED = ".cancelled"  # in the stage's folder: its tasks are to stop
 _SPILL = "ebbflow-native-"
 POLL = 0.2  # seconds between looks at whether the task is still wanted
+_REPEATED = 2  # times that Spark repeats a task whose network has failed
 
 _databases: dict["Settings", Any] = {}  # of this process: one at most
 
@@ -38,15 +40,6 @@ class Settings:
     access: AllowedAccess
     threads: int
     memory: int  # MiB
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of a Parquet file."""
-
-    path: str
-    first: int
-    last: int  # the last one itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +80,26 @@ class Done:
     error: str = ""  # why there is no part file
 
 
+class Parts(Protocol):
+    """The stage's directory, as one task writes into it."""
+
+    def cancelled(self) -> bool:
+        """Tell whether the stage was cancelled."""
+        ...
+
+    def unwanted(self) -> bool:
+        """Tell the same, or that the directory is gone; asked again and again."""
+        ...
+
+    def write(self, cursor: Any, statement: str, name: str, check: Callable[[], None]) -> int:
+        """Write a statement's rows as the file ``name``, which appears as a whole; return their number."""
+        ...
+
+    def clear(self) -> None:
+        """Remove what is not whole."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """The slices of a job."""
@@ -94,36 +107,87 @@ class Work:
     settings: Settings
     folder: str
     parts: tuple[Part, ...]
+    scheme: str = "file"
+    s3: tuple[
+        tuple[str, str], ...
+    ] = ()  # ``public_settings`` of the driver; credentials are each executor's own
+    last: bool = False  # a task that fails is not repeated
 
     def run(self, index: int, _: Iterator[Any]) -> Iterator[Done]:
-        """Compute one slice; what Spark calls."""
+        """Compute one slice; what Spark calls. An error of the network is raised twice: Spark repeats the task."""
         import duckdb
+        from pyarrow.lib import ArrowException
 
         part = self.parts[index]
-        target = f"{self.folder}/{part.file}"
-        unfinished = f"{self.folder}/.{part.file.lstrip('.')}-{os.getpid()}.tmp"
+        follow(dict(self.s3))
+        output: Parts | None = None
         try:
-            if os.path.exists(f"{self.folder}/{CANCELLED}"):
+            output = (
+                LocalParts(self.folder) if self.scheme == "file" else ObjectParts(self.scheme, self.folder)
+            )
+            if output.cancelled():
                 raise ValueError("cancelled before it began")
-            with _connection(self.settings) as cursor, _watched(cursor, self.folder):
+            with _connection(self.settings) as cursor, _watched(cursor, output) as check:
                 for relation in part.relations:
-                    if relation.name == part.sliced or not relation.columns:
-                        _register_slice(cursor, relation, part.rows)
-                    else:
-                        tests = [one.test for one in part.ranges if one.relation == relation.name]
-                        register_view(cursor, relation, " AND ".join(tests) or "true")
+                    _register(cursor, relation, part)
                 cursor.execute("SET enable_profiling = 'no_output'")
-                path = unfinished.replace("'", "''")
-                (rows,) = cursor.execute(f"COPY ({part.statement}) TO '{path}' (FORMAT parquet)").fetchone()
+                rows = output.write(cursor, part.statement, part.file, check)
                 read, spilled = _profile(cursor)
-            private.seal(unfinished)
-            os.replace(unfinished, target)  # a task that Spark runs twice leaves one file
-        except (duckdb.Error, OSError, ValueError) as error:
-            with suppress(OSError):
-                os.unlink(unfinished)
+        except (duckdb.Error, ArrowException, OSError, ValueError) as error:
+            if output is not None:
+                output.clear()
+            if transient(str(error)) and not self.last and _attempt() < _REPEATED:
+                raise
             yield Done(error=(str(error).strip() or type(error).__name__).splitlines()[0][:300])
             return
         yield Done(int(rows), read, spilled)
+
+
+class LocalParts:
+    """``Parts`` in a file system."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._unfinished = ""
+
+    def cancelled(self) -> bool:
+        return os.path.exists(f"{self._folder}/{CANCELLED}")
+
+    def unwanted(self) -> bool:
+        return self.cancelled() or not os.path.isdir(self._folder)
+
+    def write(self, cursor: Any, statement: str, name: str, check: Callable[[], None]) -> int:
+        self._unfinished = f"{self._folder}/.{name.lstrip('.')}-{os.getpid()}.tmp"
+        path = self._unfinished.replace("'", "''")
+        (rows,) = cursor.execute(f"COPY ({statement}) TO '{path}' (FORMAT parquet)").fetchone()
+        private.seal(self._unfinished)
+        os.replace(self._unfinished, f"{self._folder}/{name}")  # a task that Spark runs twice leaves one file
+        return int(rows)
+
+    def clear(self) -> None:
+        with suppress(OSError):
+            os.unlink(self._unfinished)
+
+
+def _attempt() -> int:
+    """Return how often Spark has repeated the task."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.attemptNumber() if context is not None else 0
+
+
+def _register(cursor: Any, relation: Relation, part: Part) -> None:
+    sliced = relation.name == part.sliced
+    rows = part.rows if sliced else ()
+    tests = [] if sliced else [one.test for one in part.ranges if one.relation == relation.name]
+    test = " AND ".join(tests) or "true"
+    if relation.scheme != "file" and (relation.files or rows):
+        register_objects(cursor, relation, rows, test)
+    elif sliced or not relation.columns:
+        _register_slice(cursor, relation, rows)
+    else:
+        register_view(cursor, relation, test)
 
 
 @contextmanager
@@ -189,21 +253,27 @@ def _left_at_once(*_: object) -> None:
 
 
 @contextmanager
-def _watched(cursor: Any, folder: str) -> Iterator[None]:
-    """Interrupt ``cursor`` as soon as nobody wants its result any more."""
-    done, parent = threading.Event(), os.getppid()
+def _watched(cursor: Any, output: Parts) -> Iterator[Callable[[], None]]:
+    """Interrupt ``cursor`` as soon as nobody wants its result any more; what is given raises ``ValueError`` then."""
+    done, unwanted, parent = threading.Event(), threading.Event(), os.getppid()
 
     def watch() -> None:
         while not done.wait(POLL):
             if os.getppid() != parent:  # the executor is gone
                 _left_at_once()
-            if os.path.exists(f"{folder}/{CANCELLED}") or not os.path.isdir(folder):
-                cursor.interrupt()
+            if unwanted.is_set() or output.unwanted():
+                unwanted.set()
+                if not done.is_set():
+                    cursor.interrupt()
+
+    def check() -> None:
+        if unwanted.is_set():
+            raise ValueError("cancelled")
 
     thread = threading.Thread(target=watch, name="ebbflow-native", daemon=True)
     thread.start()
     try:
-        yield
+        yield check
     finally:
         done.set()
         thread.join()

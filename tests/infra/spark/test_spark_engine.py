@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import signal
 import threading
 import uuid
@@ -338,9 +339,21 @@ def _assert_another_can_start() -> None:
     assert SparkContext._active_spark_context is None
 
 
-def test_object_storage_without_a_client_in_sparks_jvm_is_refused_before_a_stage(engine: Any) -> None:
+def test_without_a_client_in_sparks_jvm_spark_sql_runs_nothing_on_object_storage(engine: Any) -> None:
     told = r"hadoop-aws:3\.[0-9.]+, with the bundle of software\.amazon\.awssdk.*spark\.jars\.packages=.*spark\.jars="
+    there = Relation("t", "s3", (FileEntry("bucket/t.parquet", 1, 0),), (("v", "bigint"),))
+    for read, store in (((), "s3://bucket/store"), ((there,), "/store")):
+        engine.confine(read, [StorageLocation(store)])
+        assert re.search(told, engine.spark_sql_obstacle())
+    job = StageJob(
+        "away", "the stage", "SELECT max(v) AS top FROM t", (there,), StorageLocation("s3://bucket/out")
+    )
     with pytest.raises(EngineUnavailableError, match=told):
-        engine.confine([], [StorageLocation("s3://bucket/store")])
-    with pytest.raises(EngineUnavailableError, match=told):
-        engine.confine([Relation("t", "s3", (FileEntry("bucket/t.parquet", 1, 0),), ())], [])
+        engine.run(job)
+    ranked = replace(job, id="ranked", sql="SELECT v, rank() OVER (ORDER BY v) AS r FROM t", native=True)
+    with pytest.raises(
+        EngineUnavailableError, match=told + ".*the stage runs on Spark SQL, for Window is not proven"
+    ):
+        engine.run(ranked)
+    engine.confine([], [StorageLocation("/store")])
+    assert engine.spark_sql_obstacle() == ""

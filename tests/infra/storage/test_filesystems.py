@@ -110,3 +110,28 @@ def test_files_without_a_folder_go_where_the_process_is(tmp_path, monkeypatch):
     assert write_once("once.txt", b"2")
     assert not write_once("once.txt", b"3")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["new.txt", "once.txt"]
+
+
+def test_where_s3_is_may_be_told_to_other_processes_and_no_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environment = {
+        "AWS_ENDPOINT_URL_S3": "http://user:secret@store:9000",
+        "AWS_ENDPOINT_URL": "http://store:9000",
+        "AWS_REGION": "eu-west-1",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }
+    said = filesystems.public_settings(environment)
+    assert said == {"AWS_ENDPOINT_URL": "http://store:9000", "AWS_REGION": "eu-west-1"}
+
+    for name in (*filesystems.ENDPOINTS, *filesystems.REGIONS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    monkeypatch.setattr(filesystems, "_own", {"AWS_DEFAULT_REGION": "us-west-2"})
+    filesystems.follow(said)
+    assert filesystems.public_settings() == {
+        "AWS_ENDPOINT_URL": "http://store:9000",
+        "AWS_DEFAULT_REGION": "us-west-2",
+    }
+    filesystems.follow({})
+    assert filesystems.public_settings() == {"AWS_DEFAULT_REGION": "us-west-2"}

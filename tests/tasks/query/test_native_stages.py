@@ -132,16 +132,18 @@ def test_by_default_stages_run_natively_or_the_plan_is_made_for_spark_sql(
 
 
 def test_where_stages_cannot_run_natively_the_plan_does_not_count_on_it(tmp_path: Path) -> None:
-    def told(tables: str, store: str, stages: str = "auto", scheme: str = "file") -> str:
+    def told(
+        tables: str, store: str, stages: str = "auto", scheme: str = "file", outside: bool = False
+    ) -> str:
         request = QueryRequest("SELECT 1", tables=tables, store=store, engine="spark", stages=stages)  # type: ignore[arg-type]
-        read = (Relation("t", scheme, (), (("a", "bigint"),)),)
+        read = (Relation("t", scheme, (), (("a", "bigint"),), external=outside),)
         return stage_engines_of(request, cast(Gathered, SimpleNamespace(read=lambda: read)))
 
     here = str(tmp_path)
     assert told(here, here) == "auto"
-    assert told("s3://a/b", here, scheme="s3") == "spark"
-    assert told(here, "s3://a/b") == "spark"
-    assert told(here, "s3://a/b", "native") == "native"
+    assert told("s3://a/b", "s3://a/b", scheme="s3") == "auto"
+    assert told(here, here, outside=True) == "spark"
+    assert told(here, here, "native", outside=True) == "native"
 
 
 def test_containers_without_memory_for_python_run_spark_sql(monkeypatch: pytest.MonkeyPatch) -> None:

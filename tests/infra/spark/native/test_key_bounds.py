@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ebbflow.infra.protocols import Relation, TableLog
+from ebbflow.infra.spark.native.objects import Rows
 from ebbflow.infra.spark.native.slices import Cut, KeyBounds, cuts
-from ebbflow.infra.spark.native.worker import KeyRange, Rows
+from ebbflow.infra.spark.native.worker import KeyRange
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.parquet import discover
 

@@ -20,7 +20,7 @@ from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.protocols import Relation, StageJob, StageResult
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native import stages
-from ebbflow.infra.spark.native.worker import CANCELLED
+from ebbflow.infra.spark.native.objects import CANCELLED
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
 

@@ -1,0 +1,177 @@
+"""Slices of tables in object storage, and their part files there, without Spark."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import duckdb
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ebbflow.infra.protocols import Relation
+from ebbflow.infra.spark.native import worker
+from ebbflow.infra.spark.native.objects import CANCELLED, Rows, register_objects, scanned
+from ebbflow.infra.spark.native.worker import Done, KeyRange, Part, Settings, Work
+from ebbflow.infra.storage import filesystems
+from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.tables.confinement import NOTHING
+from tests.chaos.proxy import Proxy
+
+ROWS, GROUP = 1000, 250
+COLUMNS = (("v", "bigint"), ("name", "string"))
+FOREVER = "SELECT count(*) AS n FROM s0 a, s0 b, s0 c, s0 d WHERE a.v + b.v + c.v + d.v > 5"
+
+
+@pytest.fixture(name="place")
+def _place(s3: Callable[[], str]) -> StorageLocation:
+    return StorageLocation(s3())
+
+
+@pytest.fixture(autouse=True)
+def _no_database() -> Iterator[None]:
+    yield
+    while worker._databases:
+        worker._databases.popitem()[1].close()
+
+
+def stored(place: StorageLocation, name: str = "t/a.parquet") -> FileEntry:
+    """Write a file of four row groups."""
+    rows = pa.table({"v": np.arange(ROWS), "name": [f"n{i}" for i in range(ROWS)]})
+    with place.fs().open_output_stream(place.path(name)) as out:
+        pq.write_table(rows, out, row_group_size=GROUP)
+    return FileEntry(place.path(name), 1, 0.0)
+
+
+def run(work: Work) -> Done:
+    """Run the first slice of ``work`` as a worker does, but in a thread: a main thread would take its signals."""
+    work = replace(work, s3=tuple(filesystems.public_settings().items()))
+    found: list[Done | BaseException] = []
+
+    def task() -> None:
+        try:
+            found.extend(work.run(0, iter(())))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=task)
+    thread.start()
+    thread.join(150)
+    (one,) = found
+    if isinstance(one, BaseException):
+        raise one
+    return one
+
+
+def work_of(place: StorageLocation, part: Part, *, last: bool = False) -> Work:
+    out = place.under("out")
+    out.fs().create_dir(out.root, recursive=True)
+    return Work(Settings(NOTHING, 1, 256), out.root, (part,), "s3", last=last)
+
+
+def names(place: StorageLocation) -> list[str]:
+    return [info.base_name for info in place.entries("out")]
+
+
+def test_a_scan_reads_whole_files_and_row_groups_of_others(place: StorageLocation) -> None:
+    one, other = stored(place), stored(place, "t/b.parquet")
+    relation = Relation("t", "s3", (one,), COLUMNS)
+    rows = (Rows(other.path, GROUP, 3 * GROUP - 1),)
+    with duckdb.connect() as connection:
+        register_objects(connection, relation, rows, "v > 10")
+        told = connection.execute("SELECT count(*), min(v), max(v), count(DISTINCT name) FROM t").fetchall()
+        assert told == [(ROWS - 11 + 2 * GROUP, 11, ROWS - 1, ROWS - 11)]
+        # twice in one statement: a scan begins anew each time
+        assert connection.execute(
+            "SELECT count(*) FROM t a JOIN t b USING (name) WHERE v = 300"
+        ).fetchall() == [(4,)]
+    with pytest.raises(ValueError, match="other row groups"):
+        scanned(relation, (Rows(other.path, 1, GROUP),))
+
+
+def test_partition_columns_are_read_off_the_directories(place: StorageLocation) -> None:
+    files = tuple(stored(place, f"t/day={day}/a.parquet") for day in ("2026-11-01", "2026-11-02"))
+    relation = Relation("t", "s3", files, (*COLUMNS, ("day", "date")), partitions=("day",))
+    with duckdb.connect() as connection:
+        register_objects(connection, relation, (), "true")
+        told = connection.execute("SELECT day::text, sum(v) FROM t GROUP BY 1 ORDER BY 1").fetchall()
+    assert told == [(day, ROWS * (ROWS - 1) // 2) for day in ("2026-11-01", "2026-11-02")]
+
+
+def test_a_task_writes_its_part_file_as_a_whole(place: StorageLocation) -> None:
+    entry = stored(place)
+    ranges = (KeyRange("s1", "v", 100, 299),)
+    relations = (Relation("s0", "s3", (), COLUMNS), Relation("s1", "s3", (entry,), COLUMNS))
+    statement = "SELECT s0.v AS v, s1.name AS name FROM s0 JOIN s1 ON s0.v = s1.v"
+    part = Part(statement, relations, "part-00000.parquet", "s0", (Rows(entry.path, 0, GROUP - 1),), ranges)
+    done = run(work_of(place, part))
+    assert (done.rows, done.error) == (GROUP - 100, "")
+    assert names(place) == ["part-00000.parquet"]
+    written = pq.read_table(place.path("out/part-00000.parquet"), filesystem=place.fs())
+    assert sorted(written["v"].to_pylist()) == list(range(100, GROUP))
+
+
+def test_a_task_that_fails_leaves_no_file(place: StorageLocation) -> None:
+    relations = (Relation("s0", "s3", (stored(place),), COLUMNS),)
+    statement = "SELECT CASE WHEN v = 990 THEN error('too much') ELSE v END AS v FROM s0"
+    done = run(work_of(place, Part(statement, relations, "part-00000.parquet")))
+    assert "too much" in done.error
+    assert names(place) == []
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_cancelled_task_ends_and_leaves_no_file(place: StorageLocation, before: bool) -> None:
+    part = Part(FOREVER, (Relation("s0", "s3", (stored(place),), COLUMNS),), "part-00000.parquet")
+    work = work_of(place, part)
+
+    def cancel() -> None:
+        place.write(f"out/{CANCELLED}", b"")
+
+    later = threading.Timer(0.5, cancel)
+    cancel() if before else later.start()
+    done = run(work)
+    assert done.error
+    assert ("before it began" in done.error) == before
+    assert names(place) == [CANCELLED]
+
+
+def test_what_a_network_fails_in_is_tried_again_within_bounds(
+    place: StorageLocation, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = Part(
+        "SELECT max(v) AS top FROM s0",
+        (Relation("s0", "s3", (stored(place),), COLUMNS),),
+        "part-00000.parquet",
+    )
+    work, last = work_of(place, part), work_of(place, part, last=True)
+    monkeypatch.setattr(filesystems, "MAX_ATTEMPTS", 2)
+    monkeypatch.setattr(filesystems, "REQUEST_TIMEOUT", 2.0)
+    with Proxy(httpx.URL(s3_endpoint).port or 80) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
+        proxy.set("cut")
+        with pytest.raises(OSError, match="NETWORK_CONNECTION"):  # for Spark to repeat the task
+            run(work)
+        assert "NETWORK_CONNECTION" in run(last).error
+        proxy.set("slow")
+        assert run(work).rows == 1
+        proxy.set("cut")
+        opening = threading.Thread(target=lambda: _opened_once_cut(proxy))
+        before = proxy.cuts
+        assert before > 0
+        opening.start()
+        monkeypatch.setattr(filesystems, "MAX_ATTEMPTS", 4)
+        filesystems._s3.cache_clear()
+        assert run(work).rows == 1
+        opening.join(150)
+        assert proxy.cuts > before
+
+
+def _opened_once_cut(proxy: Proxy) -> None:
+    seen, deadline = proxy.cuts, time.monotonic() + 100
+    while proxy.cuts == seen and time.monotonic() < deadline:
+        time.sleep(0.005)
+    proxy.set("open")

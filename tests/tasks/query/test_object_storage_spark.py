@@ -1,0 +1,165 @@
+"""Queries whose tables and store are on S3, on a Spark without a client for it."""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.spark.native import stages as native
+from ebbflow.infra.storage.filesystems import resolve
+from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import execute
+from tests.chaos.proxy import Proxy
+from tests.query_process import process
+
+if TYPE_CHECKING:
+    from tests.aws.emulator import Emulator
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+
+Q3 = (Path(__file__).parents[3] / "flows" / "tpch" / "q3.sql").read_text()
+CANARY = "cAnArYs3S3"
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": f"AKIA{CANARY}",
+    "AWS_SECRET_ACCESS_KEY": f"secret/{CANARY}",
+    "AWS_SESSION_TOKEN": f"token-{CANARY}",
+}
+OTHERS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION")
+
+
+@pytest.fixture(scope="module", name="network")
+def _network(aws_emulator: "Emulator") -> Iterator[Proxy]:
+    with Proxy(httpx.URL(aws_emulator.url).port or 80) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module", name="opened")
+def _opened(tpch: str, network: Proxy) -> Iterator[OpenedEngine]:
+    """Spark, begun with credentials in the environment; where S3 is, only this process is told, and later."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OTHERS:
+            patch.delenv(name, raising=False)
+        for name, value in {**CREDENTIALS, "AWS_EC2_METADATA_DISABLED": "true"}.items():
+            patch.setenv(name, value)
+        patch.setattr(native, "_SMALLEST", 1 << 18)
+        with opened_engine(
+            QueryRequest("SELECT 1", tables=tpch, engine="spark", master="local[2]")
+        ) as opened:
+            patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{network.port}")
+            patch.setenv("AWS_REGION", "us-east-1")
+            yield opened
+
+
+@pytest.fixture(scope="module", name="bucket")
+def _bucket(opened: OpenedEngine, aws_emulator: "Emulator", tpch: str) -> str:
+    """Return the address of a bucket with the tables that the queries here read."""
+    httpx.put(f"{aws_emulator.url}/object-storage-spark", timeout=20).raise_for_status()
+    for table in ("customer", "orders", "lineitem"):
+        fs, path = resolve(f"s3://object-storage-spark/tables/{table}.parquet")
+        with fs.open_output_stream(path) as out:
+            out.write((Path(tpch) / f"{table}.parquet").read_bytes())
+    return "s3://object-storage-spark"
+
+
+def request_of(bucket: str, store: str, sql: str = Q3, **options: Any) -> QueryRequest:
+    return QueryRequest(
+        sql,
+        tables=f"{bucket}/tables",
+        store=f"{bucket}/{store}",
+        engine="spark",
+        master="local[2]",
+        **options,
+    )
+
+
+def objects(address: str) -> dict[str, bytes]:
+    """Return the content of all objects below ``address``."""
+    from pyarrow.fs import FileSelector
+
+    fs, path = resolve(address)
+    found = fs.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
+    return {info.path: fs.open_input_file(info.path).read() for info in found if info.is_file}
+
+
+def test_a_query_runs_on_its_tasks_own_client_and_shows_no_secret(
+    opened: OpenedEngine, bucket: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    request = request_of(bucket, "store", materialize="every-join", verify=True)
+    report = execute(request, opened=opened).report
+    assert report.verified, report.verification
+    assert len(report.stages) > 1
+    assert all("native" in stage.note.split(", ") for stage in report.stages), report.stages
+    assert any("all stages run natively" in problem for problem in report.problems)
+    kept = objects(f"{bucket}/store")
+    assert sum(".parquet" in path for path in kept) > len(report.stages)  # some in several slices
+    assert not [path for path in kept if "/." in path]  # nothing unfinished is left
+    shown = report.to_json() + repr(report) + caplog.text + "".join(capfd.readouterr())
+    assert CANARY not in shown
+    assert not [path for path, content in kept.items() if CANARY.encode() in content]
+
+
+def test_slow_and_failing_answers_of_s3_are_tried_again(
+    opened: OpenedEngine, bucket: str, network: Proxy
+) -> None:
+    before = network.cuts
+    over = threading.Event()
+
+    def disturb() -> None:
+        """Lose the connections now and then for a moment, and be slow in between."""
+        while not over.wait(1.0):
+            network.set("cut")
+            time.sleep(0.1)
+            network.set("slow")
+
+    network.set("slow")
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        report = execute(request_of(bucket, "slow"), opened=opened).report
+    finally:
+        over.set()
+        thread.join(150)
+        network.set("open")
+    assert network.cuts > before
+    assert report.rows == 10
+    assert all("native" in stage.note.split(", ") for stage in report.stages)
+
+
+def test_a_killed_query_is_resumed_from_what_its_stages_have_left(opened: OpenedEngine, bucket: str) -> None:
+    request = request_of(bucket, "resumed", materialize="every-join")
+    child = process(replace(request, conf={"spark.driver.memory": "1g"}))
+    try:
+        deadline = time.monotonic() + 150
+        while not [path for path in objects(f"{bucket}/resumed/manifests") if path.endswith(".json")]:
+            assert child.poll() is None, child.communicate()[1][-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        child.send_signal(signal.SIGKILL)
+    finally:
+        child.kill()
+        child.wait(timeout=150)
+    report = execute(replace(request, verify=True), opened=opened).report
+    assert report.verified, report.verification
+    assert [stage.status for stage in report.stages].count("reused") >= 1
+
+
+def test_what_must_run_on_spark_sql_is_refused_with_the_jar_that_it_needs(
+    opened: OpenedEngine, bucket: str
+) -> None:
+    told = r"hadoop-aws:3\.[0-9.]+, with the bundle of software\.amazon\.awssdk"
+    with pytest.raises(EngineUnavailableError, match=told + r".*stages=spark \(--stages\) rules them out"):
+        execute(request_of(bucket, "refused", stages="spark"), opened=opened)
+    assert not objects(f"{bucket}/refused/data")
+    ranked = "SELECT o_orderkey, rank() OVER (ORDER BY o_totalprice) AS r FROM orders"
+    with pytest.raises(EngineUnavailableError, match=told + ".* runs on Spark SQL, for .*not proven"):
+        execute(request_of(bucket, "refused", sql=ranked), opened=opened)
