@@ -66,7 +66,7 @@ def scanned(relation: Relation, rows: tuple[Rows, ...] = ()) -> Any:
     others = dict.fromkeys(some.path for some in rows)
     files = (*relation.files, *(FileEntry(path, 1, 0.0) for path in others if path not in whole))
     found = dataset(replace(relation, files=files))
-    fragments = []
+    fragments: list[Any] = []
     for fragment in found.get_fragments():
         if fragment.path in whole:  # what is read ahead of a fragment stays in memory until its end
             large = whole[fragment.path] > _LARGE

@@ -87,7 +87,7 @@ def test_a_scan_reads_whole_files_and_row_groups_of_others(place: StorageLocatio
         assert told == [(ROWS - 11 + 2 * GROUP, 11, ROWS - 1, ROWS - 11)]
         # twice in one statement: a scan begins anew each time
         assert connection.execute(
-            "SELECT count(*) FROM t a JOIN t b USING (name) WHERE v = 300"
+            "SELECT count(*) FROM t a JOIN t b USING (name) WHERE a.v = 300"
         ).fetchall() == [(4,)]
     with pytest.raises(ValueError, match="other row groups"):
         scanned(relation, (Rows(other.path, 1, GROUP),))
