@@ -56,8 +56,7 @@ from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import PlanReport, QueryReport, reason_text
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.sharing import Demand, SharedCapacity
-from ebbflow.tasks.query.stageways import stage_ways
-from ebbflow.tasks.query.stagework import StageWork
+from ebbflow.tasks.query.stagework import StageWork, stage_ways
 from ebbflow.tasks.query.verify import verify
 
 if TYPE_CHECKING:

@@ -1,16 +1,28 @@
-"""Runs the stages of one query: each as one statement, or slice by slice. Knows what earlier runs have left."""
+"""Runs the stages of one query: each as one statement, or slice by slice. Knows what earlier runs have left.
+
+What keeps an engine from one of its ways of running stages is told here, too.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
-from ebbflow.infra.errors import DamagedInputError, StageCancelledError, StageFailedError, StorageError
+from ebbflow.infra.errors import (
+    DamagedInputError,
+    EngineUnavailableError,
+    StageCancelledError,
+    StageFailedError,
+    StorageError,
+)
 from ebbflow.infra.protocols import Checkpoint, CheckpointStore, Relation, SqlEngine, StageJob, StageProgress
 from ebbflow.infra.query.results import is_whole
 from ebbflow.infra.query.slices import SliceIndex, covers, together
 from ebbflow.planners.model import Measured, Share
-from ebbflow.planners.query.costs.stage_engines import StageEngines
+from ebbflow.planners.query.costs.stage_engines import StageEngineName, StageEngines
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.tasks.query.listening import Inbox, StageOutcome
+from ebbflow.tasks.query.planning import Gathered, stage_engines_of
+from ebbflow.tasks.query.request import QueryRequest, settings_of_meaning
 from ebbflow.tasks.query.slices import KnownSlices, SliceRunner, SlicesDone, StageRun
 
 Sources = Mapping[str, str]  # versions of the tables that something is computed from, by name
@@ -211,3 +223,50 @@ class StageWork:
             slices=done.slices,
             reused_slices=done.reused,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StageWays:
+    """How stages may run. ``told`` says why that is not what the plan was made for; empty if it is."""
+
+    stages: StageEngineName
+    told: str = ""
+
+
+def stage_ways(request: QueryRequest, gathered: Gathered, engine: SqlEngine, *, cores: float) -> StageWays:
+    """Return how stages may run on ``engine``, which is confined already.
+
+    An executor is asked where there are ``cores``. Raises ``EngineUnavailableError`` where only Spark SQL could run
+    them and lacks what it needs.
+    """
+    asked = stage_engines_of(request, gathered)
+    lacking = str(getattr(engine, "spark_sql_obstacle", str)())
+    if lacking:
+        if why := _no_native_stage(request, asked, engine, cores):
+            raise EngineUnavailableError(f"{lacking}; native stages need no client of Spark's, but {why}")
+        told = "all stages run natively, for Spark has no client for s3://" if asked != "native" else ""
+        return StageWays("native", told)
+    if engine.name != "spark" or asked != "auto":
+        return StageWays(asked)
+    obstacle = _obstacle(request, engine, cores)
+    return StageWays("spark", f"all stages run on Spark SQL: {obstacle}") if obstacle else StageWays(asked)
+
+
+def _no_native_stage(request: QueryRequest, asked: StageEngineName, engine: SqlEngine, cores: float) -> str:
+    """Return what keeps all stages, or the last one, from running natively."""
+    if request.stages == "spark":
+        return "stages=spark (--stages) rules them out"
+    if asked == "spark":
+        return "the query reads tables of Spark's catalogue"
+    if request.into_table is not None:
+        return "Spark SQL writes the files of a table (--into)"
+    return _obstacle(request, engine, cores)
+
+
+def _obstacle(request: QueryRequest, engine: SqlEngine, cores: float) -> str:
+    """Return why no stage can run natively; an executor is asked."""
+    if cores <= 0:
+        return ""
+    if changed := settings_of_meaning(request):
+        return f"native stages are not proven to be right with {', '.join(changed[:3])} set"
+    return str(getattr(engine, "native_obstacle", str)())
