@@ -164,7 +164,7 @@ def dataset(relation: Relation) -> Any:
         [f.path for f in relation.files],
         schema=None if relation.log is None else declared,
         filesystem=filesystem(relation.scheme),
-        format="parquet",
+        format=ds.ParquetFileFormat(coerce_int96_timestamp_unit="us"),  # nanoseconds end in 2262
         partitioning=ds.partitioning(keys, flavor="hive") if relation.partitions else None,
     )
 

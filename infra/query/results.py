@@ -195,7 +195,11 @@ def count_rows(folder: StorageLocation, *, below: bool = False) -> int:
 
     try:
         found = files.listing(fs, folder.root, recursive=below)
-        paths = [f.path for f in found if f.is_file and f.path.endswith(".parquet")]
+        paths = [
+            f.path
+            for f in found
+            if f.is_file and f.path.endswith(".parquet") and not files.hidden(f.base_name)
+        ]
         if below and not paths:
             return 0
         if not paths:

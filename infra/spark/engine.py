@@ -134,6 +134,10 @@ class SparkEngine:
             watcher.join()
             watch.finish()
             rows = count_rows(job.output, below=job.layout is not None)
+            if native is not None and native.rows != rows:
+                raise StageFailedError(
+                    f"{job.name}: its tasks wrote {native.rows} rows, its files have {rows}"
+                )
         except Exception as error:
             running.done.set()
             watcher.join()
@@ -311,7 +315,9 @@ class SparkEngine:
                     return columns, self._native.run(frame, job, columns, running.cancelled), ""
                 except NotDoneError as error:
                     if lacking:
-                        raise StageFailedError(f"{job.name}: {error}") from error
+                        raise StageFailedError(
+                            f"{job.name}: {error}; Spark SQL may be able to run it, but {lacking}"
+                        ) from error
                     remark = str(error)
                 except NotNativeError as error:
                     remark = str(error)

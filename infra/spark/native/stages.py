@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.errors import StageCancelledError
+from ebbflow.infra.errors import StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.local import machine_memory
 from ebbflow.infra.spark.failures import first_line
@@ -126,6 +126,7 @@ class NativeStages:
         Raises:
             NotNativeError: it cannot run natively, or did not (``NotDoneError``); nothing of it is left.
             StageCancelledError: it was cancelled.
+            StageFailedError: it did not, and something of it is left.
         """
         if why := self.trouble(cancelled):
             raise NotNativeError(why)
@@ -137,11 +138,16 @@ class NativeStages:
         spilling = self._spilling()
         try:
             return self._carried_out(made, job, slices, cancelled)
-        except NotNativeError:
+        except NotNativeError:  # each task has ended
+            _withdraw(job)
             raise
         except Exception as error:
             if cancelled.is_set():
                 raise StageCancelledError(f"{job.name} was cancelled") from error
+            # Spark leaves others of the job's tasks running: none of them may write from here on
+            self.cancel(job)
+            _until_tasks_have_left(job.output)
+            _withdraw(job)
             raise NotDoneError(f"its tasks failed: {first_line(error)}") from error
         finally:
             if cancelled.is_set():
@@ -293,6 +299,23 @@ def _unfinished(output: StorageLocation) -> bool:
     with suppress(OSError):
         return any(name.startswith(".") and name.endswith(".tmp") for name in _names(output))
     return False
+
+
+def _withdraw(job: StageJob) -> None:
+    """Remove the parts that tasks have written, to which Spark SQL would add its own. Raises ``StageFailedError``."""
+    try:
+        for name in _names(job.output):
+            if name.startswith("part-"):
+                job.output.remove(name)
+        left = [name for name in _names(job.output) if name.startswith("part-")]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StageFailedError(
+            f"{job.name}: what its native tasks wrote cannot be removed: {error}"
+        ) from error
+    if left:
+        raise StageFailedError(f"{job.name}: what its native tasks wrote is still there: {left[0]}")
 
 
 def _remove_hidden(output: StorageLocation) -> None:

@@ -1,11 +1,19 @@
 """DuckDB's types against Spark's."""
 
+from datetime import datetime
+from pathlib import Path
+
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.infra.protocols import Relation
+from ebbflow.infra.query.duckdb_statements import dataset
 from ebbflow.infra.query.duckdbtypes import to_duckdb, to_spark
+from ebbflow.infra.storage.files import FileEntry
 
 SIMPLE = st.sampled_from(
     ["boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary", "date",
@@ -63,3 +71,12 @@ def test_what_spark_has_no_type_for_is_cast_to_one_it_has(value: str, spark: str
 def test_an_unknown_type_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="Spark"):
         to_duckdb(kind)
+
+
+def test_timestamps_of_96_bits_keep_their_year_where_arrow_reads_them(tmp_path: Path) -> None:
+    last = datetime(9999, 12, 31, 23, 59, 59)
+    path = tmp_path / "t.parquet"
+    table = pa.table({"at": pa.array([last], pa.timestamp("us"))})
+    pq.write_table(table, path, use_deprecated_int96_timestamps=True)
+    relation = Relation("t", "file", (FileEntry(str(path), path.stat().st_size, 0),), (("at", "timestamp"),))
+    assert dataset(relation).to_table().column("at").to_pylist() == [last]

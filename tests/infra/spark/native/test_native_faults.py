@@ -6,6 +6,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.errors import StageCancelledError
+from ebbflow.infra.errors import StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import Relation, StageJob, StageResult
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native import stages
@@ -158,3 +159,43 @@ def test_executors_with_other_versions_run_spark_sql_and_it_is_told(
     assert not running.result.native
     assert "duckdb 1.0.0" in running.result.remark
     assert "duckdb 1.0.0" in spark.native_trouble
+
+
+@pytest.mark.parametrize("ends", ["refused", "failed"])
+def test_what_a_native_stage_has_written_is_gone_when_spark_sql_runs_it(
+    spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    whole = stages.NativeStages._collected
+
+    def collected(self: stages.NativeStages, work: Any) -> list[stages.Done]:
+        done = whole(self, work)
+        assert len(done) > 1
+        if ends == "failed":
+            raise RuntimeError("an executor is lost")
+        return [*done[:-1], replace(done[-1], error="Spark decides")]
+
+    monkeypatch.setattr(stages.NativeStages, "_collected", collected)
+    monkeypatch.setattr(stages, "_LEAVE", 1.0)
+    running = Running(spark, "SELECT v, g FROM numbers WHERE v >= 0", numbers, tmp_path)
+    running.thread.join(250)
+    assert running.error is None
+    assert running.result is not None
+    assert (running.result.native, running.result.rows) == (False, ROWS)
+    assert pq.read_table(running.job.output.root).num_rows == ROWS
+
+
+def test_rows_that_tasks_wrote_and_files_do_not_have_are_missed(
+    spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = stages.NativeStages._collected
+
+    def collected(self: stages.NativeStages, work: Any) -> list[stages.Done]:
+        done = whole(self, work)
+        os.unlink(f"{work.folder}/{work.parts[0].file}")
+        return done
+
+    monkeypatch.setattr(stages.NativeStages, "_collected", collected)
+    running = Running(spark, "SELECT v, g FROM numbers WHERE v >= 0", numbers, tmp_path)
+    running.thread.join(250)
+    assert isinstance(running.error, StageFailedError)
+    assert "its files have" in str(running.error)
