@@ -16,9 +16,11 @@ import pytest
 from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.spark.native import stages as native
 from ebbflow.infra.storage.filesystems import resolve
+from ebbflow.planners.query.plan.qep import Stage
+from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
 from ebbflow.tasks.query.request import QueryRequest
-from ebbflow.tasks.query.run import execute
+from ebbflow.tasks.query.run import PlainOrchestrator, execute
 from tests.chaos.proxy import Proxy
 from tests.query_process import process
 
@@ -117,17 +119,23 @@ def test_slow_and_failing_answers_of_s3_are_tried_again(
     over = threading.Event()
 
     def disturb() -> None:
-        """Lose the connections now and then for a moment, and be slow in between."""
-        while not over.wait(1.0):
+        """Be slow, and lose the connections of tasks for a moment, until some were lost."""
+        while network.cuts < before + 2 and not over.wait(0.3):
             network.set("cut")
             time.sleep(0.1)
             network.set("slow")
 
+    class Disturbing(NullQueryListener):
+        """Begins with the first stage: what the driver reads before is a moment of its own."""
+
+        def stage_started(self, stage: Stage) -> None:
+            if not thread.ident:
+                thread.start()
+
     network.set("slow")
     thread = threading.Thread(target=disturb)
-    thread.start()
     try:
-        report = execute(request_of(bucket, "slow"), opened=opened).report
+        report = execute(request_of(bucket, "slow"), PlainOrchestrator(Disturbing()), opened=opened).report
     finally:
         over.set()
         thread.join(150)
