@@ -105,10 +105,11 @@ class RunningSaves:
                 running.initialize(_small(prepared), prepared.progress.step)
 
     def _read(self, prepared: PreparedTraining, running: RunningCheckpoint) -> Recovery:
-        """Read everything, all processes the same: without nodes' memory where they have found different saves."""
-        found = running.recover_all()
-        if self._memory is not None:
-            seen = crc32(running.cached.tobytes()) if prepared.sharding is None else 0
+        """Read everything, all processes the same: without nodes' memory where they have found different saves, and
+        of a model whose shards could be of different ones."""
+        found = running.recover_all(memory=prepared.sharding is None)
+        if self._memory is not None and prepared.sharding is None:
+            seen = crc32(running.cached.tobytes())
             if len(set(self._world.from_all((found.iteration, seen)))) > 1:
                 log.warning("nodes' memory has not given the same save to all processes; the store is read")
                 found = running.recover_all(memory=False)
@@ -121,7 +122,7 @@ class RunningSaves:
         """
         assert self._place is not None
         begun, model, optimizer = time.monotonic(), prepared.inner, prepared.optimizer
-        state, iteration, oldest = read_whole(RunningFolder(self._place, self._memory))
+        state, iteration, oldest = read_whole(RunningFolder(self._place))  # the same to all processes
         check_model(signature(state["model"]), model, self._place.uri)
         tensors = state["model"].values()
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -127,6 +127,9 @@ class SaveLevels:
         Raises ``StorageError``.
         """
         self._hand_over()
+        if through and self._memory is None and self._open is not None:
+            with suppress(StorageError):  # what a run that was deleted has left there, under the same name
+                self._memory = self._open()
         if not (self.off or through or self._renew) and self._keep(records):
             self._behind.add(records)
             if self._slower:
