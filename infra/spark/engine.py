@@ -315,9 +315,7 @@ class SparkEngine:
                     return columns, self._native.run(frame, job, columns, running.cancelled), ""
                 except NotDoneError as error:
                     if lacking:
-                        raise StageFailedError(
-                            f"{job.name}: {error}; Spark SQL cannot run it: {lacking}"
-                        ) from error
+                        raise StageFailedError(f"{job.name}: {error}; besides, {lacking}") from error
                     remark = str(error)
                 except NotNativeError as error:
                     remark = str(error)
