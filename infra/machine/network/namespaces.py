@@ -73,7 +73,13 @@ def remove(name: str) -> None:
     path = FOLDER / name
     with _told(f"the network namespace {name} cannot be removed"), contextlib.suppress(FileNotFoundError):
         if exists(name):
-            _check(_libc.umount2(os.fsencode(path), _MNT_DETACH))
+            try:
+                _check(_libc.umount2(os.fsencode(path), _MNT_DETACH))
+            except (
+                OSError
+            ):  # another process may have been quicker: a fleet's supervisor beside who kills a node
+                if exists(name):
+                    raise
         path.unlink()
 
 

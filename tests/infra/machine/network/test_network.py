@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,22 @@ def test_namespaces_leave_no_mounts_behind(network: NetworkPlan) -> None:
         links.add_node(network, f"gpu-{number}", number)
         links.remove_node(network, f"gpu-{number}", number)
     assert mounts() == before
+
+
+def test_a_namespace_may_be_removed_by_several_at_once(network: NetworkPlan) -> None:
+    name = network.namespace("gpu-1")
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(20):
+            namespaces.create(name)
+            together = threading.Barrier(4)
+
+            def remove(together: threading.Barrier = together) -> None:
+                together.wait(150.0)
+                namespaces.remove(name)
+
+            for removed in [threads.submit(remove) for _ in range(4)]:
+                removed.result()
+            assert not namespaces.names(name)
 
 
 def test_processes_are_born_where_their_node_is(network: NetworkPlan, tmp_path: Path) -> None:
