@@ -104,6 +104,10 @@ class Membership:
         if worker in self.view.members:
             self._retiring.add(worker)
 
+    def stay(self, worker: int) -> None:
+        """Take note that a worker which was asked to leave is wanted after all; one that has left is not back."""
+        self._retiring.discard(worker)
+
     def lose_aggregator(self, name: str) -> None:
         """Take note that an aggregator is gone; its round is repeated with those that hold copies."""
         if name not in self.view.lost:

@@ -165,7 +165,10 @@ class Resizer:
             self._told_by = min(self._told_by, now + _PREPARING * (end - now))
             if now >= self._told_by:
                 return False
-        self._leaving &= set(placement)
+        for name in sorted(self._leaving & staying):
+            self._record.note("worker-stays", node=name)
+            workforce.stay(name)
+        self._leaving &= leaving
         for name in leaving - self._leaving:
             self._leaving.add(name)
             self._record.note("worker-leaves", node=name)

@@ -243,6 +243,19 @@ class Workforce:
         for rank in self.ranks.get(name, range(0)):
             self._channel.meet(lambda meeting, rank=rank: meeting.membership.retire(rank))  # type: ignore[misc]
 
+    def stay(self, name: str) -> None:
+        """Let a node's workers train on which were asked to leave, unless they have."""
+        own = self.ranks.get(name, range(0))
+
+        def withdraw(meeting: Meeting) -> None:
+            if set(own) & set(meeting.membership.view.members):
+                self.retired.discard(name)
+            for rank in own:
+                meeting.membership.stay(rank)
+
+        assert self._channel is not None
+        self._channel.meet(withdraw)
+
     def silent(self) -> dict[str, str]:
         """Return nodes of members that show no sign of life while others do, and how long.
 

@@ -79,6 +79,23 @@ def test_who_is_asked_to_leave_does_at_the_end_of_a_step_but_never_with_those_th
     assert agree(made, 4, boundary=True).view.members == (2,)
 
 
+def test_who_is_wanted_after_all_stays_and_who_has_left_is_not_back() -> None:
+    made = begun(0, 1, 2)
+    made.retire(1)
+    made.retire(2)
+    made.stay(1)
+    assert made.due
+    assert agree(made, 0, boundary=True).view.members == (0, 1)
+    made.stay(2)
+    made.enter(3)
+    assert agree(made, 1, boundary=True).view.members == (0, 1, 3)
+    assert agree(made, 2, boundary=True).view.members == (0, 1, 3)
+    made.retire(0)
+    made.stay(0)
+    assert not made.due
+    assert agree(made, 3, boundary=True).view.members == (0, 1, 3)
+
+
 def test_a_lost_aggregator_begins_a_view_of_the_same_members() -> None:
     made = begun(0, 1)
     made.lose_aggregator("a")

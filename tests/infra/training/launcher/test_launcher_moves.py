@@ -176,6 +176,28 @@ def test_nodes_leave_in_place_while_enough_are_left() -> None:
         assert workforce.retired == (set() if asked else {"node-2", "node-3"})
 
 
+def test_nodes_that_are_wanted_again_before_they_have_left_stay() -> None:
+    world = World(9)
+    workforce = in_place(world)
+    members = workforce.meeting.membership
+    world.control.resize({"node-1": 1})
+    world.moves.serve(world.generation, grace=1.0)
+    world.control.resize({"node-1": 1, "node-2": 1})
+    world.moves.serve(world.generation, grace=1.0)
+    assert workforce.retired == {"node-3"}
+    assert world.kinds()[-1] == "worker-stays"
+    members._pass_boundary()
+    assert members.view.members == (0, 1)
+    world.control.resize({"node-1": 1, "node-2": 1, "node-3": 1})
+    world.moves.serve(world.generation, grace=1.0)
+    assert workforce.retired == {"node-3"}, "it has left, and is done without until it joins"
+    world.control.resize({"node-1": 1})
+    world.moves.serve(world.generation, grace=1.0)
+    assert workforce.retired == {"node-2", "node-3"}, "it may be asked again"
+    members._pass_boundary()
+    assert members.view.members == (0,)
+
+
 def test_a_node_with_a_notice_waits_half_of_its_time_for_one_that_it_can_tell_where_the_training_is() -> None:
     for joins, asked in ((False, ["notice"]), (True, [])):
         world = World(9)
