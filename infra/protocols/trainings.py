@@ -10,6 +10,7 @@ from ebbflow.planners.model.trainings import RunSettings
 PACKED = "code://"
 """Begins the name of a script that is a file of a job's packed code."""
 SETTINGS = "EBBFLOW_RUN_SETTINGS"  # JSON of ``RunSettings``
+NODES_MEMORY = "nodes' memory"  # reason of a report that partial checkpoints cannot be kept there
 
 
 def launcher_settings(environment: Mapping[str, str] = os.environ) -> RunSettings:

@@ -48,8 +48,12 @@ class Choice:
     @property
     def step(self) -> int:
         """Return the steps that are done, -1 where nothing was found."""
-        full = -1 if self.found is None else self.found.step
-        return full if self.running is None else max(full, self.running)
+        return self.full if self.running is None else max(self.full, self.running)
+
+    @property
+    def full(self) -> int:
+        """Return the steps of the full checkpoint, -1 where none was found."""
+        return -1 if self.found is None else self.found.step
 
     @property
     def reached(self) -> int:
@@ -149,7 +153,9 @@ def describe_start(
     asked = settings.recovery == "restart" or settings.sync == "service" or settings.preflight_steps > 0
     fixed = world.fixed or ("" if asked else settings.restarts)
     content: dict[str, Any] = {"world": world.size, "nodes": world.nodes}
-    content["restored"] = chosen.step if chosen.step >= 0 else None
+    recovered = running.recovered  # perhaps not what was found, which nodes' memory had
+    step = chosen.full if recovered is None else recovered.iteration
+    content["restored"] = step if step >= 0 else None
     content |= {"batch": batch.total, "passes": batch.passes, "fixed": fixed}
     content |= {"recovery": "in-place" if world.elastic else "restart"}
     content["why"] = (
@@ -161,7 +167,7 @@ def describe_start(
             else "each process has the whole model"
         )
     )
-    if (recovered := running.recovered) is not None:  # parameters of several steps
+    if recovered is not None:  # parameters of several steps
         content |= {"oldest": recovered.oldest, "perturbation": recovered.perturbation}
     return content | {"device": str(world.device)}
 

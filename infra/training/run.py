@@ -206,7 +206,7 @@ class ElasticRun:
             members.begin(made)
         if chosen.found is not None:
             self._saver.took_over(chosen.found, chosen.taken_from)
-        self._running.begin(made, chosen.running)
+        self._running.begin(made, chosen.running, chosen.full)
         self._prepared = made
         self._stepper = Stepper(self._fed, made, self._saver.lock, members)
         self._began_at = made.progress.step
@@ -295,8 +295,7 @@ class ElasticRun:
             self._ending.rehearse(self.statistics, self._done)
         if not preflight:
             self._saver.maybe(prepared.state, prepared.progress.step, agreed.counted[:-1])
-            if problem := self._running.step(prepared):
-                said = {"reason": "running checkpoint", "error": problem}
+            for said in self._running.step(prepared):
                 self._link.post("checkpoint", prepared.progress.step, said)
         return True
 
@@ -388,6 +387,7 @@ class ElasticRun:
                 if preflight := self.settings.preflight_steps:  # the script is shorter than the trial
                     self._ending.rehearse(self.statistics, min(preflight, self._done))
                 self._ending.finish(self.metrics, self.statistics)
+                self._running.needed = False
             elif self.world.elastic and isinstance(error, LauncherLostError | AggregationError):
                 self._ending.end_without_service(error)
             elif self.world.size > 1 and not isinstance(error, SystemExit) and peer_lost(error):

@@ -6,10 +6,12 @@ are of several steps, which training makes good by itself. While one process sur
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
 from ebbflow.infra.errors import StorageError
+from ebbflow.infra.protocols.trainings import NODES_MEMORY
 from ebbflow.infra.training.checkpoints.shards import parts_of_state
 from ebbflow.infra.training.checkpoints.states import check_model, signature
 from ebbflow.infra.training.prepared import PreparedTraining
@@ -18,13 +20,21 @@ from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import RunningFolder, read_whole
 from ebbflow.infra.training.running.memory import NodeMemory
 from ebbflow.infra.training.running.restoring import Recovery
-from ebbflow.infra.training.running.segments import STATE
+from ebbflow.infra.training.running.segments import STATE, Record
 from ebbflow.infra.training.running.store import DamagedError
 from ebbflow.infra.training.sharded.restoring import cut_for, load_parts
 
 CHECKED = 256  # blocks that are in memory at once while all are compared with their checksums
 
 log = logging.getLogger(__name__)
+
+
+class _DifferentError(StorageError):
+    """Processes have read different saves of one running checkpoint."""
+
+
+class _BehindError(StorageError):
+    """The full checkpoint is newer than what can be read of the running one."""
 
 
 class RunningSaves:
@@ -45,6 +55,7 @@ class RunningSaves:
         self._memory = NodeMemory() if asked else None
         self.recovered: Recovery | None = None
         self.problems: list[str] = []  # running checkpoints that cannot serve, and why
+        self.needed = True  # until a full checkpoint of the run's end is saved
 
     def newest(self, step: int) -> int | None:
         """Return the step of the running checkpoint where that is above ``step``; for the first process alone.
@@ -74,8 +85,13 @@ class RunningSaves:
             return None
         return newest
 
-    def begin(self, prepared: PreparedTraining, newest: int | None) -> None:
+    def begin(self, prepared: PreparedTraining, newest: int | None, full: int = -1) -> None:
         """Take up the running checkpoint of step ``newest``, if one is given; then begin to save.
+
+        Args:
+            prepared: what is trained, as of the full checkpoint.
+            newest: what ``newest`` has returned; in nodes' memory it may be gone by now.
+            full: step of the full checkpoint, -1 without one. If what is left is not newer, that counts.
 
         Raises ``StorageError`` where it can be neither read nor begun.
         """
@@ -94,35 +110,55 @@ class RunningSaves:
         )
         fits = newest is None or running.fits()
         if newest is not None:
-            found = self.recovered = self._read(prepared, running) if fits else self._recut(prepared)
-            prepared.load_run(found.state)
-            prepared.load_extra(found.state.get("extra", {}))
-            log.warning("parameters of steps %s to %s are taken from %s", found.oldest, newest, running.uri)
+            try:
+                found = self._read(prepared, running, full) if fits else self._recut(prepared, full)
+            except _BehindError as exc:
+                log.warning("%s", exc)
+            else:
+                self.recovered = found
+                prepared.load_run(found.state)
+                prepared.load_extra(found.state.get("extra", {}))
+                log.warning(
+                    "parameters of steps %s to %s are taken from %s",
+                    found.oldest, found.iteration, running.uri,
+                )  # fmt: skip
         self._world.from_all(None)  # have read, before the first writes
         if self._world.rank == 0 if sharding is None else sharding.division.replica == 0:
             self._running = running
-            if newest is None or not fits:
+            if self.recovered is None or not fits:
                 running.initialize(_small(prepared), prepared.progress.step)
 
-    def _read(self, prepared: PreparedTraining, running: RunningCheckpoint) -> Recovery:
+    def _read(self, prepared: PreparedTraining, running: RunningCheckpoint, full: int) -> Recovery:
         """Read everything, all processes the same: without nodes' memory where they have found different saves, and
-        of a model whose shards could be of different ones."""
-        found = running.recover_all(memory=prepared.sharding is None)
-        if self._memory is not None and prepared.sharding is None:
-            seen = crc32(running.cached.tobytes())
-            if len(set(self._world.from_all((found.iteration, seen)))) > 1:
-                log.warning("nodes' memory has not given the same save to all processes; the store is read")
-                found = running.recover_all(memory=False)
-        return found
+        of a model whose shards could be of different ones.
 
-    def _recut(self, prepared: PreparedTraining) -> Recovery:
+        Raises ``_BehindError`` before anything is changed, and ``StorageError``.
+        """
+        whole = prepared.sharding is None
+
+        def check(records: Mapping[int, Record]) -> None:
+            iteration = records[STATE].iteration
+            blocks = sorted((block, record.iteration) for block, record in records.items()) if whole else []
+            if len(set(self._world.from_all((iteration, crc32(repr(blocks).encode()))))) > 1:
+                raise _DifferentError(f"processes have read different saves of {running.uri}")
+            _check_newer(iteration, full, running.uri)
+
+        if self._memory is not None and whole:
+            try:
+                return running.recover_all(check=check)
+            except _DifferentError:
+                log.warning("nodes' memory has not given the same save to all processes; the store is read")
+        return running.recover_all(memory=False, check=check)
+
+    def _recut(self, prepared: PreparedTraining, full: int) -> Recovery:
         """Take up a running checkpoint of a world that had cut the parameters otherwise; each process reads it whole.
 
-        Raises ``OtherModelError`` and ``StorageError``.
+        Raises ``_BehindError`` before anything is changed, ``OtherModelError`` and ``StorageError``.
         """
         assert self._place is not None
         begun, model, optimizer = time.monotonic(), prepared.inner, prepared.optimizer
         state, iteration, oldest = read_whole(RunningFolder(self._place))  # the same to all processes
+        _check_newer(iteration, full, self._place.uri)
         check_model(signature(state["model"]), model, self._place.uri)
         tensors = state["model"].values()
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -136,25 +172,38 @@ class RunningSaves:
         seconds = time.monotonic() - begun
         return Recovery(len(tensors), size, seconds, iteration, oldest, None, state=state["run"])
 
-    def step(self, prepared: PreparedTraining) -> str:
-        """Save the blocks whose turn it is; return why an earlier write has failed, once, else an empty text."""
+    def step(self, prepared: PreparedTraining) -> list[dict[str, Any]]:
+        """Save the blocks whose turn it is; return, each once, why a write has failed and memory cannot be used."""
         if self._running is None:
-            return ""
+            return []
         running, step = self._running, prepared.progress.step
         failed = running.failures
         running.step(step, _small(prepared) if running.due(step) else None)
-        return running.last_error if running.failures > failed else ""
+        said = []
+        if running.failures > failed:
+            said.append({"reason": "running checkpoint", "error": running.last_error})
+        if self._memory is not None and (problem := self._memory.problem()) and self._world.rank == 0:
+            said.append({"reason": NODES_MEMORY, "error": problem})
+        return said
 
     def close(self, timeout: float = 5.0) -> None:
         """Wait for the last write; what it could not save is noted."""
         if self._running is not None:
             running, self._running = self._running, None
             try:
-                running.close(timeout)
+                running.close(timeout, needed=self.needed)
             except StorageError as exc:
                 log.warning("the running checkpoint is not complete: %s", exc)
         if self._memory is not None:
             self._memory.close()
+
+
+def _check_newer(iteration: int, full: int, uri: str) -> None:
+    if iteration <= full:
+        raise _BehindError(
+            f"what all processes can read of {uri} is of step {iteration}; training resumes from the full checkpoint "
+            f"of step {full}"
+        )
 
 
 def _small(prepared: PreparedTraining) -> dict[str, Any]:

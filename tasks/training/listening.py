@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ebbflow.infra.protocols import TrainingEvent
+from ebbflow.infra.protocols.trainings import NODES_MEMORY
 from ebbflow.tasks.drawing.wording import plural
 from ebbflow.tasks.training.report import EventReport, GoodputForecast, PointReport
 
@@ -140,7 +141,8 @@ def event_text(event: TrainingEvent) -> str:
         case "communication":
             return _communication_text(said)
         case "checkpoint":
-            return f"no checkpoint: {said['error']}" if "error" in said else ""
+            error = str(said.get("error", ""))
+            return f"no checkpoint: {error}" if error and said.get("reason") != NODES_MEMORY else error
         case "preflight":
             return f"the preflight run passed: {said.get('steps')} steps, a checkpoint saved and restored"
         case "resize-changed":

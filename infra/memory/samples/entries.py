@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from ebbflow.infra.clock import Clock, SystemClock
@@ -30,7 +30,8 @@ class EntryClient:
     """The entries on the daemons of a registry. Safe for several threads; of the process that made it alone.
 
     Each process finds the nodes of an entry by itself: by rendezvous hashing of its key, the first choice, and the
-    second where that has no room. What only a node that has left had is missing from then on.
+    second where that has no room. What only a node that has left had is missing from then on; what is kept on others
+    than these two, which came later or had no room then, is found where it is looked for everywhere.
 
     Args:
         registry: of the daemons. There need not be any: nothing is found then.
@@ -45,6 +46,7 @@ class EntryClient:
         self._connecting = threading.Lock()
         self._looked = float("-inf")
         self._full: dict[str, float] = {}  # daemons without room, until when
+        self._problem = ""  # why no daemon can be used
         self.refused = 0  # entries for which there was no room
 
     @property
@@ -52,32 +54,46 @@ class EntryClient:
         """Return the names of the daemons that are connected."""
         return tuple(sorted(link.name for link in self._current()))
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return entries by keys, all asked for at once; ``None`` where no node has one."""
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Return why daemons that have announced themselves cannot be used."""
+        links = () if self._links is None else tuple(self._links.problems.values())
+        return (self._problem, *links) if self._problem else links
+
+    def get(self, keys: Sequence[bytes], *, everywhere: bool = False) -> list[bytes | None]:
+        """Return entries by keys, all asked for at once; ``None`` where no node has one.
+
+        Args:
+            keys: of the entries.
+            everywhere: ask all other nodes, too, for what is not on those that would keep it now.
+        """
         found: list[bytes | None] = [None] * len(keys)
-        order = [self._order(key) for key in keys]
-        for choice in range(CHOICES):
-            asked: list[tuple[int, PeerLink, PendingAnswer]] = []
-            for number, links in enumerate(order):
-                if found[number] is None and choice < len(links):
-                    answer = PendingAnswer()
-                    links[choice].post(Frame(Kind.GET, payload=keys[number]), answer.set)
-                    asked.append((number, links[choice], answer))
+        ranked = [self._ranked(key) for key in keys]
+        first = [slice(choice, choice + 1) for choice in range(CHOICES)]
+        for choices in [*first, slice(CHOICES, None)] if everywhere else first:
+            asked = [
+                (number, link, _asked(link, keys[number]))
+                for number, links in enumerate(ranked)
+                if found[number] is None
+                for link in links[choices]
+            ]
             for number, link, answer in asked:
-                frame = answer.wait(Kind.DATA, _TIMEOUT)
-                if not answer.done.is_set():
-                    log.warning("%s has not answered within %g s; it is used no longer", link.name, _TIMEOUT)
-                    link.close()
-                if frame is not None and frame.payload:
-                    found[number] = bytes(frame.payload)
+                data = _data(link, answer)
+                found[number] = data if found[number] is None else found[number]
         return found
+
+    def copies(self, key: bytes) -> list[bytes]:
+        """Return what all nodes have under a key: one that could not be reached may have what was replaced."""
+        asked = [(link, _asked(link, key)) for link in self._current()]
+        return [data for link, answer in asked if (data := _data(link, answer)) is not None]
 
     def put(self, key: bytes, data: bytes) -> bool:
         """Have a node keep an entry, without waiting for it; tell whether there is one to do so."""
         if len(data) > MAX_ENTRY:
             return False
         now = self._clock.now()
-        link = next((one for one in self._order(key) if self._full.get(one.name, 0.0) <= now), None)
+        choices = self._ranked(key)[:CHOICES]
+        link = next((one for one in choices if self._full.get(one.name, 0.0) <= now), None)
         if link is None:
             self.refused += 1
             return False
@@ -91,34 +107,45 @@ class EntryClient:
         link.post(Frame(Kind.PUT, payload=key + data), answered)
         return True
 
-    def keep(self, entries: Sequence[tuple[bytes, Buffer]], copies: int = CHOICES) -> bool:
+    def keep(
+        self, entries: Sequence[tuple[bytes, Buffer]], copies: int = CHOICES, *, alone: bool = False
+    ) -> bool:
         """Have nodes keep entries in place of those of the same keys, and wait; tell whether each is on one at least.
+
+        A node that refuses one that another has taken forgets what it had under its key. Where all refuse, what was
+        there stays.
 
         Args:
             entries: keys and what is kept under them.
-            copies: nodes that each is sent to; where one has no room the other may.
+            copies: nodes that each is sent to; where none of them has room, others are asked, one after another.
+            alone: whether all other nodes forget what they have under the keys, too.
         """
-        asked: list[list[tuple[PeerLink, PendingAnswer]]] = []
-        for key, data in entries:
-            posted = []
-            links = self._order(key)[:copies] if len(data) <= MAX_ENTRY else []
-            payload = b"".join((key, data)) if links else b""
-            for link in links:
-                answer = PendingAnswer()
-                link.post(Frame(Kind.SET, payload=payload), answer.set)
-                posted.append((link, answer))
-            asked.append(posted)
-        return all(self._kept(posted) for posted in asked)
+        ranked = [self._ranked(key) if len(data) <= MAX_ENTRY else [] for key, data in entries]
+        kept: list[set[PeerLink]] = [set() for _ in entries]
+        refused: list[set[PeerLink]] = [set() for _ in entries]
+        missing, choices = list(range(len(entries))), slice(0, copies)
+        while missing and any(ranked[number][choices] for number in missing):
+            asked = []
+            for number in missing:
+                payload = b"".join(entries[number]) if ranked[number][choices] else b""
+                for link in ranked[number][choices]:
+                    answer = PendingAnswer()
+                    link.post(Frame(Kind.SET, payload=payload), answer.set)
+                    asked.append((number, link, answer))
+            for number, link, answer in asked:
+                frame = _answer(link, answer, Kind.KEPT)
+                (kept if frame is not None and frame.size else refused)[number].add(link)
+            missing = [number for number in missing if not kept[number]]
+            choices = slice(choices.stop, choices.stop + 1)
+        for (key, _), takers, others in zip(entries, kept, refused, strict=True):
+            if takers:
+                _forget([key], (set(self._current()) if alone else others) - takers)
+        self.refused += len(missing)
+        return not missing
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        """Have nodes forget entries, without waiting for it."""
-        found: dict[PeerLink, list[bytes]] = {}
-        for key in keys:
-            for link in self._order(key):
-                found.setdefault(link, []).append(key)
-        for link, theirs in found.items():
-            for first in range(0, len(theirs), _KEYS):
-                link.tell(Frame(Kind.DROP, payload=protocol.pack_keys(theirs[first : first + _KEYS])))
+        """Have all nodes forget entries, without waiting for it."""
+        _forget(keys, self._current())
 
     def close(self) -> None:
         """End all connections."""
@@ -126,17 +153,6 @@ class EntryClient:
             self._links.close()
 
     # --- how ----------------------------------------------------------------------------------------------
-
-    def _kept(self, asked: Sequence[tuple[PeerLink, PendingAnswer]]) -> bool:
-        found = False
-        for link, answer in asked:
-            frame = answer.wait(Kind.KEPT, _TIMEOUT)
-            if not answer.done.is_set():
-                log.warning("%s has not answered within %g s; it is used no longer", link.name, _TIMEOUT)
-                link.close()
-            found |= frame is not None and bool(frame.size)
-        self.refused += not found
-        return found
 
     def _current(self) -> list[PeerLink]:
         """Return the links that there are, after a look for more where one is due."""
@@ -155,13 +171,40 @@ class EntryClient:
                     return
                 self._links = PeerLinks(self._registry, self._registry.token(), self._client, self._clock)
             self._links.connect()
+            self._problem = ""
         except MemoryTierError as exc:
+            self._problem = str(exc)
             log.warning("nodes' memory is not used: %s", exc)
 
-    def _order(self, key: bytes) -> list[PeerLink]:
-        """Return the nodes on which an entry may be, the first choice first."""
-        ranked = sorted(self._current(), key=lambda link: _rank(key, link.name), reverse=True)
-        return ranked[:CHOICES]
+    def _ranked(self, key: bytes) -> list[PeerLink]:
+        """Return all nodes, those on which an entry should be first."""
+        return sorted(self._current(), key=lambda link: _rank(key, link.name), reverse=True)
+
+
+def _asked(link: PeerLink, key: bytes) -> PendingAnswer:
+    answer = PendingAnswer()
+    link.post(Frame(Kind.GET, payload=key), answer.set)
+    return answer
+
+
+def _answer(link: PeerLink, answer: PendingAnswer, kind: Kind) -> Frame | None:
+    """Return an answer of this kind; a daemon that gives none in time is used no longer."""
+    frame = answer.wait(kind, _TIMEOUT)
+    if not answer.done.is_set():
+        log.warning("%s has not answered within %g s; it is used no longer", link.name, _TIMEOUT)
+        link.close()
+    return frame
+
+
+def _data(link: PeerLink, answer: PendingAnswer) -> bytes | None:
+    frame = _answer(link, answer, Kind.DATA)
+    return bytes(frame.payload) if frame is not None and frame.payload else None
+
+
+def _forget(keys: Sequence[bytes], links: Iterable[PeerLink]) -> None:
+    for link in links:
+        for first in range(0, len(keys), _KEYS):
+            link.tell(Frame(Kind.DROP, payload=protocol.pack_keys(keys[first : first + _KEYS])))
 
 
 def _rank(key: bytes, name: str) -> bytes:

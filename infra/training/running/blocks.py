@@ -109,6 +109,16 @@ def _some(found: list[BlockSpec]) -> tuple[BlockSpec, ...]:
 Tensors = Mapping[str, torch.Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class PendingSave:
+    """A save under way: its blocks, their bytes, and what they were before in the cache."""
+
+    blocks: list[int]
+    iteration: int
+    before: list[torch.Tensor]
+    bytes: int
+
+
 class BlockCache:
     """Runs ahead of storage by the write under way.
 

@@ -21,7 +21,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,13 @@ from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.states import Staging
 from ebbflow.infra.training.checkpoints.writer import BackgroundWriter
-from ebbflow.infra.training.running.blocks import BlockCache, BlockSpec, copied, copies
+from ebbflow.infra.training.running.blocks import BlockCache, BlockSpec, PendingSave, copied, copies
 from ebbflow.infra.training.running.folder import RunningFolder, Table, small_bytes
 from ebbflow.infra.training.running.levels import SaveLevels
 from ebbflow.infra.training.running.live_state import LiveState
 from ebbflow.infra.training.running.memory import NodeMemory
 from ebbflow.infra.training.running.owners import OwnedBlocks, Owners, Partition
-from ebbflow.infra.training.running.restoring import Recovery, Restorer
+from ebbflow.infra.training.running.restoring import Check, Recovery, Restorer
 from ebbflow.infra.training.running.segments import STATE, Record
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.saving.partial import (
@@ -53,16 +53,6 @@ TIMEOUT = 120.0  # seconds
 NOTICE_SHARE = 0.5  # of the time left at a notice that an extra save plans with
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A save under way, and what its blocks in the cache were before."""
-
-    blocks: list[int]
-    iteration: int
-    before: list[torch.Tensor]
-    bytes: int
 
 
 class RunningCheckpoint:
@@ -125,7 +115,7 @@ class RunningCheckpoint:
         self._store: SaveLevels | None = None
         self._staging = Staging()
         self._writer: BackgroundWriter[float] = BackgroundWriter(f"the running checkpoint {self.uri}")
-        self._pending: _Pending | None = None
+        self._pending: PendingSave | None = None
         self.bandwidth = 0.0  # bytes/s that the last writes reached, until durable
         self.saves = self.skipped = self.failures = 0
         self.last_error = ""  # of the last write that failed
@@ -155,8 +145,8 @@ class RunningCheckpoint:
             state: JSON-like and tensors that must stay consistent: counters, data position, random states.
             iteration: after which training begins.
         """
-        start: str = self._owners.together(lambda: self._folder.next() if self._owners.first else "")[0]
-        self._start, self._store = start, self._folder.levels(start, self.owner)
+        start, mark = self._owners.together(lambda: self._folder.next() if self._owners.first else None)[0]
+        self._start, self._store = start, self._folder.levels(start, self.owner, mark)
         self._cache.fill(self._live.tensors, iteration)
         self._plan.saved[:] = iteration
         self._moved = np.zeros(len(self.blocks))
@@ -167,7 +157,8 @@ class RunningCheckpoint:
 
         def complete() -> None:
             if self._owners.first:
-                self._folder.complete(start, Table(self.blocks, self._blocks.tensors, self.placement))
+                table = Table(self.blocks, self._blocks.tensors, self.placement, mark)
+                self._folder.complete(start, table)
 
         self._owners.together(save)
         self._owners.together(complete)
@@ -257,9 +248,13 @@ class RunningCheckpoint:
         if self._store is not None:
             self._store.flush(max(0.0, limit - (time.monotonic() - begun)))
 
-    def close(self, timeout: float) -> None:
-        """Wait until the directory has all saves, and have nodes forget theirs. Raises as ``wait`` does."""
-        self.wait(timeout)
+    def close(self, timeout: float, *, needed: bool = True) -> None:
+        """Wait until the directory has all saves, and have nodes forget theirs, in any case where none is needed.
+
+        Raises as ``wait`` does, where saves are needed.
+        """
+        with contextlib.suppress(*(() if needed else (StorageError,))):
+            self.wait(timeout)
         if self._store is not None:
             self._store.release()
 
@@ -285,17 +280,23 @@ class RunningCheckpoint:
         return self._restoring.lost(start, lost, self._moved, begun).bounded(contraction, error)
 
     def recover_all(
-        self, *, contraction: float | None = None, error: float | None = None, memory: bool = True
+        self,
+        *,
+        contraction: float | None = None,
+        error: float | None = None,
+        memory: bool = True,
+        check: Check = lambda records: None,
     ) -> Recovery:
         """Read back everything, after the loss of all processes; collective only in that each process calls it.
 
         ``error`` is the distance from the optimum at the loss, see ``recover``; without ``memory`` only the directory
-        is read. ``Recovery.state`` is that of the newest save, and ``Recovery.iteration`` where training continues.
+        is read. ``check`` gets what was read, before it takes the place of anything; what it raises passes.
+        ``Recovery.state`` is that of the newest save, and ``Recovery.iteration`` where training continues.
         """
         begun = time.monotonic()
         self._folder.reads_memory = memory
         start = self._restoring.start(self._start)
-        found, small, records = self._restoring.everything(start, begun)
+        found, small, records = self._restoring.everything(start, begun, check)
         self._plan.restore(small["plan"])
         self._plan.saved[:] = self.cached
         self._moved = np.asarray(small["moved"], float)
@@ -365,7 +366,7 @@ class RunningCheckpoint:
             return store.commit([*records, state_record], through=through)
 
         self._writer.start(job)
-        self._pending = _Pending(chosen, iteration, before, size)
+        self._pending = PendingSave(chosen, iteration, before, size)
         self.saves += 1
 
     def _finish(self, timeout: float, *, fail: bool = True) -> None:

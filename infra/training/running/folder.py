@@ -6,14 +6,18 @@ Layout::
     <directory>/<start>/blocks.json        the tensors, their blocks and owners; written when all of the start is
     durable <directory>/corrupt-<start>/           set aside: something of it is not what was written
 
-Every ``initialize`` makes a new start, so that records of a run that began again never meet those of its past.
+Every ``initialize`` makes a new start, so that records of a run that began again never meet those of its past. In
+nodes' memory, where several runs may have directories of one path, on other machines or one after another, its blocks
+are under a random mark as well, which the table has.
 """
 
 import io
 import logging
 import os
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,6 +50,7 @@ class Table:
     blocks: tuple[BlockSpec, ...]
     tensors: Signature
     placement: tuple[int, ...]  # the owner of each block at the start
+    mark: str = ""  # of its blocks in nodes' memory
 
 
 class RunningFolder:
@@ -59,6 +64,7 @@ class RunningFolder:
     def __init__(self, place: StorageLocation, memory: NodeMemory | None = None) -> None:
         self.place, self.memory = place, memory
         self.reads_memory = True  # else it is only written
+        self._marks: dict[str, str] = {}  # of starts in nodes' memory
         self.uri = place.uri
 
     def starts(self) -> list[str]:
@@ -74,16 +80,17 @@ class RunningFolder:
                     return start
         return None
 
-    def next(self) -> str:
-        """Return a number for a start that no start has had, damaged ones included."""
+    def next(self) -> tuple[str, str]:
+        """Return a number for a start that no start has had, damaged ones included, and a mark for it."""
         taken = [*self.starts(), *(name.removeprefix(_CORRUPT) for name in self._aside())]
-        return f"{max([0, *map(int, taken)]) + 1:06d}"
+        return f"{max([0, *map(int, taken)]) + 1:06d}", secrets.token_hex(8)
 
     def set_aside(self, start: str) -> str:
         """Rename a start that is damaged, so that it never counts again; return its new address.
 
         Raises ``StorageError``.
         """
+        self._forget(start)
         with translated(f"set {self.place.uri_of(start)} aside"):
             if (
                 not self.place.local
@@ -109,16 +116,17 @@ class RunningFolder:
     def in_memory(self, start: str, owner: int) -> BlockStore | None:
         """Return what nodes' memory has of an owner's blocks; ``None``: nothing that can be read."""
         memory = self.memory if self.reads_memory else None
-        found = None if memory is None else memory.store(self._uri_of_owner(start, owner))
+        found = None if memory is None else memory.store(self._uri_of_owner(start, owner), self._mark(start))
         return found if found is not None and found.contents.entries else None
 
-    def levels(self, start: str, owner: int) -> SaveLevels:
-        """Return where saves of an owner's blocks go."""
+    def levels(self, start: str, owner: int, mark: str | None = None) -> SaveLevels:
+        """Return where saves of an owner's blocks go; ``mark`` is that of a new start, which has no table yet."""
         memory, uri = self.memory, self._uri_of_owner(start, owner)
         store = self.store(start, owner)
         if memory is None:
             return SaveLevels(store)
-        return SaveLevels(store, lambda: memory.fresh(uri) if memory.there else None)
+        under = self._mark(start) if mark is None else mark
+        return SaveLevels(store, lambda: memory.fresh(uri, under))
 
     def continued(self, start: str, owner: int, records: Mapping[int, Record]) -> SaveLevels:
         """Return where saves of an owner's blocks go after all were read: ``records``, its state among them.
@@ -137,6 +145,11 @@ class RunningFolder:
     def _uri_of_owner(self, start: str, owner: int) -> str:
         return self.place.uri_of(f"{start}/owner-{owner}")
 
+    def _mark(self, start: str) -> str:
+        if start not in self._marks:
+            self._marks[start] = self.table(start).mark
+        return self._marks[start]
+
     def stores(self, start: str) -> dict[int, BlockStore]:
         """Return the stores of all who ever owned blocks of a start."""
         with translated(f"list the running checkpoint {self.uri}"):
@@ -150,15 +163,23 @@ class RunningFolder:
             "blocks": [asdict(block) for block in table.blocks],
             "tensors": {name: [list(shape), kind] for name, (shape, kind) in table.tensors.items()},
             "placement": list(table.placement),
+            "mark": table.mark,
         }
         with translated(f"write the running checkpoint {self.uri}"):
             self.place.write(f"{start}/{_TABLE}", checksums.sealed(content))
             for old in self.starts():
                 if old < start:
-                    for owner in self.stores(old) if self.memory is not None else ():
-                        if (memory := self.in_memory(old, owner)) is not None:
-                            memory.clear()
+                    self._forget(old)
                     self.place.remove_folder(old)
+
+    def _forget(self, start: str) -> None:
+        """Have nodes forget what they keep of a start, complete or not."""
+        if self.memory is None or not self.memory.there:
+            return
+        with suppress(StorageError):  # one without a table has nothing in memory
+            mark = self._mark(start)
+            for owner in self.stores(start):
+                self.memory.fresh(self._uri_of_owner(start, owner), mark)
 
     def table(self, start: str) -> Table:
         """Return the table of a start. Raises ``StorageError``, and ``DamagedError`` for a damaged one."""
@@ -170,6 +191,7 @@ class RunningFolder:
                 tuple(BlockSpec(**block) for block in raw["blocks"]),
                 {name: (tuple(shape), kind) for name, (shape, kind) in raw["tensors"].items()},
                 tuple(raw["placement"]),
+                str(raw.get("mark", "")),
             )
         except (ValueError, KeyError, TypeError) as exc:
             raise DamagedError(f"{self.place.uri_of(start)}/{_TABLE} is damaged: {exc}") from exc

@@ -95,7 +95,8 @@ class SaveLevels:
 
     Args:
         store: of the owner's blocks.
-        memory: makes a store of them in nodes' memory, empty or as it is; ``None``: there is only the store.
+        memory: makes an empty store of them in nodes' memory, or none where there is no such memory now; ``None``:
+            there is only the store.
     """
 
     def __init__(self, store: BlockStore, memory: Callable[[], BlockStore | None] | None = None) -> None:
@@ -105,6 +106,7 @@ class SaveLevels:
         self._renew = False  # memory lacks something: it begins anew once the store has everything
         self._newer: Sequence[Record] = ()  # than the store's, of an earlier process
         self._speeds: list[float] = []  # of the last saves to memory, bytes/s
+        self._using = threading.Lock()  # of what is in memory: a save may be under way when it is released
         self.off = memory is None
         self.memory_saves = self.refusals = 0
 
@@ -127,9 +129,9 @@ class SaveLevels:
         Raises ``StorageError``.
         """
         self._hand_over()
-        if through and self._memory is None and self._open is not None:
-            with suppress(StorageError):  # what a run that was deleted has left there, under the same name
-                self._memory = self._open()
+        if through:
+            with self._using, suppress(StorageError):  # where no node lends memory it is known now
+                self._begin_memory()
         if not (self.off or through or self._renew) and self._keep(records):
             self._behind.add(records)
             if self._slower:
@@ -156,8 +158,12 @@ class SaveLevels:
         return self._behind.problem()
 
     def release(self) -> None:
-        """Have nodes forget what they keep of the owner's blocks."""
-        memory, self._memory, self.off = self._memory, None, True
+        """Have nodes forget what they keep of the owner's blocks, also what an earlier process has left there."""
+        with self._using:
+            if not self.off:
+                with suppress(StorageError):
+                    self._begin_memory()
+            memory, self._memory, self.off = self._memory, None, True
         if memory is not None:
             memory.clear()
 
@@ -166,11 +172,19 @@ class SaveLevels:
         if newer:
             self._behind.add(newer)
 
+    def _begin_memory(self) -> None:
+        """Have a store in memory, where there is memory. Raises ``StorageError``."""
+        if self._memory is None and self._open is not None:
+            self._memory = self._open()
+
     def _keep(self, records: Sequence[Record]) -> bool:
+        with self._using:
+            return not self.off and self._kept(records)
+
+    def _kept(self, records: Sequence[Record]) -> bool:
         begun = time.monotonic()
         try:
-            if self._memory is None and self._open is not None:
-                self._memory = self._open()
+            self._begin_memory()
             if self._memory is None:
                 return False
             if not self._memory.whole():

@@ -1,7 +1,7 @@
 """Reading a running checkpoint back: the blocks that were lost, or everything."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from ebbflow.infra.training.running.owners import OwnedBlocks
 from ebbflow.infra.training.running.segments import STATE, Record
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.saving.rework import rework_after_recovery
+
+Check = Callable[[Mapping[int, Record]], None]  # of the records that were read, by block
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +94,14 @@ class Restorer:
         return self._recovery(since, lost, newest, oldest, perturbation)
 
     def everything(
-        self, start: str, since: float
+        self, start: str, since: float, check: Check
     ) -> tuple[Recovery, Mapping[str, Any], Mapping[int, Record]]:
         """Read all blocks of this process' tensors, and return also what was saved beside them, and the records.
 
-        Raises ``StorageError``.
+        ``check`` gets the records before they are put anywhere. Raises ``StorageError``, and what ``check`` raises.
         """
         records = self._folder.newest(start, [*self._blocks.local, STATE])
+        check(records)
         iteration = records[STATE].iteration
         small = small_content(records[STATE])
         blocks = {block: record for block, record in records.items() if block != STATE}

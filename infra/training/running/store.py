@@ -6,7 +6,8 @@ Layout::
     <directory>/manifest.json            replaced atomically after its segments are durable
 
 Readers need only the manifest. A segment without a live record is deleted; when less than half of the bytes are live
-the rest is copied into one segment.
+the rest is copied into one segment. The manifest names also what was to be deleted after it was written: files of a
+process that was killed in between are not listed everywhere.
 """
 
 import json
@@ -47,6 +48,7 @@ class Contents:
     written: float = 0.0  # seconds since the Unix epoch
     entries: Mapping[int, Entry] = field(default_factory=dict)  # by block
     sizes: Mapping[int, int] = field(default_factory=dict)  # bytes of each segment
+    unused: tuple[int, ...] = ()  # segments of earlier commits that may still have to be deleted
 
     @property
     def live(self) -> int:
@@ -135,7 +137,8 @@ class BlockStore:
                 if after.live < after.total / 2:
                     after, size = self._compacted(after, number + 1)
                     written += size
-                self._publish(replace(after, written=self._clock.now()))
+                unused = {*before.sizes, *before.unused, number} - set(after.sizes)
+                self._publish(replace(after, written=self._clock.now(), unused=tuple(sorted(unused))))
         except BaseException:
             for made in (name, _segment(number + 1)):
                 with suppress(Exception):
@@ -176,11 +179,13 @@ class BlockStore:
 
     def clear(self) -> None:
         """Delete everything, the manifest first; what is committed from now on is all there is."""
+        before = self.contents
+        begun = max([before.number, *before.sizes])  # a process that was killed may have written the next two
         with suppress(StorageError), translated(f"clear {self.uri}"):
             self._place.remove(MANIFEST)
-            for number in self.contents.sizes:
+            for number in {*before.sizes, *before.unused, begun + 1, begun + 2}:
                 self._place.remove(_segment(number))
-        self.contents = Contents(self.contents.number)
+        self.contents = Contents(before.number)
         self._delete_unused()
 
     def _decoded(self, name: str, data: memoryview, block: int, entry: Entry) -> Record:
@@ -229,10 +234,11 @@ class BlockStore:
     def _delete_unused(self) -> None:
         """Delete segments that the manifest does not name; what fails now is tried again by the next commit."""
         with suppress(StorageError), translated(f"tidy {self.uri}"):
-            for info in self._place.entries():
-                match = _SEGMENT.fullmatch(info.base_name)
-                if match and int(match.group(1)) not in self.contents.sizes:
-                    self._place.remove(info.base_name)
+            listed = [_SEGMENT.fullmatch(info.base_name) for info in self._place.entries()]
+            there = {int(match.group(1)) for match in listed if match}
+            for number in sorted(there.union(self.contents.unused) - set(self.contents.sizes)):
+                self._place.remove(_segment(number))
+            self.contents = replace(self.contents, unused=())
 
     def _publish(self, contents: Contents) -> None:
         blocks = sorted(contents.entries)
@@ -243,6 +249,7 @@ class BlockStore:
                 "number": contents.number,
                 "written": contents.written,
                 "sizes": [[n, size] for n, size in sorted(contents.sizes.items())],
+                "unused": list(contents.unused),
                 "blocks": blocks,
                 "segment": [row.segment for row in rows],
                 "offset": [row.offset for row in rows],
@@ -270,7 +277,8 @@ class BlockStore:
                 raise ValueError(f"it is of version {said['version']}, not {_VERSION}")
             rows = zip(said["segment"], said["offset"], said["length"], said["iteration"], strict=True)
             entries = {block: Entry(*row) for block, row in zip(said["blocks"], rows, strict=True)}
-            return Contents(said["number"], said["written"], entries, dict(said["sizes"]))
+            unused = tuple(said.get("unused", ()))
+            return Contents(said["number"], said["written"], entries, dict(said["sizes"]), unused)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise DamagedError(f"the running checkpoint {self.uri} has a damaged manifest: {exc}") from exc
 

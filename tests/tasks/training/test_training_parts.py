@@ -283,6 +283,7 @@ def test_what_the_launcher_says_in_words() -> None:
     assert words("stopped", step=5, saved=False) == "stopped at step 5: nothing saved"
     assert words("stopped", step=5, saved=False, error="peer") == ""
     assert words("checkpoint", error="disk full") == "no checkpoint: disk full"
+    assert words("checkpoint", reason="nodes' memory", error="no node lends memory") == "no node lends memory"
     assert words("checkpoint") == words("node-started") == ""
 
 

@@ -1,9 +1,9 @@
 """Running checkpoints in nodes' memory: what counts there, what the store gets, what is read after losses."""
 
+import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,61 +17,11 @@ from ebbflow.infra.training.running import levels, memory
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import RunningFolder, read_whole
 from ebbflow.infra.training.running.memory import MemoryFiles, NodeMemory
-from ebbflow.infra.training.running.segments import Record
-from ebbflow.infra.training.running.store import BlockStore
 from tests.infra.memory.lenders import Lender
+from tests.infra.training.memory_nodes import Gate, Nodes
 from tests.infra.training.running import Walk
 
 pytestmark = pytest.mark.usefixtures("no_sync")
-
-
-class Nodes:
-    """Entries that outlive a process, as ``EntryClient`` has them; ``room`` more are kept."""
-
-    def __init__(self) -> None:
-        self.kept: dict[bytes, bytes] = {}
-        self.room = 1 << 30
-        self.peers = ("node-1",)
-
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return [self.kept.get(key) for key in keys]
-
-    def keep(self, entries: Sequence[tuple[bytes, bytes]]) -> bool:
-        for key, data in entries:
-            self.room -= 1
-            if self.room < 0:
-                return False
-            self.kept[key] = bytes(data)
-        return True
-
-    def drop(self, keys: Sequence[bytes]) -> None:
-        for key in keys:
-            self.kept.pop(key, None)
-
-    def memory(self) -> NodeMemory:
-        made = NodeMemory.__new__(NodeMemory)
-        made.client = self  # type: ignore[assignment]
-        return made
-
-
-class Gate:
-    """Holds up or refuses the commits of all stores that are not nodes' memory."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.open = threading.Event()
-        self.open.set()
-        self.refuses = False
-        self.killed: set[int] = set()  # stores of processes that are gone
-        commit = BlockStore.commit
-
-        def held(store: BlockStore, records: Iterable[Record]) -> int:
-            if not store.uri.startswith("nodes' memory"):
-                assert self.open.wait(150)
-                if self.refuses or id(store) in self.killed:
-                    raise StorageError("the disk is full")
-            return commit(store, records)
-
-        patch.setattr(BlockStore, "commit", held)
 
 
 @pytest.fixture(name="gate")
@@ -194,6 +144,91 @@ def test_a_save_that_is_cut_off_or_finds_no_room_leaves_the_one_before(
     assert stored(tmp_path) == 2
 
 
+def test_nothing_is_left_of_processes_that_were_killed_once_another_one_ends(
+    tmp_path: Path, gate: Gate
+) -> None:
+    nodes, walk = Nodes(), Walk()
+    place, saved = tmp_path / "run", tmp_path / "saved"
+    made = started(place, walk, nodes)
+    made.initialize({"iteration": 0})
+    for _ in range(4):
+        save(made, walk)
+    made.wait(150)
+    shutil.copytree(place, saved)
+    nodes.moments = []
+    for _ in range(3):  # one of them copies what is left of several segments into one, and deletes them
+        save(made, walk)
+    made.wait(150)
+    chosen = nodes.moments[:: max(1, len(nodes.moments) // 16)]
+    for number, moment in enumerate([*chosen, dict(nodes.kept)]):
+        shutil.rmtree(place)
+        shutil.copytree(saved, place)
+        after = Nodes()
+        after.kept = dict(moment)
+        again = started(place, walk, after)
+        again.recover_all()
+        for _ in range(number % 4):
+            save(again, walk)
+        assert after.kept
+        again.close(150)
+        assert not after.kept
+
+
+def test_what_is_not_needed_any_more_is_forgotten_though_the_store_is_slow(
+    tmp_path: Path, gate: Gate
+) -> None:
+    nodes, walk = Nodes(), Walk()
+    made = started(tmp_path, walk, nodes)
+    made.initialize({"iteration": 0})
+    gate.open.clear()
+    save(made, walk)
+    with pytest.raises(StorageError, match="has not taken all blocks"):
+        made.close(0.01)
+    assert nodes.kept, "it may be all that there is of this save"
+    made.close(0.01, needed=False)
+    assert not nodes.kept
+    gate.open.set()
+    save(made, walk)
+    assert not nodes.kept
+
+
+def test_a_directory_that_was_deleted_and_made_again_has_nothing_of_the_run_before(
+    tmp_path: Path, gate: Gate
+) -> None:
+    nodes, walk = Nodes(), Walk()
+    made = started(tmp_path / "run", walk, nodes)
+    made.initialize({"iteration": 0})
+    save(made, walk)
+    made.wait(150)
+    shutil.rmtree(tmp_path / "run")
+    nodes.peers = ()  # no node lends memory when the next run begins
+    other = Walk(7)
+    started(tmp_path / "run", other, nodes).initialize({"iteration": 0})
+    nodes.peers = ("node-1",)
+    again = started(tmp_path / "run", Walk(1), nodes)
+    assert again.recover_all().iteration == 0
+    check(again, other)
+
+
+def test_why_memory_is_not_used_is_told_once(tmp_path: Path, gate: Gate) -> None:
+    nodes, walk = Nodes(), Walk()
+    nodes.peers, nodes.problems = (), ("node-1 at 127.0.0.1:1 does not answer",)
+    memory = nodes.memory()
+    made = started(tmp_path, walk, memory)
+    made.initialize({"iteration": 0})
+    said = memory.problem()
+    assert "no node lends memory in" in said
+    assert "node-1 at 127.0.0.1:1 does not answer" in said
+    assert "ebbflow memory lend" in said
+    save(made, walk)
+    nodes.peers, nodes.room = ("node-1",), 0
+    for _ in range(3):
+        save(made, walk)
+    assert "has no room" in memory.problem()
+    assert (memory.problem(), made.failures) == ("", 0), "the store has it"
+    assert stored(tmp_path) == 4
+
+
 def test_a_store_that_refuses_is_told_of_and_gets_everything_later(tmp_path: Path, gate: Gate) -> None:
     nodes, walk = Nodes(), Walk()
     made = started(tmp_path, walk, nodes)
@@ -248,12 +283,18 @@ def test_files_in_memory_are_what_was_written(gate: Gate) -> None:
         sink.write(data[:100])
         sink.write(data[100:])
     files.write("short", b"abc")
+    nodes.room = 5
+    with pytest.raises(StorageError, match="no node has room"), files.writing("refused") as sink:
+        sink.write(data)
+    files.remove("refused")
+    nodes.room = 1 << 30
     other = MemoryFiles(nodes, "file:///a")  # type: ignore[arg-type]
     assert (other.read("long"), other.read("short")) == (data, b"abc")
     assert other.read_range("long", 60, 200) == data[60:260]
     assert other.have(["long", "short"])
     assert not other.have(["long", "never"])
     assert [one.base_name for one in files.entries()] == ["long", "short"]
+    assert len(nodes.kept) == 12 + 1 + 1
     elsewhere = MemoryFiles(nodes, "file:///b")  # type: ignore[arg-type]
     assert not elsewhere.have(["long"])
     other.remove("long")
@@ -271,6 +312,7 @@ from ebbflow.infra.memory.registry import MemoryRegistry
 from ebbflow.infra.training.running.memory import NodeMemory
 from tests.benchmarks.slow_store import SlowLocation
 from tests.infra.memory.lenders import Lender
+from tests.infra.training.memory_nodes import Gate, Nodes
 from tests.infra.training.running import Walk
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 

@@ -1,0 +1,108 @@
+"""Entries on nodes that come, are full, and were away, without daemons."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ebbflow.infra.memory.lending.entries import SharedEntries
+from ebbflow.infra.memory.lending.slabs import LentMemory
+from ebbflow.infra.memory.protocol import Frame
+from ebbflow.infra.memory.registry import MemoryRegistry
+from ebbflow.infra.memory.samples.entries import EntryClient
+from ebbflow.infra.training.running.memory import MemoryFiles
+
+KEYS = [bytes([number]) * 32 for number in range(20)]
+
+
+class Node:
+    """A daemon's entries behind a link that answers at once."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.full = name, False
+        self._memory = LentMemory(1 << 16)
+        self._memory.allocate(1)
+        self.entries = SharedEntries(self._memory)
+
+    def post(self, frame: Frame, answered: Any) -> None:
+        answered(self._answer(frame))
+
+    def tell(self, frame: Frame) -> None:
+        self._answer(frame)
+
+    def _answer(self, frame: Frame) -> Frame | None:
+        return self.entries.answer(frame, dict.fromkeys(("gets", "get_hits", "puts"), 0), draining=self.full)
+
+    def close(self) -> None: ...
+
+
+class Links:
+    """Links to nodes that are there."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.all = list(nodes)
+
+
+def _client(nodes: Sequence[Node]) -> tuple[EntryClient, Links]:
+    made, links = EntryClient(MemoryRegistry("/nothing")), Links(nodes)
+    made._links, made._looked = links, float("inf")  # type: ignore[assignment]
+    return made, links
+
+
+def _having(nodes: Sequence[Node], key: bytes) -> list[Node]:
+    return [node for node in nodes if node.entries.get(key)]
+
+
+def test_an_entry_is_found_and_forgotten_wherever_it_is_when_others_have_begun_to_lend() -> None:
+    nodes = [Node(f"node-{number}") for number in range(12)]
+    client, links = _client(nodes[:2])
+    assert client.keep([(key, key) for key in KEYS])
+    links.all = nodes
+    assert None in client.get(KEYS), "of some keys two others would be asked"
+    assert client.get(KEYS, everywhere=True) == KEYS
+    assert client.get([b"?" * 32], everywhere=True) == [None]
+    client.drop(KEYS)
+    assert client.get(KEYS, everywhere=True) == [None] * len(KEYS)
+    assert not any(len(node.entries) for node in nodes)
+
+
+def test_what_is_replaced_stays_nowhere_and_what_all_refuse_stays_as_it_is() -> None:
+    nodes = [Node(f"node-{number}") for number in range(4)]
+    client, links = _client(nodes)
+    (key,) = KEYS[:1]
+    assert client.keep([(key, b"old")])
+    first, second = _having(nodes, key)
+    first.full = True
+    assert client.keep([(key, b"new")])
+    assert client.copies(key) == [b"new"], "who refuses it forgets what it had"
+    links.all = [node for node in nodes if node not in (first, second)]
+    assert client.keep([(key, b"newer")])
+    links.all = nodes
+    assert sorted(client.copies(key)) == [b"new", b"newer", b"newer"], "which node had it was not there"
+    first.full = second.full = True
+    assert client.keep([(key, b"newest")], alone=True), "where those have no room others are asked"
+    assert client.copies(key) == [b"newest"]
+    for node in nodes:
+        node.full = True
+    assert not client.keep([(key, b"never")], alone=True)
+    assert client.copies(key) == [b"newest"]
+    assert client.refused == 1
+
+
+def test_the_newest_copy_of_a_file_counts_though_a_node_that_was_away_has_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [Node(f"node-{number}") for number in range(3)]
+    client, links = _client(nodes)
+    MemoryFiles(client, "file:///a").write("manifest", b"first")
+    away = next(node for node in nodes if len(node.entries))
+    links.all = [node for node in nodes if node is not away]
+    monkeypatch.setattr("time.time_ns", lambda: 0)  # a clock that was set back
+    later = MemoryFiles(client, "file:///a")
+    assert later.read("manifest") == b"first"
+    later.write("manifest", b"second")
+    for order in (nodes, nodes[::-1]):
+        links.all = order
+        assert MemoryFiles(client, "file:///a").read("manifest") == b"second"
+    later.remove("manifest")
+    assert not any(len(node.entries) for node in nodes)
