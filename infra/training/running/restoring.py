@@ -94,7 +94,7 @@ class Restorer:
         return self._recovery(since, lost, newest, oldest, perturbation)
 
     def everything(
-        self, start: str, since: float, check: Check
+        self, start: str, since: float, check: Check = lambda records: None
     ) -> tuple[Recovery, Mapping[str, Any], Mapping[int, Record]]:
         """Read all blocks of this process' tensors, and return also what was saved beside them, and the records.
 
