@@ -8,6 +8,7 @@ from ebbflow.infra.errors import LauncherLostError, StorageError
 from ebbflow.infra.training.metrics import RunStatistics
 from ebbflow.infra.training.preflight import rehearse
 from ebbflow.infra.training.prepared import PreparedTraining
+from ebbflow.infra.training.process import nccl
 from ebbflow.infra.training.process.channel import StopRequest
 from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.process.leaving import PEER_LOST, RunStopped
@@ -115,6 +116,7 @@ class ProcessExit:
         if self._prepared is None or not stop.save or not self._saver.lock.acquire(timeout=RESERVE / 2):
             return
         step, begun = self._prepared.progress.step, self._clock.now()
+        nccl.abort()  # what waits for others on the GPU would hold up the copy
         saved = self._saver.rescue(self._prepared.state_beside, step, stop.reason, RESCUE_TIMEOUT)
         content = {"reason": stop.reason, "saved": saved, "seconds": self._clock.now() - begun}
         content |= {"saved_step": self._saver.saved_step, "last_moment": True}

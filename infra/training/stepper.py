@@ -19,6 +19,7 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.gradients.preconditioner import rescale_moments
 from ebbflow.infra.training.metrics import RunStatistics
 from ebbflow.infra.training.prepared import PreparedTraining
+from ebbflow.infra.training.process import nccl
 from ebbflow.infra.training.process.hyperparameters import are_equal, check_equal, digest_pair, settings_of
 from ebbflow.infra.training.process.world import ViewChangedError, World
 from ebbflow.infra.training.replicas.parallel import Replicas
@@ -231,6 +232,11 @@ class Stepper:
         norms = prepared.meter.local(now.plan.count)
         computed = time.perf_counter() - now.begun - norms.sync
         loss = float(self._loss) / prepared.meter.loss_factor
+        try:
+            world.check_reduced()  # the GPU has done all of it: its norm and loss are here
+        except RuntimeError as exc:
+            if not world.lost(exc):
+                raise
         norms = norms._replace(sync=norms.sync * samples / size)
         settings = settings_of(prepared.optimizer)
         values = [float(vote[0]), float(vote[0] and vote[1]), loss, *self._proposal()]
@@ -302,6 +308,9 @@ class Stepper:
             scaler.unscale_(optimizer)
         if service is None:
             prepared.clip(self._world)
+            if prepared.sharding is not None and prepared.clip_norm is not None:
+                nccl.finish(self._world.device)
+                self._world.check_reduced()  # of which the norm is, which nothing has waited for
         with self._mutating:
             with scaled(optimizer, factor):
                 if service is not None:

@@ -40,6 +40,7 @@ class StopRequest:
     reason: str  # "resize", "notice", "cancelled", ...
     deadline: float | None = None  # seconds since the Unix epoch
     save: bool = True
+    lost: bool = False  # whether processes are lost without which the others cannot continue
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ class Generation:
     def _end_after_loss(self, reason: str, now: float) -> None:
         """Somebody is gone: the others cannot continue, and get a while to save what they have."""
         if self.stop is None:
-            self.stop = StopRequest(reason, now + self.rescue)
+            self.stop = StopRequest(reason, now + self.rescue, lost=True)
             self._request(self.stop)
         # workers that have not met wait for each other, and have nothing to save
         waits = self.workforce is not None and not self.workforce.formed and "started" not in self._said

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 import types
@@ -17,7 +16,6 @@ from ebbflow.infra.training.channel.wire import SCRIPT
 from ebbflow.infra.training.workspace.preparing import DIRECTORY
 
 RANKS = "ranks"  # directory, in the node's own, with a file for each process
-_PART = 5.0  # seconds that closing a process group may take
 
 
 def run_script() -> None:
@@ -98,9 +96,9 @@ def _part() -> None:
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():
-        closing = threading.Thread(target=distributed.destroy_process_group, daemon=True)
-        closing.start()
-        closing.join(_PART)
+        from ebbflow.infra.training.process import nccl  # with torch
+
+        nccl.close()
 
 
 def _forget_parent() -> None:

@@ -29,7 +29,7 @@ class Link:
         rank: of this process.
         grace: seconds between SIGTERM and the end, unless a request says otherwise.
         listen_every: seconds between two questions to the launcher.
-        heard: called in the listening thread after each.
+        heard: called in the listening thread after each, with ``stop``.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Link:
         grace: float,
         *,
         listen_every: float = LISTEN_EVERY,
-        heard: Callable[[], None] = lambda: None,
+        heard: Callable[[StopRequest | None], None] = lambda stop: None,
         clock: Clock | None = None,
     ) -> None:
         self._channel, self._rank, self._grace = channel, rank, grace
@@ -127,7 +127,7 @@ class Link:
                 self.lost = True
                 self.stop = self.stop or StopRequest(LAUNCHER_LOST)
             try:
-                self._heard()
+                self._heard(self.stop)
             except (RuntimeError, OSError):  # no fault of the launcher's
                 log.warning("what the launcher has said could not be acted on", exc_info=True)
             if ended:

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from ebbflow.infra.errors import TrainingError
-from ebbflow.infra.training.process import agreeing
+from ebbflow.infra.training.process import agreeing, nccl
 from ebbflow.infra.training.process.channel import Channel
 from ebbflow.infra.training.process.leaving import PEER_LOST, RunStopped
 from ebbflow.infra.training.process.world import World, take_device
@@ -65,6 +65,7 @@ class MemberWorld(World):
         put = object.__setattr__  # a ``World`` is frozen, and has rank and size of its own
         put(self, "local_rank", member % slots)
         put(self, "device", device)
+        put(self, "_losses", nccl.LossWatch())
         put(self, "_seat", _Seat(signals, channel, member, slots, later))
 
     @classmethod

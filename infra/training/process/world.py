@@ -5,13 +5,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from ebbflow.infra.errors import TrainingError
-from ebbflow.infra.training.process import agreeing
+from ebbflow.infra.training.process import agreeing, nccl
+
+if TYPE_CHECKING:
+    from ebbflow.infra.training.channel.messages import StopRequest
 
 # What gloo, NCCL and the stores say when a peer is gone or silent. Gloo raises plain RuntimeErrors.
 _PEER_LOST = (
@@ -39,6 +42,7 @@ class World:
     local_rank: int = 0
     nodes: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    _losses: nccl.LossWatch = field(default_factory=nccl.LossWatch, init=False, repr=False, compare=False)
 
     @property
     def elastic(self) -> bool:
@@ -79,8 +83,7 @@ class World:
         local_size = max(1, int(environment.get("LOCAL_WORLD_SIZE", size)))
         nodes = int(environment.get("GROUP_WORLD_SIZE", -(-size // local_size)))
         if size > 1:
-            # a lost peer must raise here, where a survivor can save, and not end the process
-            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+            nccl.prepare()  # a lost peer must not end the process, which can save
             try:
                 dist.init_process_group(backends(device, environment), timeout=timedelta(seconds=timeout))
             except (RuntimeError, ValueError) as exc:
@@ -104,8 +107,17 @@ class World:
         """Take note of an error in a collective; return whether the step is to be repeated for it."""
         return False
 
-    def heard(self) -> None:
-        """Do what follows from what the launcher says; called in the thread that listens to it."""
+    def heard(self, stop: "StopRequest | None") -> None:
+        """Do what follows from what the launcher says; called in the thread that listens to it.
+
+        ``stop``: its request to stop, if there is any.
+        """
+        self._losses.look(lost=stop is not None and stop.lost)
+
+    def check_reduced(self) -> None:
+        """Raise ``DistBackendError`` where what was exchanged of a step is void. The GPU has done all of it."""
+        if self.device.type == "cuda":
+            nccl.check()
 
     def is_first(self) -> bool:
         """Tell the script whether this is the first process."""
@@ -140,7 +152,10 @@ class World:
     def leave(self) -> None:
         """End communication; may be called twice."""
         if self.size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+            if self.device.type == "cuda":
+                nccl.close()
+            else:
+                dist.destroy_process_group()
 
 
 def take_device(local_rank: int) -> torch.device:

@@ -113,7 +113,6 @@ class GroupState:
     release: Callable[[], None] = lambda: None  # lets go of what else holds the group
     connections: Connections | None = None
     spared: frozenset[int] = frozenset()  # ports that are none of a group's
-    late: float | None = None  # since when the launcher has said that members are lost, monotonic
     tries: int = 0
     tried: tuple[int, tuple[int, ...]] = (-1, ())
 

@@ -11,7 +11,6 @@ ends a step to which not all have contributed. Everybody else repeats the step t
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,8 +19,8 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from ebbflow.infra.training.process import agreeing
-from ebbflow.infra.training.process.channel import CHANNEL, Channel
+from ebbflow.infra.training.process import agreeing, nccl
+from ebbflow.infra.training.process.channel import CHANNEL, Channel, StopRequest
 from ebbflow.infra.training.process.members import MemberWorld
 from ebbflow.infra.training.process.world import (
     ViewChangedError,
@@ -40,7 +39,6 @@ from ebbflow.infra.training.replicas.groups import (
 )
 from ebbflow.infra.training.replicas.store import FAILED, WatchedStore
 
-SHOWS = 1.0  # seconds in which a loss shows in a collective, where connections end with it
 SLOWEST = 5e6  # bytes/s at which a training's state is taken to reach a process that joins, at least
 _TRIES = 5  # groups of the same processes that may break before they have ended a step
 
@@ -90,7 +88,7 @@ class ReplicaWorld(MemberWorld):
         made._group.store = group_store(environment, FORM)
         launcher = environment.get(CHANNEL, "").rpartition(":")[2]
         made._group.spared = frozenset(map(int, (environment["MASTER_PORT"], launcher)))
-        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+        nccl.prepare()
         if made.later and not forced:
             second_of_two()
         else:
@@ -183,15 +181,12 @@ class ReplicaWorld(MemberWorld):
         finally:
             self._group.counted = collectives(self.device)
 
-    def heard(self) -> None:
+    def heard(self, stop: StopRequest | None) -> None:
         """End what still waits for members that the launcher has given up: a machine that vanished says nothing."""
-        group, now = self._group, time.monotonic()
-        connections = group.connections
-        if connections is None or group.fixed or not self.changed:
-            group.late = None
-        elif group.late is None:
-            group.late = now
-        elif now - group.late > SHOWS:
+        group = self._group
+        connections, away = group.connections, not group.fixed and self.changed
+        late = self._losses.look(lost=away or (stop is not None and stop.lost))
+        if late and away and connections is not None:
             log.warning("members are lost and their connections are open: %d are ended", connections.cut())
             if group.connections is connections:  # else there is another group already
                 group.connections = None
@@ -259,12 +254,15 @@ class ReplicaWorld(MemberWorld):
 
     def _dissolve(self) -> None:
         """End the group, so that those that wait in it go on."""
-        self._group.broken = self._group.connections = self._group.late = None
+        self._group.broken = self._group.connections = None
+        self._losses.reset()
         group = dist.group.WORLD if dist.is_initialized() else None
         self._group.release()
         if group is not None:
+            nccl.abort()  # to end its communicators in order NCCL would wait for those that are gone
             dist.destroy_process_group()
             await_release(group)
+        nccl.begun()
 
     # --- what they agree on ---------------------------------------------------------------------------------
 
@@ -320,7 +318,9 @@ class ReplicaWorld(MemberWorld):
         """
         group, cause = self._group, self._group.broken
         group.due = self._seat.signals.due = group.asks = False
-        if not boundary:
+        if boundary:
+            nccl.finish(self.device)  # before they agree: then no group is ended that another is in
+        else:
             self._dissolve()
         while True:
             number = self.view.number

@@ -1,6 +1,5 @@
 """What ``test_gpus`` runs: each function is one process on a GPU, and returns what it saw."""
 
-import os
 import statistics
 import tempfile
 import time
@@ -17,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ebbflow.infra.training import ElasticRun
 from ebbflow.infra.training.gradients.comm_hook import RankSamples
 from ebbflow.infra.training.gradients.squares import SquareSums
+from ebbflow.infra.training.process import nccl
 from ebbflow.planners.model.trainings import RunSettings
 
 WIDTH, BATCH, STEPS = 256, 64, 24
@@ -118,7 +118,7 @@ def hooked(world: int, device: str) -> dict[str, Any]:
 
 def remade(world: int, device: str, times: int = 20) -> dict[str, Any]:
     """Make NCCL's group anew again and again under one model; return memory, and seconds of a change."""
-    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    nccl.prepare()
     inner = network().to(device)
     x, y = (part[:BATCH].to(device) for part in samples())
     memory, seconds, losses = [], [], []
@@ -131,7 +131,10 @@ def remade(world: int, device: str, times: int = 20) -> dict[str, Any]:
         losses.append(loss.item())
         inner.zero_grad()
         del module, loss
+        nccl.finish(torch.device(device))
+        nccl.abort()  # as where processes come and go
         dist.destroy_process_group()
+        nccl.begun()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begun)
         free, total = torch.cuda.mem_get_info()

@@ -105,7 +105,7 @@ def test_what_a_process_holds_is_remembered_by_later_settings() -> None:
 def test_what_cannot_be_done_about_what_was_heard_does_not_make_the_launcher_lost() -> None:
     tried = threading.Semaphore(0)
 
-    def fail() -> None:
+    def fail(stop: StopRequest | None) -> None:
         tried.release()
         raise OSError("too many open files")
 

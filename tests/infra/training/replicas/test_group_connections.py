@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ebbflow.infra.training.replicas import world as worlds
+from ebbflow.infra.training.process import nccl
 from ebbflow.infra.training.replicas.groups import Connections
 from ebbflow.infra.training.replicas.world import ReplicaWorld
 from ebbflow.planners.aggregation.membership import View
@@ -79,10 +79,10 @@ def test_a_group_is_cut_once_and_only_where_it_waits_for_one_that_is_lost(
     monkeypatch: pytest.MonkeyPatch, newest: int, fixed: str, count: int
 ) -> None:
     made, cut = listening(newest, fixed=fixed)
-    made.heard()
+    made.heard(None)
     assert cut.count == 0, "a loss that shows by itself gets the time to"
-    monkeypatch.setattr(worlds, "SHOWS", 0.0)
+    monkeypatch.setattr(nccl, "SHOWS", 0.0)
     for _ in range(3):
         time.sleep(0.001)
-        made.heard()
+        made.heard(None)
     assert cut.count == count

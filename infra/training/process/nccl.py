@@ -1,0 +1,145 @@
+"""What PyTorch leaves to its user where a peer is lost in a collective over NCCL, which neither fails nor ends then.
+
+The collective's kernel waits on the GPU, and behind it, in the order of its stream, all that the process asks of the
+GPU later: the norm that it waits for, and the copy of a checkpoint. Another thread must abort the communicators
+(NCCL's user guide, "Error handling and communicator abort"). What was reduced is void from then on.
+
+``TORCH_NCCL_BLOCKING_WAIT`` is no help: DDP waits for futures, which do not support it, and with it no watchdog looks
+at timeouts. By default the watchdog ends the process, in which nothing could be saved.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_ABORT_ONLY = "2"
+SHOWS = 1.0  # seconds in which a loss shows in a collective, where connections end with it
+_CLOSING = 5.0  # seconds that ending groups may take
+
+log = logging.getLogger(__name__)
+
+_lock = threading.Lock()  # of one abort at a time
+_aborted = threading.Event()  # by this module, since groups were begun last
+
+
+def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Have errors and timeouts of collectives abort communicators, and nothing else; a user's own choice stays."""
+    environment.setdefault(HANDLING, _ABORT_ONLY)
+
+
+def begun() -> None:
+    """Take note that process groups are made anew."""
+    _aborted.clear()
+
+
+def abort() -> int:
+    """End all collectives of this process over NCCL, and return how many groups they are of; from any thread.
+
+    Waits 5 s at most.
+    """
+    found = list(_groups())
+    with _lock:
+        if found and not _aborted.is_set():
+            _aborted.set()  # before what waits for them finds them ended
+            _within(partial(_abort_all, found), "communicators")
+    return len(found)
+
+
+def check() -> None:
+    """Raise ``DistBackendError`` where collectives of this process were aborted, or failed: what they gave is void.
+
+    Called once the GPU has done them.
+    """
+    failed = next((said for one in _groups() if (said := _error(one))), "")
+    if _aborted.is_set() or failed:
+        raise dist.DistBackendError(
+            f"NCCL communicator was aborted: {failed or 'other processes were lost'}; its collectives are void"
+        )
+
+
+def finish(device: torch.device) -> None:
+    """Wait until the GPU has done what this process has asked of it, collectives over NCCL among it."""
+    if device.type == "cuda" and any(True for _ in _groups()):
+        torch.cuda.current_stream(device).synchronize()
+
+
+def close() -> None:
+    """End the process groups, for at most 5 s.
+
+    Others may be gone, and NCCL waits until CUDA graphs with its collectives are gone, too (since 2.26).
+    """
+    _within(dist.destroy_process_group, "process groups")
+
+
+class LossWatch:
+    """Aborts collectives that still wait some time after the loss of a process is known."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None  # monotonic
+
+    def reset(self) -> None:
+        """Take note of a new group, from which none is lost."""
+        self._since = None
+
+    def look(self, *, lost: bool) -> bool:
+        """Take note of whether processes are lost; return whether they have been for longer than a loss shows."""
+        if not lost:
+            self._since = None
+        elif self._since is None:
+            self._since = time.monotonic()
+        if self._since is None or time.monotonic() - self._since <= SHOWS:
+            return False
+        if not _aborted.is_set() and (count := abort()):
+            log.warning("processes are lost: collectives of %d groups over NCCL are aborted", count)
+        return True
+
+
+def _within(act: Callable[[], None], what: str) -> None:
+    """Do what may hang in a thread of its own."""
+
+    def run() -> None:
+        with suppress(RuntimeError):  # of groups whose peers are gone
+            act()
+
+    closing = threading.Thread(target=run, daemon=True)
+    closing.start()
+    closing.join(_CLOSING)
+    if closing.is_alive():
+        log.warning("%s did not end within %g s", what, _CLOSING)
+
+
+def _abort_all(groups: Sequence[Any]) -> None:
+    groups[0]._group_start()  # together, so that they do not wait for one another
+    try:
+        for one in groups:
+            one.abort()
+    finally:
+        groups[0]._group_end()
+
+
+def _groups() -> Iterator[Any]:
+    """Yield what carries tensors of GPUs in each process group, where that is NCCL."""
+    if (kind := getattr(dist, "ProcessGroupNCCL", None)) is None:
+        return
+    for group in list(dist.distributed_c10d._world.pg_names):
+        with suppress(RuntimeError):  # it takes no tensors of GPUs
+            found = group._get_backend(torch.device("cuda"))
+            if isinstance(found, kind):
+                yield found
+
+
+def _error(group: Any) -> str:
+    """Return the error that NCCL's watchdog has seen; empty: none, or this torch does not tell."""
+    get = getattr(group, "get_error", None)
+    error = get() if get is not None else None
+    name = str(getattr(error, "name", "SUCCESS"))
+    return "" if name == "SUCCESS" else name

@@ -1,0 +1,157 @@
+"""Collectives over NCCL that wait for processes that are gone, on groups that only note what is asked of them."""
+
+import threading
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ebbflow.infra.training import ElasticRun
+from ebbflow.infra.training.channel.messages import StopRequest
+from ebbflow.infra.training.process import nccl
+from ebbflow.infra.training.process.world import World, peer_lost
+
+
+class Error(Enum):
+    SUCCESS = 0
+    TIMEOUT = 1
+
+
+class Communicators:
+    """What carries a group's tensors of GPUs."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.error = Error.SUCCESS
+
+    def _group_start(self) -> None:
+        self.did.append("begin")
+
+    def _group_end(self) -> None:
+        self.did.append("end")
+
+    def abort(self) -> None:
+        self.did.append("abort")
+
+    def get_error(self) -> Error:
+        return self.error
+
+
+class Group:
+    def __init__(self, communicators: Any = None) -> None:
+        self._communicators = communicators
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if self._communicators is None:
+            raise RuntimeError(f"No backend type associated with device type {device.type}")
+        return self._communicators
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Communicators]]:
+    """Return what carries tensors of GPUs in two of three groups."""
+    found = [Communicators(), Communicators()]
+    groups = [Group(found[0]), Group(), Group(found[1])]
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Communicators, raising=False)
+    monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_names=dict.fromkeys(groups, "")))
+    nccl.begun()
+    yield found
+    nccl.begun()
+
+
+def test_all_groups_are_aborted_together_once_and_what_they_gave_is_void(made: list[Communicators]) -> None:
+    nccl.check()
+    assert nccl.abort() == nccl.abort() == 2
+    assert [one.did for one in made] == [["begin", "abort", "end"], ["abort"]]
+    with pytest.raises(dist.DistBackendError, match="aborted: other processes were lost") as caught:
+        nccl.check()
+    assert peer_lost(caught.value), "the others save, and the step is not taken"
+    nccl.begun()
+    nccl.check()
+
+
+def test_what_the_watchdog_has_aborted_is_void(made: list[Communicators]) -> None:
+    made[1].error = Error.TIMEOUT
+    with pytest.raises(dist.DistBackendError, match="aborted: TIMEOUT"):
+        World(device=torch.device("cuda")).check_reduced()
+    World().check_reduced()
+
+
+def test_without_groups_over_nccl_there_is_nothing_to_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(dist, "ProcessGroupNCCL", raising=False)
+    assert nccl.abort() == 0
+    nccl.check()
+    nccl.finish(torch.device("cpu"))
+
+
+def test_a_loss_has_a_second_to_show_by_itself(
+    made: list[Communicators], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(nccl.time, "monotonic", lambda: now)
+    world, lost = World(0, 2), StopRequest("node-1 was lost", lost=True)
+    for stop in (None, StopRequest("resize"), lost):
+        world.heard(stop)
+        now += 1.0
+    world.heard(lost)
+    assert not made[0].did, "connections that end make collectives fail earlier"
+    now += 0.1
+    world.heard(StopRequest("resize"))
+    world.heard(lost)
+    assert not made[0].did
+    now += 1.1
+    for _ in range(3):
+        world.heard(lost)
+    assert made[0].did == ["begin", "abort", "end"]
+
+
+def test_errors_abort_communicators_and_end_no_process_unless_the_user_says_so() -> None:
+    environment = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    nccl.prepare(environment)
+    assert environment == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    environment.clear()
+    nccl.prepare(environment)
+    assert environment == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}  # CleanUpOnly
+
+
+def test_a_step_whose_collectives_were_aborted_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seen = torch.nn.Linear(2, 1), [-1]
+    before: list[torch.Tensor] = []
+
+    def fail(world: World) -> None:
+        if seen[0] == 2:
+            raise dist.DistBackendError("NCCL communicator was aborted")
+
+    def train() -> None:
+        with ElasticRun.start(directory=tmp_path) as run:
+            called, _ = run.prepare(model, lambda p: torch.optim.SGD(p, lr=0.1), batch_size=4)
+            for _ in run.epochs(1):
+                for x in run.batches(torch.ones(40, 2)):
+                    run.backward(called(x).square().mean())
+                    before[:] = [one.clone() for one in model.parameters()]
+                    seen[0] = run.progress.step
+                    run.step()
+
+    monkeypatch.setattr(World, "check_reduced", fail)
+    with pytest.raises(dist.DistBackendError):
+        train()
+    assert seen == [2]
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_groups_that_do_not_end_hold_no_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    freed = threading.Event()
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: freed.wait(150))
+    monkeypatch.setattr(nccl, "_CLOSING", 0.01)
+    nccl.close()
+    freed.set()
+    assert "did not end" in caplog.text
