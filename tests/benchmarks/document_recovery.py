@@ -99,7 +99,7 @@ def chaos(found: dict[str, Any]) -> str:
     restarts = f" Those of whole models started again nevertheless {said}." if said else ""
     return f"""## Trainings in chaos
 
-`python -m tests.benchmarks.training_chaos --seeds {found["wanted"]} --out docs/benchmarks`
+`python -m tests.benchmarks.training_chaos --seeds 100 --out docs/benchmarks`
 
 Real trainings over gloo under the launcher, {found["strikes"]} strikes each, decided by a seed: a process is killed
 or stopped, a node is lost, stopped, given a notice, added or taken away, the storage of checkpoints fails for a
@@ -120,7 +120,7 @@ def chaos_cuda(found: dict[str, Any]) -> str:
     seconds = ", ".join(f"{row['run_s']:.0f} s ({mode})" for mode, row in found["modes"].items())
     return f"""## Trainings in chaos on a GPU
 
-`python -m tests.benchmarks.training_chaos --first {found["first"]} --seeds {found["wanted"]} --out docs/benchmarks`
+`python -m tests.benchmarks.training_chaos --first 11 --seeds 6 --out docs/benchmarks`
 
 The same on {found["machine"]}, torch {found["torch"]}: all processes share the GPU, hold model, gradients and moments
 there, and exchange over gloo. Medians of a run {seconds}.
@@ -138,16 +138,21 @@ def _chaos_table(found: dict[str, Any]) -> str:
         events = ", ".join(f"{count} {name}" for name, count in row["events"].items())
         where = f"{nodes if nodes == most else f'{nodes} to {most}'} nodes of {slots}"
         rows.append(
-            f"| {mode} | {where} | {row['runs']} | {row['whole']} | {events}; {row['two_at_once']} times two at once "
-            f"| {row['steps']:,} | {row['one_generation']} |"
+            f"| {mode} | {where} | {row['runs']}{_seeds(row)} | {row['whole']} | {events}; "
+            f"{row['two_at_once']} times two at once | {row['steps']:,} | {row['one_generation']} |"
         )
     return "\n".join(
         [
-            "| parallel | where | runs | whole | what happened | steps | runs of one generation |",
+            "| parallel | where | runs (seeds) | whole | what happened | steps | runs of one generation |",
             "|---|---|---|---|---|---|---|",
             *rows,
         ]
     )
+
+
+def _seeds(row: dict[str, Any]) -> str:
+    spans = [f"{first} to {last}" if first < last else f"{first}" for first, last in row.get("seeds", ())]
+    return f" ({', '.join(spans)})" if spans else ""
 
 
 def _verdict(found: dict[str, Any]) -> str:

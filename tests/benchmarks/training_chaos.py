@@ -1,11 +1,11 @@
 """Trainings in chaos: is a sample lost or used twice, are parameters others, does anything hang?
 
-Run from the repository root: ``python -m tests.benchmarks.training_chaos --seeds 100 --out DIR``. Each run is decided
-by its mode and seed (``tests/infra/training/chaos_runs.py`` says what happens in it) and takes half a minute and more
-on two cores, most of it waiting. Finished runs are kept in ``--runs`` and are not repeated: the same command takes up
-what was left, and what a run that failed has written stays there. Writes ``training_chaos.json``, on a machine with a
-GPU, on which all processes train then, ``training_chaos_cuda.json``; in it modes that are not asked for keep their
-rows. Exits with 1 if anything did not hold.
+Run from the repository root: ``python -m tests.benchmarks.training_chaos --seeds 100 --out DIR``. Each run is
+decided by its mode and seed (``tests/infra/training/chaos_runs.py`` says what happens in it). Nodes are forks of an
+interpreter that has imported what they need, one for each of ``--jobs``. Finished runs are kept in ``--runs`` and
+are not repeated: the same command takes up what was left, and what a run that failed has written stays there. Writes
+``training_chaos.json``, on a machine with a GPU, on which all processes train then, ``training_chaos_cuda.json``:
+runs of seeds that it has already are left out, others are added to its rows. Exits with 1 if anything did not hold.
 """
 
 import argparse
@@ -18,8 +18,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,10 +28,12 @@ import torch
 
 from ebbflow.infra.storage.files import write_text
 from tests.benchmarks.ranks import machine
+from tests.forked_python import forked_python
 from tests.infra.training.chaos_runs import ATOL, CLUSTERS, RTOL, ChaosRun, Mode, schedule
 
 EVENTS = 6  # strikes of a run
 _A_PROCESS = 20  # runs
+_held = ExitStack()  # of a process that does runs, to its end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,18 +54,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     modes = given.modes.split(",")
     if wrong := set(modes) - set(get_args(Mode)):
         parser.error(f"--modes: some of {', '.join(get_args(Mode))}; got {', '.join(sorted(wrong))}")
-    wanted = [(mode, seed) for seed in range(given.first, given.first + given.seeds) for mode in modes]
+    kept = given.out / f"training_chaos{'_cuda' if torch.cuda.is_available() else ''}.json"
+    before = json.loads(kept.read_text()) if kept.exists() else {"modes": {}}
+    rows = before["modes"]
+    seeds = range(given.first, given.first + given.seeds)
+    wanted = [(mode, seed) for seed in seeds for mode in modes if seed not in seeds_of(rows.get(mode, {}))]
     _all([one for one in wanted if not _path(runs, *one).exists()], given.jobs, runs, given.limit)
     found = [json.loads(_path(runs, *one).read_text()) for one in wanted if _path(runs, *one).exists()]
-    summary = {"first": given.first, **summarised(found, given.seeds, modes)}
+    summary = summarised(found, modes)
     for mode, row in summary["modes"].items():
         print(f"{mode}: {row}")
-    kept = given.out / f"training_chaos{'_cuda' if torch.cuda.is_available() else ''}.json"
-    whole = all(row["whole"] == given.seeds for row in summary["modes"].values())
-    rows = (json.loads(kept.read_text())["modes"] if kept.exists() else {}) | summary["modes"]
-    summary["modes"] = {mode: rows[mode] for mode in get_args(Mode) if mode in rows}
+    added = {mode: added_to(rows.get(mode, {}), row) for mode, row in summary["modes"].items()}
+    summary["modes"] = {mode: (rows | added)[mode] for mode in get_args(Mode) if mode in rows | added}
+    if "note" in before:  # what is to be said of the runs besides
+        summary["note"] = before["note"]
     write_text(kept, json.dumps(summary, indent=1) + "\n")
-    return 0 if whole else 1
+    done = sum(not one["wrong"] for one in found)
+    return 0 if done == len(wanted) else 1
 
 
 def _path(runs: Path, mode: str, seed: int) -> Path:
@@ -72,14 +80,20 @@ def _path(runs: Path, mode: str, seed: int) -> Path:
 def _all(wanted: Sequence[tuple[Mode, int]], jobs: int, runs: Path, limit: float) -> None:
     """Do the runs, some at a time, and tell how they ended."""
     spawn, end = multiprocessing.get_context("spawn"), time.time() + limit
+    prepare = None if torch.cuda.is_available() else _fork_nodes  # a GPU's libraries bear no fork
     # new processes now and then by new pools: one with max_tasks_per_child hangs where tasks outlive its first ones
     for at in range(0, len(wanted), _A_PROCESS * jobs):
-        with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+        with ProcessPoolExecutor(jobs, spawn, prepare) as pool:
             some = wanted[at : at + _A_PROCESS * jobs]
             for done in as_completed([pool.submit(_one, *one, runs, end) for one in some]):
                 if (found := done.result()) is not None:
                     said = found["wrong"] or ", ".join(found["happened"])
                     print(f"{found['mode']} {found['seed']}: {found['seconds']:.0f} s, {said}", flush=True)
+
+
+def _fork_nodes() -> None:
+    """Let nodes of this process' runs be forks."""
+    _held.enter_context(forked_python())
 
 
 def _one(mode: Mode, seed: int, runs: Path, end: float) -> dict[str, Any] | None:
@@ -117,13 +131,14 @@ def _one(mode: Mode, seed: int, runs: Path, end: float) -> dict[str, Any] | None
     return found
 
 
-def summarised(found: Sequence[dict[str, Any]], seeds: int, modes: Sequence[str]) -> dict[str, Any]:
+def summarised(found: Sequence[dict[str, Any]], modes: Sequence[str]) -> dict[str, Any]:
     """Return what the runs say together."""
     rows = {}
     for mode in modes:
         mine = [one for one in found if one["mode"] == mode]
         struck = [event for one in mine for strike in one["happened"] for event in strike.split("+")]
         rows[mode] = {
+            "seeds": spans(one["seed"] for one in mine),
             "runs": len(mine),
             "whole": sum(not one["wrong"] for one in mine),
             "wrong": [f"{one['seed']}: {one['wrong'][:200]}" for one in mine if one["wrong"]],
@@ -136,7 +151,6 @@ def summarised(found: Sequence[dict[str, Any]], seeds: int, modes: Sequence[str]
             "run_s": statistics.median(one["seconds"] for one in mine) if mine else 0.0,
         }
     return {
-        "wanted": seeds,
         "strikes": EVENTS,
         "rtol": RTOL,
         "atol": ATOL,
@@ -147,6 +161,39 @@ def summarised(found: Sequence[dict[str, Any]], seeds: int, modes: Sequence[str]
         "machine": machine(),
         "modes": rows,
     }
+
+
+def spans(numbers: Iterable[int]) -> list[list[int]]:
+    """Return whole numbers as the first and last of each run of them."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return found
+
+
+def seeds_of(row: dict[str, Any]) -> set[int]:
+    """Return the seeds whose runs a row has."""
+    return {seed for first, last in row.get("seeds", ()) for seed in range(first, last + 1)}
+
+
+def added_to(row: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the runs of another one, of other seeds; the newer one's ``run_s``."""
+    if not row or not more["runs"]:
+        return row or more
+    found: dict[str, Any] = {}
+    for name, value in more.items():
+        if name == "seeds":
+            found[name] = spans(seeds_of(row) | seeds_of(more))
+        elif name == "run_s":
+            found[name] = value
+        elif isinstance(value, dict):
+            found[name] = dict(sorted((collections.Counter(row[name]) + collections.Counter(value)).items()))
+        else:
+            found[name] = row[name] + value
+    return found
 
 
 if __name__ == "__main__":

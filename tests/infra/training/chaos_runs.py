@@ -6,6 +6,7 @@ in which nothing happened, and who was not hit must have kept its process while 
 """
 
 import ctypes
+import functools
 import os
 import random
 import signal
@@ -263,7 +264,7 @@ class ChaosRun(Run):
         found = load_checkpoint(str(self.folder / "run"))
         step = int(found["run"]["progress"]["step"])
         assert step >= least
-        for name, value in undisturbed(step).state_dict().items():
+        for name, value in undisturbed().after(step).items():
             torch.testing.assert_close(found["model"][name], value, rtol=RTOL, atol=ATOL)
 
 
@@ -332,25 +333,48 @@ class _Blow:
             os.kill(pid, number)
 
 
-def undisturbed(steps: int) -> torch.nn.Module:
-    """Return the model after ``steps`` of one process: SGD with Nesterov's momentum, of clipped gradients."""
-    model = make_model(WIDTH).double()
-    parameters = list(model.parameters())
-    momentum = [torch.zeros_like(one) for one in parameters]
-    x, y = (part.double() for part in dataset())
-    order, cursor = DataOrder(SAMPLES, SEED), DataPosition()
-    for _ in range(steps):
-        rows = torch.tensor(order.indices(cursor.turn, cursor.position, cursor.position + BATCH))
-        loss = torch.nn.functional.mse_loss(model(x[rows]), y[rows])
-        gradients = torch.autograd.grad(loss, parameters)
+class Undisturbed:
+    """A training of one process in which nothing happens: SGD with Nesterov's momentum, of clipped gradients.
+
+    It does not depend on a run's seed or mode, and keeps the parameters after each step that it has taken.
+    """
+
+    def __init__(self) -> None:
+        self._model = make_model(WIDTH).double()
+        self._parameters = list(self._model.parameters())
+        self._momentum = [torch.zeros_like(one) for one in self._parameters]
+        self._x, self._y = (part.double() for part in dataset())
+        self._order, self._cursor = DataOrder(SAMPLES, SEED), DataPosition()
+        self._kept = [self._state()]
+
+    def after(self, steps: int) -> Mapping[str, torch.Tensor]:
+        """Return the parameters after ``steps``."""
+        while len(self._kept) <= steps:
+            self._step()
+            self._kept.append(self._state())
+        return self._kept[steps]
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        return {name: value.clone() for name, value in self._model.state_dict().items()}
+
+    def _step(self) -> None:
+        cursor = self._cursor
+        rows = torch.tensor(self._order.indices(cursor.turn, cursor.position, cursor.position + BATCH))
+        loss = torch.nn.functional.mse_loss(self._model(self._x[rows]), self._y[rows])
+        gradients = torch.autograd.grad(loss, self._parameters)
         norm = torch.stack([one.square().sum() for one in gradients]).sum().sqrt()
         scale = (5.0 / (norm + 1e-6)).clamp(max=1.0)
         with torch.no_grad():
-            for parameter, gradient, moved in zip(parameters, gradients, momentum, strict=True):
+            for parameter, gradient, moved in zip(self._parameters, gradients, self._momentum, strict=True):
                 moved.mul_(0.9).add_(gradient * scale)
                 parameter.sub_(0.05 * (gradient * scale + 0.9 * moved))
-        cursor = order.after(cursor, BATCH)
-    return model
+        self._cursor = self._order.after(cursor, BATCH)
+
+
+@functools.cache
+def undisturbed() -> Undisturbed:
+    """Return the one of this process."""
+    return Undisturbed()
 
 
 def _lives(pid: int) -> bool:
