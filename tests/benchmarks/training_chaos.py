@@ -80,10 +80,9 @@ def _path(runs: Path, mode: str, seed: int) -> Path:
 def _all(wanted: Sequence[tuple[Mode, int]], jobs: int, runs: Path, limit: float) -> None:
     """Do the runs, some at a time, and tell how they ended."""
     spawn, end = multiprocessing.get_context("spawn"), time.time() + limit
-    prepare = None if torch.cuda.is_available() else _fork_nodes  # a GPU's libraries bear no fork
     # new processes now and then by new pools: one with max_tasks_per_child hangs where tasks outlive its first ones
     for at in range(0, len(wanted), _A_PROCESS * jobs):
-        with ProcessPoolExecutor(jobs, spawn, prepare) as pool:
+        with ProcessPoolExecutor(jobs, spawn, _prepare) as pool:
             some = wanted[at : at + _A_PROCESS * jobs]
             for done in as_completed([pool.submit(_one, *one, runs, end) for one in some]):
                 if (found := done.result()) is not None:
@@ -91,9 +90,11 @@ def _all(wanted: Sequence[tuple[Mode, int]], jobs: int, runs: Path, limit: float
                     print(f"{found['mode']} {found['seed']}: {found['seconds']:.0f} s, {said}", flush=True)
 
 
-def _fork_nodes() -> None:
-    """Let nodes of this process' runs be forks."""
-    _held.enter_context(forked_python())
+def _prepare() -> None:
+    """Prepare a process that does runs: it computes on one processor, and its nodes are forks."""
+    torch.set_num_threads(1)  # two wait for each other, and runs for them
+    if not torch.cuda.is_available():  # a GPU's libraries bear no fork
+        _held.enter_context(forked_python())
 
 
 def _one(mode: Mode, seed: int, runs: Path, end: float) -> dict[str, Any] | None:

@@ -329,19 +329,19 @@ class Generation:
                 self._end_after_loss(f"{name} was lost, which had no mirror", now)
 
     def _look_for_hang(self, now: float, left: list[str]) -> None:
-        if self._hung or self._killed is not None or self.stop is not None:
-            return  # a generation that is to end has a deadline as it is
+        if self._hung or self._killed is not None:
+            return
         if (verdict := self._watch.verdict(now)) is None:
-            if not self._said and not self._nodes and now - self.begun > self.form + _SPARE:
+            if not (self.stop or self._said or self._nodes) and now - self.begun > self.form + _SPARE:
                 self._cut(now)  # the agents should have given up by now
             return
         nodes = {self.node_of(rank) for rank in verdict.ranks}
-        if nodes and all(self.recovers(name) for name in nodes):
+        if self.stop or (nodes and all(map(self.recovers, nodes))):  # none waits for a deadline because of it
             for rank in verdict.ranks:
                 self.note("hang", reason=verdict.reason, ranks=[rank], nodes=[self.node_of(rank)])
                 self._kill(rank)
                 self._watch.forget(rank, now)
-                if self.workforce is not None:
+                if self.workforce is not None and not self.stop:
                     self.workforce.leave_rank(rank)
             return
         self._hung = verdict.reason

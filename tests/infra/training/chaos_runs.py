@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +46,7 @@ _PAUSE = 0.3  # seconds of training between two strikes, at most
 _BROKEN = 1.5  # seconds that the storage fails, at most
 _HANG = HangRule(stopped=0.3)
 _NOTICE = 30.0  # seconds
+_DELAY = 0.1  # seconds before the next generation, at most
 _ALLOWED = (
     "no process is left that knows",
     "slots are left",
@@ -141,7 +142,8 @@ class ChaosRun(Run):
         failed = isinstance(answer, Halt) and answer.state == "failed"
         if failed and (self._timer is not None or end.started < self._mended):
             return Continue(end.left, "the storage failed", delay=0.5)
-        return answer
+        # to wait for what passes by itself is no part of what happens here
+        return replace(answer, delay=min(answer.delay, _DELAY)) if isinstance(answer, Continue) else answer
 
     # --- who is there ---------------------------------------------------------------------------------------
 

@@ -221,6 +221,18 @@ def test_a_frozen_process_is_found_on_its_node_and_without_nodes_the_run_waits(r
     assert run.event("started", status.generation + 1).content["step"] >= status.step
 
 
+def test_a_frozen_process_holds_up_no_generation_that_ends(run: Run) -> None:
+    run.on({"node-1": 1, "node-2": 1})
+    generation = run.status.generation
+    frozen, killed = run.worker("node-1"), run.worker("node-2")
+    os.kill(frozen, signal.SIGSTOP)
+    os.kill(killed, signal.SIGKILL)
+    run.end_of(generation)
+    assert run.has("hang", generation)
+    assert not run.has("cut-off", generation), "survivors get 20 s, and it cannot use them"
+    run.training_on({"node-1": 1, "node-2": 1})
+
+
 def test_one_run_has_one_launcher(run: Run) -> None:
     job = TrainingJob("shared", str(SCRIPT), (), str(run.folder / "run"))
     with LocalNodes() as nodes:
