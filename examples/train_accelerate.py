@@ -19,6 +19,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--batch", type=int, default=8, help="examples of a step, on all processes together")
 parser.add_argument("--save-steps", type=int, default=20)
+parser.add_argument("--stateful", action="store_true", help="let the loader resume by torchdata's state")
 parser.add_argument(
     "--output", default=os.path.join(os.environ.get("EBBFLOW_RUN_FOLDER", "."), "accelerate")
 )  # 2
@@ -43,7 +44,9 @@ class Model(torch.nn.Module):
 set_seed(0)
 accelerator = Accelerator(
     cpu=not torch.cuda.is_available(),
-    dataloader_config=DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True),
+    dataloader_config=DataLoaderConfiguration(
+        split_batches=True, use_seedable_sampler=True, use_stateful_dataloader=options.stateful
+    ),
 )
 loader = torch.utils.data.DataLoader(blocks, batch_size=options.batch, shuffle=True, drop_last=True)
 model = Model()

@@ -1,5 +1,6 @@
 """The examples of other frameworks' trainers, whose nodes are killed and given notice while they train."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
+import torch
 
 from ebbflow.infra.training.frameworks.accelerate import AccelerateSaves
 from ebbflow.planners.errors import OptionError
@@ -18,7 +20,8 @@ FAULTS = ("3s:kill:node-2", "4s:add:1", "14s:notice:node-1:20s", "15s:add:1", "2
 
 
 def train(folder: Path, script: str, nodes: str, steps: int, *faults: str) -> dict[str, Any]:
-    """Train an example, and return the run's report."""
+    """Train an example, with options after its name, and return the run's report."""
+    script, *options = script.split()
     command = [
         sys.executable, "-P", "-m", "ebbflow.flows.cli", "train", str(EXAMPLES / script), "--own-checkpoints",
         "--nodes", nodes, "--max-gpus", "2", "--runs-dir", str(folder), "--run-id", "one",
@@ -27,7 +30,7 @@ def train(folder: Path, script: str, nodes: str, steps: int, *faults: str) -> di
         command += ["--fault", fault]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [*command, "--", "--steps", str(steps), "--save-steps", "20"],
+        [*command, "--", "--steps", str(steps), "--save-steps", "20", *options],
         env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -44,7 +47,10 @@ def losses(folder: Path) -> dict[int, float]:
     return {one["step"]: one["loss"] for one in map(json.loads, written.read_text().splitlines())}
 
 
-@pytest.mark.parametrize("script", ["train_accelerate.py", "train_hf.py", "train_lightning.py"])
+@pytest.mark.parametrize(
+    "script",
+    ["train_accelerate.py", "train_accelerate.py --stateful", "train_hf.py", "train_lightning.py"],
+)
 def test_kills_and_a_notice_leave_the_losses_of_a_run_without(script: str, tmp_path: Path) -> None:
     steps = 1500
     struck = train(tmp_path / "struck", script, "local:2x1", steps, *FAULTS)
@@ -67,10 +73,6 @@ def test_kills_and_a_notice_leave_the_losses_of_a_run_without(script: str, tmp_p
     [
         ({}, "split_batches must be True"),
         ({"split_batches": True}, "use_seedable_sampler must be True"),
-        (
-            {"split_batches": True, "use_seedable_sampler": True, "use_stateful_dataloader": True},
-            "use_stateful_dataloader must be False",
-        ),
     ],
 )
 def test_loaders_whose_batches_would_differ_after_a_restart_are_refused(
@@ -82,3 +84,82 @@ def test_loaders_whose_batches_would_differ_after_a_restart_are_refused(
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**options))
     with pytest.raises(OptionError, match=rule):
         AccelerateSaves(accelerator, str(tmp_path), 10)
+
+
+class Numbers(torch.utils.data.Dataset[Any]):
+    """Numbers, which counts how many of them were read."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return 44
+
+    def __getitem__(self, number: int) -> int:
+        self.read += 1
+        return number
+
+
+def loop(output: Path, steps: int, *, stateful: bool, workers: int = 0) -> tuple[list[list[int]], Numbers]:
+    """Return the batches of a loop that begins where the last one was saved, and what they were read from."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+    from accelerate.utils import DataLoaderConfiguration, set_seed
+
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    set_seed(1)
+    config = DataLoaderConfiguration(
+        split_batches=True, use_seedable_sampler=True, use_stateful_dataloader=stateful
+    )
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    numbers = Numbers()
+    loader = accelerator.prepare(
+        torch.utils.data.DataLoader(numbers, batch_size=4, shuffle=True, num_workers=workers)
+    )
+    saves = AccelerateSaves(accelerator, str(output), 1)
+    return [batch.tolist() for batch in saves.batches(loader, steps)], numbers
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stateful_loaders_resume_at_the_batch_after_the_last(workers: int, tmp_path: Path) -> None:
+    expected, _ = loop(tmp_path / "calm", 27, stateful=False)
+    found = []
+    for steps in (3, 4, 11, 17, 22, 27):  # 11 batches a pass: within one, and at an end
+        some, numbers = loop(tmp_path / "stopped", steps, stateful=True, workers=workers)
+        found += some
+        if not workers:
+            assert numbers.read <= 4 * (len(some) + 1), "what is done is not read again"
+    assert found == expected
+    for at in (0, 11):
+        assert sorted(itertools.chain(*found[at : at + 11])) == list(range(44)), "each once a pass"
+
+
+def test_a_loop_may_leave_a_pass_and_continue_it(tmp_path: Path) -> None:
+    expected, _ = loop(tmp_path / "calm", 15, stateful=False)
+    accelerate_batches = AccelerateSaves.batches
+
+    def in_parts(saves: AccelerateSaves, loader: Any, steps: int) -> Any:
+        for until in (4, 9, steps):
+            yield from accelerate_batches(saves, loader, until)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AccelerateSaves, "batches", in_parts)
+        found, _ = loop(tmp_path / "parts", 15, stateful=True)
+    assert found == expected
+
+
+def test_a_loader_that_reads_in_one_process_for_all_has_no_state_to_resume_by(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DataLoaderConfiguration
+
+    AcceleratorState._reset_state(True)
+    config = DataLoaderConfiguration(
+        split_batches=True, use_seedable_sampler=True, use_stateful_dataloader=True, dispatch_batches=True
+    )
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    loader = accelerator.prepare(torch.utils.data.DataLoader(Numbers(), batch_size=4))
+    saves = AccelerateSaves(accelerator, str(tmp_path), 10)
+    with pytest.raises(OptionError, match="dispatch_batches=False"):
+        next(saves.batches(loader, 3))

@@ -1,10 +1,14 @@
 """Hugging Face's Accelerate on nodes that come and go: a loop of one's own that saves when it must leave."""
 
+import io
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ebbflow.infra.storage.files import write_atomic
 from ebbflow.infra.training.frameworks.checkpoints import COMPLETE, PREFIX, mark_complete, newest_checkpoint
 from ebbflow.infra.training.frameworks.stopping import StopAgreement
 from ebbflow.planners.errors import OptionError
@@ -20,7 +24,7 @@ class AccelerateSaves:
 
     Args:
         accelerator: ``accelerate.Accelerator``, whose ``DataLoaderConfiguration`` has ``split_batches`` and
-            ``use_seedable_sampler``.
+            ``use_seedable_sampler``. With ``use_stateful_dataloader`` loaders resume by their own state.
         output: directory that all nodes share.
         every: steps between two saves.
 
@@ -32,10 +36,14 @@ class AccelerateSaves:
             raise OptionError(f"every must be >= 1 steps; got {every}")
         _check_loaders(accelerator)
         self._accelerator, self._output, self._every = accelerator, Path(output), every
+        self._stateful = bool(getattr(accelerator.dataloader_config, "use_stateful_dataloader", False))
+        self._resumed = False  # whether loaders have their state of a checkpoint, and have not begun
+        self._loader: Any = None  # of the pass under way
         self.step = 0  # steps that are done
         accelerator.register_for_checkpointing(self)
         if (newest := newest_checkpoint(output)) is not None:
             accelerator.load_state(newest)
+            self._resumed = self._stateful
         self._agreement = StopAgreement(self.step)
 
     def state_dict(self) -> dict[str, int]:
@@ -52,13 +60,15 @@ class AccelerateSaves:
         The batch before the next one is asked for is a step: it is saved then where that is due, and the script ends
         where it was asked to leave. Batches are the same on any number of processes where each one's share makes up
         the same whole.
+
+        Raises ``OptionError`` for a loader whose state would not lead to the same batches.
         """
         begun = self.step
+        _check_loader(loader, stateful=self._stateful)
         while self.step < steps:
             turn, done = divmod(self.step, len(loader))
             loader.set_epoch(turn)
-            left = self._accelerator.skip_first_batches(loader, done) if done else loader
-            for batch in left:
+            for batch in self._rest(loader, done):
                 yield batch
                 self.step += 1
                 self._stepped(self.step == steps)
@@ -66,6 +76,20 @@ class AccelerateSaves:
                     break
         if self.step > begun or self.step >= steps:
             self._agreement.close()
+
+    def _rest(self, loader: Any, done: int) -> Any:
+        """Return a loader of what is left of a pass, of which so many batches are done."""
+        if not self._stateful:
+            return self._accelerator.skip_first_batches(loader, done) if done else loader
+        resumed, self._resumed = self._resumed, False
+        begins, self._loader = loader is not self._loader, loader
+        if done and not resumed:
+            loader.load_state_dict(loader.state_dict())  # it was left in the middle
+        elif begins and not done:
+            # not what it has read ahead when it was made, in an order before ours, nor after the end of a pass
+            loader.base_dataloader.next_iter_state = None
+            loader.load_state_dict({})
+        return loader
 
     def _stepped(self, last: bool) -> None:
         stop = self._agreement.after_step(self.step) and not last
@@ -79,6 +103,7 @@ class AccelerateSaves:
         self._accelerator.save_state(str(folder))
         self._agreement.barrier()  # each process has written its part
         if self._agreement.is_first:
+            self._save_loaders(folder)
             mark_complete(str(folder), self.step)
             whole = sorted(
                 (path for path in self._output.glob(f"{PREFIX}*") if (path / COMPLETE).is_file()),
@@ -89,6 +114,26 @@ class AccelerateSaves:
                 shutil.rmtree(old)
         self._agreement.barrier()
 
+    def _save_loaders(self, folder: Path) -> None:
+        """Write the states of loaders again, which all processes have written into the same files at once."""
+        for number, loader in enumerate(self._accelerator._dataloaders):
+            if not getattr(loader, "use_stateful_dataloader", False):
+                continue
+            buffer = io.BytesIO()
+            torch.save(loader.state_dict(), buffer)
+            name = f"dl_state_dict_{number}.bin" if number else "dl_state_dict.bin"
+            write_atomic(None, "file", str(folder / name), buffer.getvalue())
+
+
+def _check_loader(loader: Any, *, stateful: bool) -> None:
+    """Raise ``OptionError`` for a loader that counts what it has read by processes, and not by batches."""
+    if stateful and hasattr(loader, "split_batches"):
+        raise OptionError(
+            "with use_stateful_dataloader each process must read for itself: DataLoaderConfiguration("
+            "dispatch_batches=False); the state of a loader that reads in one process for all counts batches by "
+            "processes, which may be others after a restart"
+        )
+
 
 def _check_loaders(accelerator: Any) -> None:
     """Raise ``OptionError`` where prepared loaders would not give the same batches again after a restart."""
@@ -96,7 +141,6 @@ def _check_loaders(accelerator: Any) -> None:
     rules = {
         "split_batches": (True, "a batch is the same whole on any number of processes"),
         "use_seedable_sampler": (True, "a pass has the same order after a restart"),
-        "use_stateful_dataloader": (False, "steps that are done are skipped once, by accelerate_saves"),
     }
     for name, (wanted, why) in rules.items():
         if bool(getattr(config, name, False)) is not wanted:
