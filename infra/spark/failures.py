@@ -112,13 +112,19 @@ def headline(links: Sequence[tuple[str, str]]) -> str:
     return next((line for _, line in reversed(lines) if line), "Spark gave no reason")
 
 
+def is_driver_gone(links: Sequence[tuple[str, str]]) -> bool:
+    """Tell whether an error, as ``chain`` or ``parse`` has it, means that there is no driver any more."""
+    everything = "\n".join(message for _, message in links)
+    return any(name in ("Py4JNetworkError", "ConnectionRefusedError") for name, _ in links) or any(
+        text in everything for text in _UNREACHABLE
+    )
+
+
 def translate(links: Sequence[tuple[str, str]], *, stage: str, sql: str) -> EngineError | StorageError:
     """Return our error for the failed statement of ``stage``; ``links`` are ``chain``'s or ``parse``'s."""
     everything = "\n".join(f"{name}: {message}" for name, message in links)
     reason = headline(links)
-    if any(name in ("Py4JNetworkError", "ConnectionRefusedError") for name, _ in links) or any(
-        text in everything for text in _UNREACHABLE
-    ):
+    if is_driver_gone(links):
         return EngineUnavailableError(f"Spark's driver or master went away during {stage}: {reason}")
     if "No space left on device" in everything:
         return StorageFullError(f"no space left while writing {stage}: {reason}")

@@ -1,14 +1,14 @@
 """Relations as Spark's temporary views."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
-from ebbflow.infra.errors import TableError
+from ebbflow.infra.errors import EngineUnavailableError, TableError
 from ebbflow.infra.protocols import Relation, StageJob
-from ebbflow.infra.spark.failures import first_line
+from ebbflow.infra.spark.failures import chain, first_line, is_driver_gone
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.logs import deletions
 
@@ -226,9 +226,23 @@ def columns(frame: Any) -> tuple[tuple[str, str], ...]:
     return tuple((field.name, field.dataType.simpleString()) for field in frame.schema.fields)
 
 
-def tables(session: Any, names: Collection[str]) -> list[Relation]:
+def driver_gone(error: Exception) -> EngineUnavailableError | None:
+    """Return that Spark's driver is gone, where that is what an error of Py4J means."""
+    if not is_driver_gone(chain(error)):
+        return None
+    return EngineUnavailableError(f"Spark's driver went away during a look for tables: {first_line(error)}")
+
+
+def tables(
+    session: Any,
+    names: Collection[str],
+    lost: Callable[[Exception], EngineUnavailableError | None] = driver_gone,
+) -> list[Relation]:
     """Return those of the named tables that a session's catalogues have, or its temporary views are. No other table
-    is looked at, of which there may be thousands. Raises ``TableError`` for one that cannot be read."""
+    is looked at, of which there may be thousands.
+
+    Raises ``TableError`` for one that cannot be read, and what ``lost`` returns where that is for want of a driver.
+    """
     from pyspark.errors import PySparkException
 
     found = []
@@ -238,6 +252,8 @@ def tables(session: Any, names: Collection[str]) -> list[Relation]:
             found.append(Relation(name, "file", (), columns(frame), external=True))
         except Exception as error:  # of a package that a table needs, of a metastore: Py4J's own
             if not isinstance(error, PySparkException) or error.getCondition() not in _NO_TABLE:
+                if (without := lost(error)) is not None:
+                    raise without from error
                 raise TableError(f"table {name!r} cannot be read: {first_line(error)}") from error
     return found
 

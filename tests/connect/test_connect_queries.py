@@ -22,7 +22,7 @@ from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.connect import engine as connect_engine
 from ebbflow.infra.spark.connect.engine import ConnectEngine
-from ebbflow.infra.spark.connect.session import end_session, open_session
+from ebbflow.infra.spark.connect.session import end_session, hurry, open_session
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.query.listening import NullQueryListener
@@ -99,6 +99,7 @@ def test_a_server_that_is_lost_ends_the_query_and_the_next_run_takes_its_stages(
     request = QueryRequest(
         Q5, tables=tpch, master=server.url, store=str(tmp_path / "store"), materialize="every-join"
     )
+    asking = ConnectEngine(given)
     killer = Killer(server)
     with pytest.raises(EngineUnavailableError, match=r"does not answer any more.*finished stages are kept"):
         execute(request, PlainOrchestrator(killer))
@@ -106,7 +107,13 @@ def test_a_server_that_is_lost_ends_the_query_and_the_next_run_takes_its_stages(
     assert waits[threading.get_ident()] < 5, "seconds for a server that is known to be gone; a stage waits 20"
     with pytest.raises(EngineUnavailableError, match=r"no Spark Connect server at sc://127\.0\.0\.1"):
         execute(request)
+    hurry(asking._session)
+    with pytest.raises(EngineLostError, match="does not answer any more"):
+        asking.tables(["t"])
     server.start()
+    with pytest.raises(EngineLostError, match="was restarted, or has ended the session"):
+        asking.tables(["t"])
+    asking.close()
     for _ in range(2):
         with pytest.raises(EngineLostError, match=r"was restarted, or has ended the session.*a new session"):
             request_in(given, views)

@@ -26,6 +26,7 @@ from ebbflow.infra.spark.connect.session import (
     hurry,
     limit,
     limited,
+    server_gone,
     translated,
 )
 from ebbflow.infra.spark.failures import first_line
@@ -184,7 +185,7 @@ class ConnectEngine:
             _log.debug("%s: %s", remote[0], error)
 
     def tables(self, names: Collection[str]) -> Sequence[Relation]:
-        return relations.tables(self._session, names)
+        return relations.tables(self._session, names, lambda error: server_gone(error, self.address))
 
     def table_list(self) -> Sequence[str]:
         with translated("the list of tables", self.address):

@@ -171,6 +171,12 @@ def translated(what: str, server: str, sql: str = "") -> Iterator[None]:
         raise _meaning(error, what, server, sql) from error
 
 
+def server_gone(error: Exception, server: str) -> EngineLostError | None:
+    """Return that the server or its session is gone, where that is what an error of PySpark's client means."""
+    found = _meaning(error, "a look for tables", server, "")
+    return found if isinstance(found, EngineLostError) else None
+
+
 def _meaning(error: Any, what: str, server: str, sql: str) -> Exception:
     condition, text = getattr(error, "getCondition", str)() or "", str(error)
     status = getattr(error, "getGrpcStatusCode", getattr(error, "code", lambda: None))()

@@ -13,8 +13,10 @@ from ebbflow.infra.errors import (
     EngineUnavailableError,
     StageFailedError,
     StorageFullError,
+    TableError,
 )
 from ebbflow.infra.machine.network import registry
+from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.failures import headline, is_own, parse, translate
 from ebbflow.infra.spark.metrics import group_metrics
 from ebbflow.infra.spark.session import check_master
@@ -144,6 +146,22 @@ def test_failures_become_the_error_that_says_what_to_do(
 ) -> None:
     sql = "SELECT /*+ BROADCAST(a) */ 1" if hinted else "SELECT /*+ MERGE(a) */ 1"
     assert type(translate(parse(text), stage="s", sql=sql)) is kind
+
+
+def test_a_look_for_tables_without_a_driver_says_so_and_not_that_the_table_is_at_fault() -> None:
+    from py4j.protocol import Py4JError, Py4JNetworkError
+
+    class Session:
+        def __init__(self, error: Exception) -> None:
+            self._error = error
+
+        def table(self, name: str) -> None:
+            raise self._error
+
+    with pytest.raises(EngineUnavailableError, match="driver went away"):
+        relations.tables(Session(Py4JNetworkError("Answer from Java side is empty")), ["t"])
+    with pytest.raises(TableError, match="'t' cannot be read: no class"):
+        relations.tables(Session(Py4JError("no class")), ["t"])
 
 
 def test_the_headline_is_the_condition_nearest_to_the_cause() -> None:
