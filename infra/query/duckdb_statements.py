@@ -12,6 +12,7 @@ from ebbflow.infra.storage.filesystems import filesystem
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 from ebbflow.infra.tables.datatypes import arrow_type
 from ebbflow.infra.tables.logs import deletions
+from ebbflow.infra.tables.logs.scans import live
 
 BATCH = 1 << 17  # rows
 BY_NAME = "union_by_name = true"  # of ``scan``, for several files
@@ -32,7 +33,7 @@ def register_view(cursor: Any, relation: Relation, test: str = "true") -> None:
         source = scan(relation, [f.path for f in relation.files], BY_NAME)
     else:
         source = quoted(f"__files_of_{relation.name}")
-        cursor.register(f"__files_of_{relation.name}", dataset(relation))
+        cursor.register(f"__files_of_{relation.name}", live(dataset(relation), deletions.of(relation)))
     rows = f"(SELECT {columns} FROM {source})"  # ``test`` is of the declared names
     cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS SELECT * FROM {rows} WHERE {test}")
 
@@ -153,7 +154,7 @@ def output_names(sql: str, relations: Sequence[Relation], everything: bool = Fal
 
 
 def dataset(relation: Relation) -> Any:
-    """Return the files of ``relation`` as a ``pyarrow.dataset.Dataset``, for DuckDB to scan."""
+    """Return the files of ``relation``, with deleted rows, as a ``pyarrow.dataset.Dataset``, for DuckDB to scan."""
     import pyarrow as pa
     import pyarrow.dataset as ds
 

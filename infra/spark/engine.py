@@ -159,11 +159,7 @@ class SparkEngine:
         with self._lock:
             running = self._running.get(job_id)
         if running is not None:
-            running.cancelled.set()
-            if running.job.native:
-                self._native.cancel(running.job)
-            # jobs that the statement starts after this moment are the watcher's to cancel
-            self._cancel_group(job_id)
+            self._stop([running])
 
     def resize(self, cores: float, memory: float) -> None:
         """Later jobs that name no partitions get four a core of this share. For executors see ``hold``."""
@@ -241,11 +237,7 @@ class SparkEngine:
                 return
             self._closed = True
             active = list(self._running.values())
-        for running in active:
-            running.cancelled.set()
-            if running.job.native:
-                self._native.cancel(running.job)
-            self._cancel_group(running.job.id)
+        self._stop(active)
         deadline = self._clock.now() + 5.0
         for running in active:
             self._clock.wait(running.done, deadline - self._clock.now())
@@ -344,6 +336,13 @@ class SparkEngine:
                     self._cancel_group(running.job.id)
             except Exception as error:  # the job's own thread finds out what it means
                 _log.debug("cannot look at %s: %s", running.job.id, first_line(error))
+
+    def _stop(self, those: Sequence[_Running]) -> None:
+        for running in those:
+            running.cancelled.set()
+            # jobs that the statement starts after this moment are the watcher's to cancel
+            self._cancel_group(running.job.id)
+        self._native.cancel(*(running.job for running in those if running.job.native))
 
     def _cancel_group(self, group: str) -> None:
         try:

@@ -123,7 +123,9 @@ def _live(session: Any, reader: Any, relation: Relation) -> Any:
         pa.table({_WORD: words, _BITS: np.concatenate([bits for _, bits in found])})
     )
     # the address is percent-encoded, in which a plus is one
-    file = f"regexp_replace(url_decode(replace(_metadata.file_path, '+', '%2B')), '^file:/+', '/') AS {_FILE}"
+    file = "url_decode(replace(_metadata.file_path, '+', '%2B'))"
+    start, instead = ("file:/+", "/") if relation.scheme == "file" else ("s3a?://", "")
+    file = f"regexp_replace({file}, '^{start}', '{instead}') AS {_FILE}"
     numbered = touched.selectExpr(*columns, file, f"_metadata.row_index AS {_ROW}")
     # a path that Spark tells otherwise than it was given would bring deleted rows back
     known = f"CASE WHEN {_NUMBER} IS NULL THEN raise_error('a file has another name') ELSE {_NUMBER} END"

@@ -152,13 +152,29 @@ def public_settings(environment: Mapping[str, str] = os.environ) -> dict[str, st
 _own = public_settings()  # what this process began with
 
 
-def follow(said: Mapping[str, str]) -> None:
-    """Look for S3 where ``said``, another process' ``public_settings``, says, but where this one was told itself."""
-    for names in (ENDPOINTS, REGIONS):
-        if not any(name in _own for name in names):
-            for name in names:
-                os.environ.pop(name, None)
-            os.environ.update({name: said[name] for name in names if name in said})
+@contextmanager
+def following(said: Mapping[str, str]) -> Iterator[None]:
+    """Look for S3 where ``said``, another process' ``public_settings``, says, but where this one was told itself.
+
+    Afterwards the environment is as it was: a process may serve several others, one after the other.
+    """
+    names = [
+        name for group in (ENDPOINTS, REGIONS) if not any(one in _own for one in group) for name in group
+    ]
+    before = {name: os.environ.get(name) for name in names}
+    _set(dict.fromkeys(names) | {name: said[name] for name in names if name in said})
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @contextmanager

@@ -283,7 +283,7 @@ def _as_declared(
     # where few rows are left, batches of so few are many
     size, deleted = (min(limit, _BATCH), None) if gone is None else (_BATCH, deletions.numbers(gone))
     for batch in reader.iter_batches(size, columns=list(found.values())) if found and missing else ():
-        live = batch if deleted is None else _without(batch, first, deleted)
+        live = batch if deleted is None else deletions.without(batch, first, deleted)
         first += batch.num_rows
         batches.append(live.select(list(found.values())).slice(0, missing))
         missing -= batches[-1].num_rows
@@ -299,17 +299,6 @@ def _as_declared(
             with suppress(pa.ArrowException):  # a nested type that has grown: its statistics tell nothing
                 columns[name] = rows.column(found[name]).cast(kind)
     return pa.table(columns) if columns else pa.table({"": pa.nulls(count)})
-
-
-def _without(batch: Any, first: int, deleted: Any) -> Any:
-    """Return the rows of a batch, which begins at the row ``first`` of its file, whose numbers are not among those
-    ``deleted``, which ascend."""
-    import numpy as np
-
-    low, high = np.searchsorted(deleted, [first, first + batch.num_rows])
-    kept = np.ones(batch.num_rows, dtype=bool)
-    kept[deleted[low:high] - first] = False
-    return batch.filter(kept)
 
 
 def _plain(table: Any) -> Any:

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from ebbflow.infra.protocols import Relation
@@ -16,9 +15,12 @@ from ebbflow.infra.query.duckdb_statements import dataset, selected, written
 from ebbflow.infra.query.duckdbtypes import quoted
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem
+from ebbflow.infra.tables.logs import deletions
+from ebbflow.infra.tables.logs.scans import Touched, check_all, scannable
 
 CANCELLED = ".cancelled"  # in the stage's directory: its tasks are to stop
-EVERY = 5  # of a task's looks at whether it is still wanted one that asks object storage
+EVERY = 10  # of a task's looks at whether it is still wanted one that asks object storage, by one request...
+_FOLDER = 10  # ...and of these one whether the stage's directory is there, which takes several
 _BATCH = 1 << 16  # rows
 _LARGE = (
     64 << 20
@@ -37,6 +39,11 @@ class Rows:
     path: str
     first: int
     last: int  # the last one itself
+
+
+def read_by_arrow(relation: Relation) -> bool:
+    """Tell whether tasks read the files of a relation by Arrow, and not by DuckDB's own reader."""
+    return relation.scheme != "file" or bool(relation.log is not None and relation.log.deleted)
 
 
 def transient(message: str) -> bool:
@@ -58,55 +65,51 @@ def register_objects(cursor: Any, relation: Relation, rows: tuple[Rows, ...], te
 
 
 def scanned(relation: Relation, rows: tuple[Rows, ...] = ()) -> Any:
-    """Return the files of ``relation``, and ``rows`` of other files, as a dataset whose scans read little ahead.
+    """Return what is not deleted of the files of ``relation``, and of ``rows`` of other files, as a dataset whose
+    scans read little ahead.
 
     Raises ``OSError``, and ``ValueError`` for rows that are no whole row groups.
     """
     whole = {file.path: file.size for file in relation.files}
     others = dict.fromkeys(some.path for some in rows)
     files = (*relation.files, *(FileEntry(path, 1, 0.0) for path in others if path not in whole))
-    found = dataset(replace(relation, files=files))
+    relation = replace(relation, files=files)
+    found, gone = dataset(relation), deletions.of(relation)
     fragments: list[Any] = []
+    touched: list[Touched] = []
     for fragment in found.get_fragments():
-        if fragment.path in whole:  # what is read ahead of a fragment stays in memory until its end
-            large = whole[fragment.path] > _LARGE
-            fragments += fragment.split_by_row_group() if large else [fragment]
-        for some in rows:
-            if some.path == fragment.path:
-                fragments += _groups(fragment, some)
-    return _frugal()(fragments, found.schema, found.format, found.filesystem)
+        path = fragment.path
+        groups = [one for some in rows if some.path == path for one in _groups(fragment, some)]
+        if path in gone:
+            only = None if path in whole else frozenset(groups)
+            touched.append(Touched(fragment, gone[path], only))
+            continue
+        if path in whole:  # what is read ahead of a fragment stays in memory until its end
+            fragments += fragment.split_by_row_group() if whole[path] > _LARGE else [fragment]
+        fragments += [fragment.subset(row_group_ids=[number]) for number in groups]
+    check_all(touched, gone)
+    return scannable(
+        found,
+        fragments,
+        touched,
+        batch_size=_BATCH,
+        batch_readahead=_AHEAD,
+        fragment_readahead=_AHEAD,
+        use_threads=False,  # a task has its cores; requests have threads of their own
+    )
 
 
-def _groups(fragment: Any, some: Rows) -> list[Any]:
-    """Return the row groups of a file that hold ``some`` of its rows, a fragment each."""
+def _groups(fragment: Any, some: Rows) -> list[int]:
+    """Return the numbers of the row groups of a file that hold ``some`` of its rows."""
     first, found, count = 0, [], 0
     for group in fragment.row_groups:
         if group.num_rows and some.first <= first and first + group.num_rows - 1 <= some.last:
-            found.append(group.id)
+            found.append(int(group.id))
             count += group.num_rows
         first += group.num_rows
     if count != some.last - some.first + 1:
         raise ValueError(f"{some.path} has other row groups than when it was planned")
-    return [fragment.subset(row_group_ids=[number]) for number in found]
-
-
-@lru_cache(maxsize=1)
-def _frugal() -> Any:
-    import pyarrow.dataset as ds
-
-    class Frugal(ds.FileSystemDataset):  # type: ignore[misc]
-        """What DuckDB scans as any other dataset."""
-
-        def scanner(self, **options: Any) -> Any:
-            return super().scanner(
-                **options,
-                batch_size=_BATCH,
-                batch_readahead=_AHEAD,
-                fragment_readahead=_AHEAD,
-                use_threads=False,  # a task has its cores; requests have threads of their own
-            )
-
-    return Frugal
+    return found
 
 
 class ObjectParts:
@@ -121,23 +124,32 @@ class ObjectParts:
         self._seen = False  # some stores know no empty directory
 
     def cancelled(self) -> bool:
-        mark, folder = self._fs.get_file_info([f"{self._folder}/{CANCELLED}", self._folder])
-        gone = self._seen and not _is_there(folder)
-        self._seen = self._seen or _is_there(folder)
-        return bool(mark.is_file) or gone
+        try:
+            self._fs.open_input_file(f"{self._folder}/{CANCELLED}").close()  # no more than one HEAD
+        except FileNotFoundError:
+            return False
+        return True
 
     def unwanted(self) -> bool:
         self._looks += 1
         if self._looks % EVERY:
             return False
         with suppress(OSError):  # whether it can be written will be seen
-            return self.cancelled()
+            return self.cancelled() or (self._looks % (EVERY * _FOLDER) == 0 and self._gone())
         return False
+
+    def _gone(self) -> bool:
+        there = _is_there(self._fs.get_file_info(self._folder))
+        gone = self._seen and not there
+        self._seen = self._seen or there
+        return gone
 
     def write(self, cursor: Any, statement: str, name: str, check: Callable[[], None]) -> int:
         self._unfinished = f"{self._folder}/.{name.lstrip('.')}-{uuid.uuid4().hex[:12]}.tmp"
         rows = written(cursor, statement, self._scheme, self._unfinished, check)
         check()
+        if self.cancelled():  # what it is cancelled for may be that others write the same
+            raise ValueError("cancelled")
         # closing an upload completes it, after an error too: only the name says that it is whole
         self._fs.move(self._unfinished, f"{self._folder}/{name}")
         return rows

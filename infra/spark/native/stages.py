@@ -6,19 +6,20 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.errors import StageCancelledError, StageFailedError
+from ebbflow.infra.errors import InfraError, StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.local import machine_memory
 from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, parse
-from ebbflow.infra.spark.native.objects import CANCELLED, EVERY
+from ebbflow.infra.spark.native.objects import CANCELLED, EVERY, read_by_arrow
 from ebbflow.infra.spark.native.probe import trouble
 from ebbflow.infra.spark.native.programs import Program, program
 from ebbflow.infra.spark.native.slices import Cut, KeyBounds, cuts
@@ -29,7 +30,6 @@ from ebbflow.infra.storage import files
 from ebbflow.infra.storage.filesystems import public_settings
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
-from ebbflow.infra.tables.logs import deletions
 
 _SMALLEST = 8 << 20  # bytes of a slice below which another one costs more than it saves
 _LARGEST = 2 << 30  # bytes of a slice; beyond that there are more of them than cores...
@@ -40,6 +40,8 @@ _PART_OF_HEAP = 0.5  # memory of DuckDB's on an executor whose ``spark.executor.
 _PART_OF_MACHINE = 0.4  # likewise of this machine, in local mode
 _LEAST = 256  # MiB of a task
 _LEAVE = 5.0  # s in which tasks of a cancelled stage remove their files; a killed one does not
+_TIDIED = 2 * _LEAVE  # s in which what they have left is removed
+_MARKED = 2.0  # s to wait for object storage to have the mark of a cancellation
 _REACHED = ("file", "s3")  # what tasks read and write
 _PATTERN = frozenset("*?[]{}\\")  # in a path, DuckDB takes these for a pattern
 _log = logging.getLogger(__name__)
@@ -82,13 +84,13 @@ class NativeStages:
         """Hold later stages to ``access``, or what they read and write where that is more."""
         self._access = access
 
-    def cancel(self, job: StageJob) -> None:
-        """Ask the tasks of a stage to stop, which they do within a fraction of a second."""
-        with suppress(OSError):
-            if job.output.local:
-                files.write_text(f"{job.output.root}/{CANCELLED}", "")
-            else:
-                job.output.write(CANCELLED, b"")
+    def cancel(self, *jobs: StageJob) -> None:
+        """Ask the tasks of stages to stop, which they do within a fraction of a second, in object storage within 3 s.
+
+        Spark's own jobs are to be cancelled before: object storage may not answer, and is waited for no longer than
+        ``_MARKED``.
+        """
+        _bounded(_MARKED, *(partial(_mark, job) for job in jobs))
 
     def trouble(self, cancelled: threading.Event) -> str:
         """Return why no stage can run natively here; empty if some can. The first call asks an executor.
@@ -145,14 +147,21 @@ class NativeStages:
             if cancelled.is_set():
                 raise StageCancelledError(f"{job.name} was cancelled") from error
             # Spark leaves others of the job's tasks running: none of them may write from here on
-            self.cancel(job)
+            _mark(job)
             _until_tasks_have_left(job.output)
             _withdraw(job)
             raise NotDoneError(f"its tasks failed: {first_line(error)}") from error
+        except BaseException:  # the calling thread was interrupted: first of all the job ends
+            cancelled.set()
+            with suppress(Exception):  # a JVM that is gone runs nothing
+                self._context.cancelJobGroup(job.id)
+            self.cancel(job)
+            raise
         finally:
-            if cancelled.is_set():
-                _until_tasks_have_left(job.output)
-            _remove_hidden(job.output)
+            if cancelled.is_set():  # nobody waits for what is left
+                _bounded(_TIDIED, lambda: (_until_tasks_have_left(job.output), _remove_hidden(job.output)))
+            else:
+                _remove_hidden(job.output)
             for folder in spilling:
                 sweep(folder)
 
@@ -279,10 +288,10 @@ def _check_places(job: StageJob) -> None:
     for relation in job.relations:
         if relation.external:
             raise NotNativeError(f"the table {relation.name} is in Spark's catalogue only")
-        if deletions.of(relation):
-            raise NotNativeError(f"rows of {relation.name} are deleted by its log")
-        if relation.scheme != "file" and relation.log is not None and relation.log.ids:
-            raise NotNativeError(f"columns of {relation.name} are known by their numbers in files on S3")
+        if read_by_arrow(relation) and relation.log is not None and relation.log.ids:
+            raise NotNativeError(
+                f"files of {relation.name} have deleted rows, and columns under several names"
+            )
         if relation.scheme == "file" and any(_PATTERN & set(f.path) for f in relation.files):
             raise NotNativeError(f"a file of {relation.name} has a name that DuckDB takes for a pattern")
 
@@ -290,9 +299,29 @@ def _check_places(job: StageJob) -> None:
 def _until_tasks_have_left(output: StorageLocation) -> None:
     """Wait, bounded, until each task has seen that its stage is cancelled and has removed its unfinished file."""
     clock = SystemClock()
-    began, least = clock.now(), 2 * POLL * (1 if output.local else EVERY)
+    began, least = clock.now(), POLL * (1 + (1 if output.local else EVERY))
     while clock.now() - began < least or (clock.now() - began < _LEAVE and _unfinished(output)):
-        clock.sleep(0.05)
+        clock.sleep(0.05 if output.local else 0.5)
+
+
+def _mark(job: StageJob) -> None:
+    """Mark a stage as cancelled, for its tasks to see."""
+    with suppress(OSError, InfraError):
+        if job.output.local:
+            files.write_text(f"{job.output.root}/{CANCELLED}", "")
+        else:
+            job.output.write(CANCELLED, b"")
+
+
+def _bounded(seconds: float, *actions: Callable[[], object]) -> None:
+    """Do all at once, and wait for that no longer than ``seconds``."""
+    threads = [threading.Thread(target=action, name="ebbflow-cancel", daemon=True) for action in actions]
+    for thread in threads:
+        thread.start()
+    clock = SystemClock()
+    end = clock.now() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - clock.now()))
 
 
 def _unfinished(output: StorageLocation) -> bool:

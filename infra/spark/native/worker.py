@@ -21,9 +21,16 @@ from typing import Any, Protocol
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.query.duckdb_statements import BY_NAME, register_view, scan, selected
 from ebbflow.infra.query.duckdbtypes import quoted
-from ebbflow.infra.spark.native.objects import CANCELLED, ObjectParts, Rows, register_objects, transient
+from ebbflow.infra.spark.native.objects import (
+    CANCELLED,
+    ObjectParts,
+    Rows,
+    read_by_arrow,
+    register_objects,
+    transient,
+)
 from ebbflow.infra.storage import private
-from ebbflow.infra.storage.filesystems import follow
+from ebbflow.infra.storage.filesystems import following
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 
 _SPILL = "ebbflow-native-"
@@ -115,11 +122,14 @@ class Work:
 
     def run(self, index: int, _: Iterator[Any]) -> Iterator[Done]:
         """Compute one slice; what Spark calls. An error of the network is raised twice: Spark repeats the task."""
+        with following(dict(self.s3)):  # the worker's next task may be another query's
+            done = self._done(self.parts[index])
+        yield done
+
+    def _done(self, part: Part) -> Done:
         import duckdb
         from pyarrow.lib import ArrowException
 
-        part = self.parts[index]
-        follow(dict(self.s3))
         output: Parts | None = None
         try:
             output = (
@@ -138,9 +148,8 @@ class Work:
                 output.clear()
             if transient(str(error)) and not self.last and _attempt() < _REPEATED:
                 raise
-            yield Done(error=(str(error).strip() or type(error).__name__).splitlines()[0][:300])
-            return
-        yield Done(int(rows), read, spilled)
+            return Done(error=(str(error).strip() or type(error).__name__).splitlines()[0][:300])
+        return Done(int(rows), read, spilled)
 
 
 class LocalParts:
@@ -182,7 +191,7 @@ def _register(cursor: Any, relation: Relation, part: Part) -> None:
     rows = part.rows if sliced else ()
     tests = [] if sliced else [one.test for one in part.ranges if one.relation == relation.name]
     test = " AND ".join(tests) or "true"
-    if relation.scheme != "file" and (relation.files or rows):
+    if read_by_arrow(relation) and (relation.files or rows):
         register_objects(cursor, relation, rows, test)
     elif sliced or not relation.columns:
         _register_slice(cursor, relation, rows)

@@ -53,9 +53,7 @@ def _check(table: str, kind: str, scheme: str, columns: Collection[str], path: s
     remedy = "rewrite its data files without them"
     if total > MOST:
         raise refused(table, kind, f"has more than {MOST:,} deleted rows", remedy)
-    if scheme != "file":
-        raise refused(table, kind, "has deleted rows and lies in object storage", remedy)
-    if _PATTERN & set(path):
+    if scheme == "file" and _PATTERN & set(path):
         raise refused(table, kind, f"has deleted rows in a file whose name is a pattern ({path})", remedy)
     if taken := sorted(name for name in columns if name.lower() in _RESERVED):
         raise refused(table, kind, f"has deleted rows and a column {taken[0]!r}", remedy)
@@ -72,6 +70,17 @@ def numbers(content: bytes) -> Any:
 
     steps = np.frombuffer(zlib.decompress(content[_COUNT.size :]), dtype=np.uint64)
     return np.cumsum(steps.astype(np.int64))
+
+
+def without(batch: Any, first: int, deleted: Any) -> Any:
+    """Return the rows of a batch, which begins at the row ``first`` of its file, whose numbers are not among those
+    ``deleted``, which ascend."""
+    import numpy as np
+
+    low, high = np.searchsorted(deleted, [first, first + batch.num_rows])
+    kept = np.ones(batch.num_rows, dtype=bool)
+    kept[deleted[low:high] - first] = False
+    return batch.filter(kept)
 
 
 def words(content: bytes) -> tuple[Any, Any]:

@@ -173,7 +173,7 @@ def _named(place: StorageLocation, root: str, uri: str) -> str:
     """Return the path of a file that the library calls ``uri``: percent-encoded, as the log has it, and below the
     directory ``root``, which is ``place`` without links."""
     if not place.local:
-        return uri
+        return unquote(uri.partition("://")[2])
     path = unquote(uri.removeprefix("file://"))
     below = path.removeprefix(f"{root.rstrip('/')}/")
     return path if below == path else place.path(below)

@@ -128,10 +128,19 @@ def test_where_s3_is_may_be_told_to_other_processes_and_no_credentials(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
     monkeypatch.setattr(filesystems, "_own", {"AWS_DEFAULT_REGION": "us-west-2"})
-    filesystems.follow(said)
-    assert filesystems.public_settings() == {
-        "AWS_ENDPOINT_URL": "http://store:9000",
-        "AWS_DEFAULT_REGION": "us-west-2",
-    }
-    filesystems.follow({})
+    with filesystems.following(said):
+        assert filesystems.public_settings() == {
+            "AWS_ENDPOINT_URL": "http://store:9000",
+            "AWS_DEFAULT_REGION": "us-west-2",
+        }
     assert filesystems.public_settings() == {"AWS_DEFAULT_REGION": "us-west-2"}
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://another:9000")
+    with pytest.raises(OSError, match="of a task"), filesystems.following({}):
+        _fails_where({"AWS_DEFAULT_REGION": "us-west-2"})
+    assert filesystems.public_settings()["AWS_ENDPOINT_URL"] == "http://another:9000"
+
+
+def _fails_where(said: dict[str, str]) -> None:
+    assert filesystems.public_settings() == said
+    raise OSError("of a task")

@@ -1,6 +1,7 @@
 """Tables of Delta Lake: what is read is what the library that wrote them reads."""
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -8,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from ebbflow.infra.errors import EngineUnavailableError, TableError
 from ebbflow.infra.query.comparison import same_rows
 from ebbflow.infra.query.duckdb import DuckDbEngine
+from ebbflow.infra.query.duckdb_statements import register_view
 from ebbflow.infra.query.results import result_at
 from ebbflow.infra.query.table_results import Into, write_into
 from ebbflow.infra.storage.places import StorageLocation
@@ -316,6 +319,32 @@ def test_deleted_rows_stay_deleted_where_a_table_is_reached_by_a_link(
     monkeypatch.setattr("ebbflow.infra.tables.logs.delta._named", lambda *_: "/elsewhere")
     with pytest.raises(TableError, match="rows of /elsewhere are deleted, which is no file of it"):
         discover(StorageLocation(path))
+
+
+def test_deleted_rows_are_left_out_in_object_storage(s3: Callable[[], str], tmp_path: Path) -> None:
+    path, place = tmp_path / "t", StorageLocation(f"{s3()}/a b/t")
+    write_deltalake(path, SALES, partition_by=["country"], configuration=DELETING)
+    delete_by_vector(path, 0, [0], "country=de")
+    delete_by_vector(path, 0, [0], "country=f")
+    write_deltalake(path, SALES.slice(0, 1), mode="append")
+    for file in (file for file in path.rglob("*") if file.is_file()):
+        with place.fs().open_output_stream(place.path(str(file.relative_to(path)))) as out:
+            out.write(file.read_bytes())
+    (found,) = discover(StorageLocation(place.uri.rpartition("/")[0]))
+    wanted = SALES.take([2, 3, 0])
+    assert same_rows(read(found).select(SALES.column_names), wanted) is None
+    assert same_rows(sampled(found).select(["id", "day"]), wanted.select(["id", "day"])) is None
+    assert statistics.collect(found).rows == 3
+    with duckdb.connect() as connection:
+        register_view(connection, found)
+        day = SALES["day"][0].as_py()
+        asked = (
+            f"SELECT country, count(*) FROM t WHERE day = DATE '{day}' OR id > 3 GROUP BY ALL ORDER BY ALL"
+        )
+        kept = [row for row in wanted.to_pylist() if row["day"] == day or row["id"] > 3]
+        counts = Counter(row["country"] for row in kept)
+        assert dict(connection.execute(asked).fetchall()) == counts
+        assert connection.execute("SELECT count(*) FROM t").fetchall() == [(3,)]
 
 
 def test_deleted_rows_far_apart_are_few_words() -> None:

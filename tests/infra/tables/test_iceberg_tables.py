@@ -118,6 +118,12 @@ def test_tables_in_object_storage_are_read(s3: Callable[[], str], tmp_path: Path
     wanted = table.scan().to_arrow()
     assert same_rows(read(relation), wanted) is None
     assert statistics.collect(relation).rows == 4.0
+    place = StorageLocation(f"{iceberg_place}/n/t")
+    deleting = _delete_by_position(table, place, [2, 1])
+    (relation,) = discover(StorageLocation(f"{iceberg_place}/n"))
+    assert same_rows(read(relation), wanted.take([0, 3])) is None
+    assert statistics.collect(relation).rows == 2
+    place.remove(deleting)
     table.append(wanted.slice(0, 1))
     with pytest.raises(TableError, match="several names in its files in object storage"):
         discover(StorageLocation(f"{iceberg_place}/n"))
@@ -295,9 +301,9 @@ def _delete_by_position(
     *,
     file: int = 0,
     kind: str = "POSITION_DELETES",
-) -> None:
-    """Commit a snapshot that deletes rows of the first file by their positions, as an engine that merges on read."""
-    from pyiceberg.io.pyarrow import PyArrowFileIO
+) -> str:
+    """Commit a snapshot that deletes rows of the first file by their positions, as an engine that merges on read;
+    return its metadata file."""
     from pyiceberg.manifest import (
         DataFile,
         DataFileContent,
@@ -315,7 +321,7 @@ def _delete_by_position(
             return ManifestContent.DELETES
 
     task = sorted(table.scan().plan_files(), key=lambda task: -task.file.record_count)[file]
-    path, io = iceberg_place.path("data/deletes.parquet"), PyArrowFileIO()
+    path, io = iceberg_place.path("data/deletes.parquet"), table.io
     pq.write_table(
         pa.table(
             {"file_path": [task.file.file_path] * len(rows), "pos": rows},
@@ -327,14 +333,16 @@ def _delete_by_position(
             ),
         ),
         path,
+        filesystem=iceberg_place.fs(),
     )
     snapshot, number = table.metadata.snapshots[-1], 4711
     deletes = DataFile.from_args(
-        content=DataFileContent[kind], file_path=f"file://{path}", file_format=FileFormat.PARQUET,
-        partition=Record(), record_count=len(rows), file_size_in_bytes=Path(path).stat().st_size,
+        content=DataFileContent[kind], file_path=iceberg_place.uri_of("data/deletes.parquet"), partition=Record(),
+        file_format=FileFormat.PARQUET, record_count=len(rows),
+        file_size_in_bytes=iceberg_place.fs().get_file_info(path).size,
     )  # fmt: skip
     deletes._spec_id = 0
-    output = io.new_output(iceberg_place.path("metadata/deletes-m0.avro"))
+    output = io.new_output(iceberg_place.uri_of("metadata/deletes-m0.avro"))
     with DeleteWriter(table.spec(), table.schema(), output, number, "deflate") as writer:
         writer.add_entry(
             ManifestEntry.from_args(
@@ -346,12 +354,13 @@ def _delete_by_position(
             )
         )
     manifest = writer.to_manifest_file()
-    listed = iceberg_place.path("metadata/snap-deletes.avro")
+    listed = iceberg_place.uri_of("metadata/snap-deletes.avro")
     with write_manifest_list(
         2, io.new_output(listed), number, snapshot.snapshot_id, snapshot.sequence_number + 1, "deflate"
     ) as manifests:
         manifests.add_manifests([*snapshot.manifests(io), manifest])
-    known = json.loads(Path(table.metadata_location.removeprefix("file://")).read_text())
+    with io.new_input(table.metadata_location).open() as file_there:
+        known = json.loads(file_there.read())
     known["snapshots"].append(
         {**known["snapshots"][-1], "snapshot-id": number, "manifest-list": listed,
          "sequence-number": snapshot.sequence_number + 1,
@@ -359,7 +368,9 @@ def _delete_by_position(
     )  # fmt: skip
     known |= {"current-snapshot-id": number, "last-sequence-number": snapshot.sequence_number + 1}
     known["refs"]["main"]["snapshot-id"] = number
-    Path(iceberg_place.path(f"metadata/00009-{uuid.uuid4()}.metadata.json")).write_text(json.dumps(known))
+    name = f"metadata/00009-{uuid.uuid4()}.metadata.json"
+    iceberg_place.write(name, json.dumps(known).encode())
+    return name
 
 
 STEPS = st.lists(

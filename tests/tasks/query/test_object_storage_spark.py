@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.spark.native import stages as native
@@ -22,6 +24,7 @@ from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
 from tests.chaos.proxy import Proxy
+from tests.infra.tables.deleting import DELETING, delete_by_vector
 from tests.query_process import process
 
 if TYPE_CHECKING:
@@ -161,6 +164,19 @@ def test_a_killed_query_is_resumed_from_what_its_stages_have_left(opened: Opened
     report = execute(replace(request, verify=True), opened=opened).report
     assert report.verified, report.verification
     assert [stage.status for stage in report.stages].count("reused") >= 1
+
+
+def test_deleted_rows_are_left_out_by_tasks(opened: OpenedEngine, bucket: str, tmp_path: Path) -> None:
+    write_deltalake(tmp_path / "t", pa.table({"v": range(10)}), configuration=DELETING)
+    delete_by_vector(tmp_path / "t", 0, [0, 9])
+    fs, path = resolve(f"{bucket}/deleting/t")
+    for file in (file for file in tmp_path.rglob("*") if file.is_file()):
+        with fs.open_output_stream(f"{path}/{file.relative_to(tmp_path / 't')}") as out:
+            out.write(file.read_bytes())
+    request = request_of(bucket, "deleting-store", sql="SELECT sum(v) AS v FROM t")
+    outcome = execute(replace(request, tables=f"{bucket}/deleting"), opened=opened)
+    assert outcome.to_arrow().to_pylist() == [{"v": 36}]
+    assert all("native" in stage.note.split(", ") for stage in outcome.report.stages)
 
 
 def test_what_must_run_on_spark_sql_is_refused_with_the_jar_that_it_needs(

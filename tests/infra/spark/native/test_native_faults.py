@@ -121,13 +121,23 @@ def test_a_killed_python_worker_costs_a_slice(spark: SparkEngine, numbers: Relat
 
 
 def test_a_cancelled_stage_leaves_no_task_and_no_file(
-    spark: SparkEngine, numbers: Relation, tmp_path: Path
+    spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    answers, mark = threading.Event(), stages._mark
+
+    def late(job: StageJob) -> None:
+        assert answers.wait(150)
+        mark(job)
+
+    monkeypatch.setattr(stages, "_mark", late)
+    monkeypatch.setattr(stages, "_MARKED", 0.1)
+    monkeypatch.setattr(stages, "_TIDIED", 0.1)
     running = Running(spark, FOREVER, numbers, tmp_path)
     until(busy)
     spark.cancel(running.job.id)
     running.thread.join(150)
-    assert isinstance(running.error, StageCancelledError)
+    assert isinstance(running.error, StageCancelledError), "it waits for a store that does not answer"
+    answers.set()
     until(lambda: not busy())
     until(lambda: running.files() == [CANCELLED])
     assert not spills()
@@ -144,6 +154,24 @@ def test_a_cancelled_stage_that_spills_stops_and_leaves_nothing(
     running.thread.join(150)
     assert isinstance(running.error, StageCancelledError)
     assert running.files() == [CANCELLED]
+
+
+def test_of_an_interrupted_stage_sparks_jobs_end_first(
+    spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stages.NativeStages, "_collected", interrupted)
+    monkeypatch.setattr(spark._context, "cancelJobGroup", order.append)
+    monkeypatch.setattr(stages, "_mark", lambda job: order.append("mark"))
+    place = StorageLocation(tmp_path.as_uri())
+    job = StageJob("a-job", "the stage", "SELECT max(v) AS top FROM numbers", (numbers,), place, native=True)
+    with pytest.raises(KeyboardInterrupt):
+        spark.run(job)
+    assert order[:2] == ["a-job", "mark"]
 
 
 def test_executors_with_other_versions_run_spark_sql_and_it_is_told(

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import duckdb
 import httpx
@@ -12,14 +13,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ebbflow.infra.protocols import Relation
+from ebbflow.infra.protocols import Relation, TableLog
 from ebbflow.infra.spark.native import worker
-from ebbflow.infra.spark.native.objects import CANCELLED, Rows, register_objects, scanned
+from ebbflow.infra.spark.native.objects import (
+    _FOLDER,
+    CANCELLED,
+    EVERY,
+    ObjectParts,
+    Rows,
+    register_objects,
+    scanned,
+)
 from ebbflow.infra.spark.native.worker import Done, KeyRange, Part, Settings, Work
 from ebbflow.infra.storage import filesystems
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.confinement import NOTHING
+from ebbflow.infra.tables.logs import deletions
 from tests.chaos.proxy import Proxy
 
 ROWS, GROUP = 1000, 250
@@ -93,6 +103,24 @@ def test_a_scan_reads_whole_files_and_row_groups_of_others(place: StorageLocatio
         scanned(relation, (Rows(other.path, 1, GROUP),))
 
 
+def test_deleted_rows_are_left_out_of_whole_files_and_of_row_groups(place: StorageLocation) -> None:
+    one, other, whole = stored(place), stored(place, "t/b.parquet"), stored(place, "t/c.parquet")
+    gone = {one.path: [0, GROUP - 1, GROUP, 999], other.path: [*range(GROUP, 2 * GROUP), 2 * GROUP + 1]}
+    deleted = deletions.packed("t", "Delta Lake", "s3", ["v", "name"], gone)
+    log = TableLog("Delta Lake", place.path("t"), "1", deleted=deleted)
+    relation = Relation("t", "s3", (one, whole), COLUMNS, log=log)
+    left = [v for v in range(ROWS) if v not in gone[one.path]]
+    rest = [v for v in range(GROUP, 3 * GROUP) if v not in gone[other.path]]
+    with duckdb.connect() as connection:
+        register_objects(connection, relation, (Rows(other.path, GROUP, 3 * GROUP - 1),), "v > 10")
+        told = connection.execute("SELECT v FROM t ORDER BY v").fetchall()
+        assert [v for (v,) in told] == sorted(v for v in (*left, *range(ROWS), *rest) if v > 10)
+        # a filter on a column that is not selected, of one row group by its statistics; twice in one statement
+        asked = "SELECT count(*), max(a.v) FROM t a JOIN t b USING (v) WHERE a.name = 'n501'"
+        assert connection.execute(asked).fetchall() == [(4, 501)]
+        assert connection.execute("SELECT count(*) FROM t WHERE v = 250").fetchall() == [(1,)]
+
+
 def test_partition_columns_are_read_off_the_directories(place: StorageLocation) -> None:
     files = tuple(stored(place, f"t/day={day}/a.parquet") for day in ("2026-11-01", "2026-11-02"))
     relation = Relation("t", "s3", files, (*COLUMNS, ("day", "date")), partitions=("day",))
@@ -121,6 +149,46 @@ def test_a_task_that_fails_leaves_no_file(place: StorageLocation) -> None:
     done = run(work_of(place, Part(statement, relations, "part-00000.parquet")))
     assert "too much" in done.error
     assert names(place) == []
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_whether_a_stage_is_cancelled_is_one_request(marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Store(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            self.send_response(200 if marked else 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_HEAD
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(f"AWS_{name}", "test")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        task = ObjectParts("s3", "bucket/stage")
+        looks = [task.unwanted() for _ in range(EVERY)]
+        server.shutdown()
+    assert looks == [False] * (EVERY - 1) + [marked]
+    assert asked == [f"/bucket/stage/{CANCELLED}"]
+
+
+def test_a_task_whose_directory_is_gone_is_not_wanted(place: StorageLocation, s3_endpoint: str) -> None:
+    httpx.put(f"{s3_endpoint}/{place.path('gone/')}", timeout=20).raise_for_status()
+    task = ObjectParts("s3", place.path("gone"))
+    looks = EVERY * _FOLDER
+    assert not any(task.unwanted() for _ in range(looks))
+    place.fs().delete_dir(place.path("gone"))
+    assert [task.unwanted() for _ in range(looks)] == [False] * (looks - 1) + [True]
 
 
 @pytest.mark.parametrize("before", [True, False])
