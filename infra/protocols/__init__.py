@@ -1,6 +1,7 @@
 """The boundaries between Ebbflow and what it runs on. Real adapters and the simulator implement these."""
 
 from ebbflow.infra.protocols.engine import (
+    Arm,
     FileLayout,
     Relation,
     SqlEngine,
@@ -45,6 +46,7 @@ from ebbflow.infra.protocols.trainings import (
 
 __all__ = [
     "ApplyResult",
+    "Arm",
     "AskKind",
     "Attempt",
     "CapacitySource",

@@ -63,6 +63,14 @@ class FileLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class Arm:
+    """A statement in DuckDB's dialect whose rows are some of a job's."""
+
+    sql: str
+    sliced: str = ""  # the relation of which each row of it gives rows of its own; empty: there is none
+
+
+@dataclass(frozen=True, slots=True)
 class StageJob:
     """One statement to run and where its output goes."""
 
@@ -75,6 +83,9 @@ class StageJob:
     split_bytes: int = 0  # of a file that one task reads at most; 0: the engine's default
     native: bool = False  # tasks of DuckDB's may take the place of the engine's own operators
     layout: FileLayout | None = None  # of a table's files; ``None``: part files of a checkpoint
+    arms: tuple[
+        Arm, ...
+    ] = ()  # the same rows, for tasks of DuckDB's where the engine itself does not reach the files
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,11 +313,9 @@ def _check(running: _Running) -> None:
 
 def _stream_files(running: _Running, statement: str, layout: FileLayout) -> int:
     """Write the result as files of ``layout`` through pyarrow; return its rows."""
-    output = running.job.output
-    streamed(
-        running.cursor.sql(statement).to_arrow_reader(BATCH), output.root, layout, filesystem(output.scheme)
-    )
-    return count_rows(output, below=True)
+    output, reader = running.job.output, running.cursor.sql(statement).to_arrow_reader(BATCH)
+    fs = filesystem(output.scheme)
+    return streamed(reader, output.root, layout, fs, lambda: _check(running))[0]
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What a job's statement is on DuckDB: views of its relations, and columns of types that Spark knows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -224,8 +224,11 @@ def written(cursor: Any, statement: str, scheme: str, path: str, check: Callable
     return rows
 
 
-def streamed(reader: Any, output: Any, layout: FileLayout, fs: Any) -> None:
-    """Write the rows of a ``pyarrow.RecordBatchReader`` as files of ``layout`` into the directory ``output``."""
+def streamed(
+    reader: Any, output: str, layout: FileLayout, fs: Any, check: Callable[[], None], stem: str = "part"
+) -> tuple[int, tuple[str, ...]]:
+    """Write the rows of a ``pyarrow.RecordBatchReader`` as files of ``layout`` into the directory ``output``; return
+    their number and the files' paths. ``check`` is called between batches, and ends it by an error."""
     import pyarrow as pa
     import pyarrow.dataset as ds
 
@@ -236,9 +239,17 @@ def streamed(reader: Any, output: Any, layout: FileLayout, fs: Any) -> None:
             for field in reader.schema
         ]
     )
-    batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
+    rows, made = 0, []
+
+    def batches() -> Iterator[Any]:
+        nonlocal rows
+        for batch in reader:
+            check()
+            rows += batch.num_rows
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
     ds.write_dataset(
-        batches,
+        batches(),
         output,
         schema=schema,
         filesystem=fs,
@@ -246,6 +257,8 @@ def streamed(reader: Any, output: Any, layout: FileLayout, fs: Any) -> None:
         partitioning=ds.partitioning(pa.schema([(key, pa.string()) for key in layout.keys]), flavor="hive")
         if layout.keys
         else None,
-        basename_template="part-{i}.parquet",
+        basename_template=f"{stem}-{{i}}.parquet",
         existing_data_behavior="overwrite_or_ignore",
+        file_visitor=lambda file: made.append(str(file.path)),
     )
+    return rows, tuple(made)

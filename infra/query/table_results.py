@@ -12,7 +12,7 @@ from typing import Literal
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StageFailedError, StorageError, TableError
-from ebbflow.infra.protocols import Checkpoint, FileLayout, Relation, SqlEngine, StageJob
+from ebbflow.infra.protocols import Arm, Checkpoint, FileLayout, Relation, SqlEngine, StageJob
 from ebbflow.infra.query import table_rows
 from ebbflow.infra.query.table_rows import IntoMode
 from ebbflow.infra.query.table_streams import stream_into
@@ -210,13 +210,19 @@ class _Writer:
     ) -> tuple[DataFile, ...]:
         rows = self._checkpoint.relation
         sql = table_rows.statement(self._engine.name, shape, rows, merge)
-        relations = [rows] if merge is None else [rows, merge.relation]
-        staged = self._staged(data, "rows", sql, relations, shape.layout)
+        arms = table_rows.arms("duckdb", shape, rows, merge)
+        relations = (rows,) if merge is None else (rows, merge.relation)
+        staged, count = self._staged(data, "rows", sql, arms, relations, shape.layout)
         try:
             made = settled(staged, data, shape.partitions, folders=not shape.keeps_keys)
         except TableError:
             staged.remove_folder("")
             raise
+        if (
+            there := sum(file.rows for file in made)
+        ) != count:  # a try of a task that was late has written, too
+            discard(data, made)
+            raise StageFailedError(f"{there} rows of {count} are in files for {self._target.name}")
         kept = tuple(file for file in made if file.rows)
         if not kept and self._target.needs_file and (new or self._into.mode == "overwrite"):
             kept = made[:1]
@@ -242,8 +248,9 @@ class _Writer:
         """Refuse a source in which two rows have one key, or one has none."""
         if self._unique:
             return
-        sql = table_rows.twice(self._engine.name, self._checkpoint.relation, merge.keys)
-        staged = self._staged(data, "keys", sql, [self._checkpoint.relation], None)
+        rows = self._checkpoint.relation
+        sql, same = (table_rows.twice(name, rows, merge.keys) for name in (self._engine.name, "duckdb"))
+        staged, _ = self._staged(data, "keys", sql, (Arm(same),), (rows,), None)
         try:
             found = table_rows.first_row(staged)
         finally:
@@ -263,10 +270,11 @@ class _Writer:
         data: StorageLocation,
         what: str,
         sql: str,
-        relations: Sequence[Relation],
+        arms: tuple[Arm, ...],
+        relations: tuple[Relation, ...],
         layout: FileLayout | None,
-    ) -> StorageLocation:
-        """Run a stage into a new directory below ``data``; return that."""
+    ) -> tuple[StorageLocation, int]:
+        """Run a stage into a new directory below ``data``; return that, and how many rows it has written."""
         for tried in range(1, _TRIES + 1):
             staged = data.under(folder_name(self._run))
             with translated(f"write to {self._target.name}"):
@@ -275,13 +283,13 @@ class _Writer:
                 f"into-{uuid.uuid4().hex[:12]}",
                 f"{what} of {self._target.name}",
                 sql,
-                tuple(relations),
+                relations,
                 staged,
                 layout=layout,
+                arms=arms,
             )
             try:
-                self._engine.run(job)
-                return staged
+                return staged, self._engine.run(job).rows
             except BaseException as error:
                 staged.remove_folder("")
                 again = isinstance(error, StageFailedError) and self._engine.name == "spark"

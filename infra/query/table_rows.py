@@ -8,7 +8,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from ebbflow.infra.errors import TableError
-from ebbflow.infra.protocols import FileLayout, Relation
+from ebbflow.infra.protocols import Arm, FileLayout, Relation
 from ebbflow.infra.query.duckdbtypes import to_duckdb
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.places import StorageLocation
@@ -228,6 +228,11 @@ def _overlap(one: tuple[Any, Any] | None, other: tuple[Any, Any] | None) -> bool
 
 def statement(engine: str, shape: Shape, rows: Relation, merge: Merge | None) -> str:
     """Return the statement, in an engine's dialect, of the rows that files of a table are written of."""
+    return " UNION ALL ".join(arm.sql for arm in arms(engine, shape, rows, merge))
+
+
+def arms(engine: str, shape: Shape, rows: Relation, merge: Merge | None) -> tuple[Arm, ...]:
+    """Return the same as statements whose rows together they are."""
     say = _Dialect(engine)
     given = {name.lower(): (name, kind) for name, kind in rows.columns}
 
@@ -249,9 +254,9 @@ def statement(engine: str, shape: Shape, rows: Relation, merge: Merge | None) ->
             )
         return ", ".join(parts)
 
-    new = f"SELECT {selected('s', given)} FROM {say.name(rows.name)} AS s"
+    new = Arm(f"SELECT {selected('s', given)} FROM {say.name(rows.name)} AS s", rows.name)
     if merge is None:
-        return new
+        return (new,)
     kinds = dict(shape.columns)
     matches = []
     for key in merge.keys:
@@ -260,10 +265,11 @@ def statement(engine: str, shape: Shape, rows: Relation, merge: Merge | None) ->
             old_key = say.cast(old_key, "string")
         matches.append(f"{say.cast(new_key, kinds[key] or 'string')} = {old_key}")
     known = {name.lower(): (name, kind) for name, kind in merge.relation.columns}
-    return (
+    kept = (
         f"SELECT {selected('t', known)} FROM {say.name(_TARGET)} AS t WHERE NOT EXISTS (SELECT 1 FROM "
-        f"{say.name(rows.name)} AS s WHERE {' AND '.join(matches)}) UNION ALL {new}"
+        f"{say.name(rows.name)} AS s WHERE {' AND '.join(matches)})"
     )
+    return Arm(kept, _TARGET), new
 
 
 def twice(engine: str, rows: Relation, keys: Sequence[str]) -> str:

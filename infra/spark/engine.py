@@ -302,7 +302,7 @@ class SparkEngine:
             if running.cancelled.is_set():
                 raise StageCancelledError(f"{job.name} was cancelled before it began")
             remark = ""
-            if job.native:
+            if job.native or (lacking and job.arms):
                 try:
                     return columns, self._native.run(frame, job, columns, running.cancelled), ""
                 except NotDoneError as error:

@@ -258,8 +258,6 @@ def _no_native_stage(request: QueryRequest, asked: StageEngineName, engine: SqlE
         return "stages=spark (--stages) rules them out"
     if asked == "spark":
         return "the query reads tables of Spark's catalogue"
-    if request.into_table is not None:
-        return "Spark SQL writes the files of a table (--into)"
     return _obstacle(request, engine, cores)
 
 

@@ -1,13 +1,14 @@
 """Cuts a relation into parts of about equal size: whole files, or row groups of files."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
-from ebbflow.infra.protocols import Relation
+from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.spark.native.objects import Rows
+from ebbflow.infra.spark.native.worker import Part
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.tables.filefooters import Bounds, FileFooter, footer, read_footers
@@ -45,6 +46,30 @@ def cuts(relation: Relation, count: int) -> list[Cut]:
     if not groups:
         return [Cut(relation.files)]
     return [Cut((), _joined(part)) for part in split(groups, count)]
+
+
+def arm_parts(job: StageJob, counts: Mapping[str, int]) -> list[Part]:
+    """Return the parts of a job's arms: of those that a relation may be cut for, at most ``counts`` of it each.
+
+    Raises ``TableError``.
+    """
+    relations = {one.name: one for one in job.relations}
+    parts: list[Part] = []
+
+    def add(sql: str, these: Sequence[Relation], sliced: str = "", rows: tuple[Rows, ...] = ()) -> None:
+        name = f"part-{len(parts):05d}.parquet"
+        parts.append(Part(sql, tuple(these), name, sliced, rows, layout=job.layout))
+
+    for arm in job.arms:
+        found = cuts(relations[arm.sliced], counts[arm.sliced]) if arm.sliced else []
+        if len(found) <= 1:
+            add(arm.sql, job.relations)
+            continue
+        for cut in found:
+            of_it = replace(relations[arm.sliced], files=cut.files)
+            own = [of_it if one.name == arm.sliced else one for one in job.relations]
+            add(arm.sql, own, arm.sliced, cut.rows)
+    return parts
 
 
 class KeyBounds:

@@ -22,7 +22,7 @@ from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, pa
 from ebbflow.infra.spark.native.objects import CANCELLED, EVERY, read_by_arrow
 from ebbflow.infra.spark.native.probe import trouble
 from ebbflow.infra.spark.native.programs import Program, program
-from ebbflow.infra.spark.native.slices import Cut, KeyBounds, cuts
+from ebbflow.infra.spark.native.slices import Cut, KeyBounds, arm_parts, cuts
 from ebbflow.infra.spark.native.statements import PARTS
 from ebbflow.infra.spark.native.worker import POLL, Done, KeyRange, Part, Settings, Work, sweep
 from ebbflow.infra.spark.settings import addresses, has_nodes_here, is_local, mebibytes
@@ -133,13 +133,17 @@ class NativeStages:
         if why := self.trouble(cancelled):
             raise NotNativeError(why)
         _check_places(job)
-        plan = parse(frame._jdf.queryExecution().analyzed().toJSON())
-        sizes = {r.name.lower(): r.bytes for r in job.relations}
-        made = program(plan, columns, sizes, escapes="escape" in job.sql.lower())
-        slices = self._slices(made, job)
+        run: Callable[[], Native]
+        if job.arms:
+            run = partial(self._armed, job, cancelled)
+        else:
+            plan = parse(frame._jdf.queryExecution().analyzed().toJSON())
+            sizes = {r.name.lower(): r.bytes for r in job.relations}
+            made = program(plan, columns, sizes, escapes="escape" in job.sql.lower())
+            run = partial(self._carried_out, made, job, self._slices(made, job), cancelled)
         spilling = self._spilling()
         try:
-            return self._carried_out(made, job, slices, cancelled)
+            return run()
         except NotNativeError:  # each task has ended
             _withdraw(job)
             raise
@@ -159,7 +163,7 @@ class NativeStages:
             raise
         finally:
             if cancelled.is_set():  # nobody waits for what is left
-                _bounded(_TIDIED, lambda: (_until_tasks_have_left(job.output), _remove_hidden(job.output)))
+                _bounded(_TIDIED, partial(_tidy, job.output))
             else:
                 _remove_hidden(job.output)
             for folder in spilling:
@@ -192,16 +196,13 @@ class NativeStages:
 
     def _cuts(self, made: Program, scans: Mapping[int, Relation], sliced: int) -> list[_Slice]:
         relation = scans[sliced]
-        cores = max(1, self._context.defaultParallelism // self._threads)
-        count = min(cores, math.ceil(relation.bytes / _SMALLEST))
-        count = min(max(count, math.ceil(relation.bytes / _LARGEST)), _MOST * cores)
         keys = [
             (KeyBounds(relation, one.column), scan, column, KeyBounds(scans[scan], column))
             for one in made.narrowings
             for scan, column in one.others
         ]
         found = []
-        for cut in cuts(relation, count):
+        for cut in cuts(relation, self._count(relation)):
             ranges, shares = [], dict.fromkeys(scans, 1.0)
             for key, scan, column, bounds in keys:
                 known = key.of(cut)
@@ -213,6 +214,23 @@ class NativeStages:
                 raise NotNativeError("tables that each task reads do not fit into its memory")
             found.append(_Slice(cut, tuple(ranges)))
         return found
+
+    def _count(self, relation: Relation) -> int:
+        """Return how many slices of a relation there are at most."""
+        cores = max(1, self._context.defaultParallelism // self._threads)
+        count = min(cores, math.ceil(relation.bytes / _SMALLEST))
+        return int(min(max(count, math.ceil(relation.bytes / _LARGEST)), _MOST * cores))
+
+    def _armed(self, job: StageJob, cancelled: threading.Event) -> Native:
+        """Run the job's arms: nothing of a plan of Spark's needs to be proven."""
+        parts = arm_parts(job, {one.name: self._count(one) for one in job.relations})
+        done = self._job(job, parts, cancelled)
+        if job.layout is not None:
+            kept = {path for one in done for path in one.files}
+            for info in files.listing(job.output.fs(), job.output.root, recursive=True):
+                if info.is_file and info.path.endswith(".parquet") and info.path not in kept:
+                    job.output.fs().delete_file(info.path)  # of a try of a task that failed
+        return _summed(done, done, len(parts))
 
     def _carried_out(
         self, made: Program, job: StageJob, slices: Sequence[_Slice], cancelled: threading.Event
@@ -255,7 +273,7 @@ class NativeStages:
             if cancelled.is_set() or not is_local(self._context.master):
                 raise
             _log.warning("a task of %s failed and is repeated: %s", job.name, first_line(error))
-            left = [p for p in parts if not output.is_file(p.file)]
+            left = [p for p in parts if p.layout is not None or not output.is_file(p.file)]
             done = [_found(output, p.file) for p in parts if p not in left]
             done += self._collected(replace(work, parts=tuple(left), last=True))
         if cancelled.is_set():
@@ -302,6 +320,12 @@ def _until_tasks_have_left(output: StorageLocation) -> None:
     began, least = clock.now(), POLL * (1 + (1 if output.local else EVERY))
     while clock.now() - began < least or (clock.now() - began < _LEAVE and _unfinished(output)):
         clock.sleep(0.05 if output.local else 0.5)
+
+
+def _tidy(output: StorageLocation) -> None:
+    """Remove what tasks of a cancelled stage leave."""
+    _until_tasks_have_left(output)
+    _remove_hidden(output)
 
 
 def _mark(job: StageJob) -> None:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
 
-from ebbflow.infra.protocols import Relation
-from ebbflow.infra.query.duckdb_statements import BY_NAME, register_view, scan, selected
+from ebbflow.infra.protocols import FileLayout, Relation
+from ebbflow.infra.query.duckdb_statements import BATCH, BY_NAME, register_view, scan, selected, streamed
 from ebbflow.infra.query.duckdbtypes import quoted
 from ebbflow.infra.spark.native.objects import (
     CANCELLED,
@@ -30,7 +31,7 @@ from ebbflow.infra.spark.native.objects import (
     transient,
 )
 from ebbflow.infra.storage import private
-from ebbflow.infra.storage.filesystems import following
+from ebbflow.infra.storage.filesystems import filesystem, following
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 
 _SPILL = "ebbflow-native-"
@@ -75,6 +76,7 @@ class Part:
     sliced: str = ""  # the relation that is cut: beside its files, it has ``rows``
     rows: tuple[Rows, ...] = ()
     ranges: tuple[KeyRange, ...] = ()  # of other relations
+    layout: FileLayout | None = None  # of a table's files, of which it writes some, in place of a part file
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class Done:
     read: int = 0  # bytes
     spilled: int = 0  # bytes
     error: str = ""  # why there is no part file
+    files: tuple[str, ...] = ()  # paths of files of a layout
 
 
 class Parts(Protocol):
@@ -141,7 +144,14 @@ class Work:
                 for relation in part.relations:
                     _register(cursor, relation, part)
                 cursor.execute("SET enable_profiling = 'no_output'")
-                rows = output.write(cursor, part.statement, part.file, check)
+                made: tuple[str, ...] = ()
+                if part.layout is None:
+                    rows = output.write(cursor, part.statement, part.file, check)
+                else:  # names of each try's own: files of one that failed are none of the table's
+                    reader = cursor.sql(part.statement).to_arrow_reader(BATCH)
+                    stem = f"{part.file.removesuffix('.parquet')}-{uuid.uuid4().hex[:12]}"
+                    fs = filesystem(self.scheme)
+                    rows, made = streamed(reader, self.folder, part.layout, fs, check, stem)
                 read, spilled = _profile(cursor)
         except (duckdb.Error, ArrowException, OSError, ValueError) as error:
             if output is not None:
@@ -149,7 +159,7 @@ class Work:
             if transient(str(error)) and not self.last and _attempt() < _REPEATED:
                 raise
             return Done(error=(str(error).strip() or type(error).__name__).splitlines()[0][:300])
-        return Done(int(rows), read, spilled)
+        return Done(int(rows), read, spilled, files=made)
 
 
 class LocalParts:
@@ -234,6 +244,7 @@ def _opened(settings: Settings) -> Any:
             "memory_limit": f"{settings.memory}MiB",
             "temp_directory": str(_spill_folder()),
             "preserve_insertion_order": "true",
+            "TimeZone": "UTC",
         }
     )
     lock(connection, settings.access)

@@ -13,11 +13,14 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog import load_catalog
+from pyiceberg.utils.config import Config
 
 from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.spark.native import stages as native
 from ebbflow.infra.storage.filesystems import resolve
+from ebbflow.infra.tables.logs.versions import s3_settings
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
@@ -177,6 +180,64 @@ def test_deleted_rows_are_left_out_by_tasks(opened: OpenedEngine, bucket: str, t
     outcome = execute(replace(request, tables=f"{bucket}/deleting"), opened=opened)
     assert outcome.to_arrow().to_pylist() == [{"v": 36}]
     assert all("native" in stage.note.split(", ") for stage in outcome.report.stages)
+
+
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_results_are_written_into_tables_by_tasks_and_committed_by_metadata(
+    opened: OpenedEngine,
+    bucket: str,
+    aws_emulator: "Emulator",
+    tpch: str,
+    format: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "_SMALLEST", 1)
+    # not through the network's threads here, for which Delta Lake's library leaves Python no time
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws_emulator.url)
+    said = s3_settings()
+    for name, value in {
+        "URI": f"sqlite:///{tmp_path}/catalog.db",
+        "WAREHOUSE": f"{bucket}/warehouse",
+        "S3__ENDPOINT": said["AWS_ENDPOINT_URL"],
+        "S3__REGION": said["AWS_REGION"],
+        "S3__ACCESS_KEY_ID": said["AWS_ACCESS_KEY_ID"],
+        "S3__SECRET_ACCESS_KEY": said["AWS_SECRET_ACCESS_KEY"],
+    }.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name}", value)
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    catalog = load_catalog("lake")
+    catalog.create_namespace("n")
+    into = "iceberg://lake/n/orders" if format == "iceberg" else f"{bucket}/lake/orders"
+    asked = (
+        "SELECT o_orderkey AS k, o_orderdate AS day, o_orderstatus AS status, o_totalprice AS x FROM orders"
+    )
+    made = request_of(bucket, "into", sql=asked, into=into, into_partition=("status",))
+    execute(made, opened=opened)
+    rows = {
+        row["o_orderkey"]: (row["o_orderdate"], row["o_orderstatus"], row["o_totalprice"])
+        for row in pq.read_table(Path(tpch) / "orders.parquet").to_pylist()
+    }
+
+    def there() -> dict[Any, Any]:
+        if format == "iceberg":
+            found = catalog.load_table("n.orders").scan().to_arrow()
+        else:
+            found = DeltaTable(into, storage_options=s3_settings()).to_pyarrow_table()
+        told = {row["k"]: (row["day"], row["status"], row["x"]) for row in found.to_pylist()}
+        assert len(told) == found.num_rows
+        return told
+
+    assert there() == rows
+    place = f"{bucket}/warehouse/n/orders" if format == "iceberg" else into
+    files = [path for path in objects(place) if path.endswith(".parquet")]
+    assert len(files) > len({status for _, status, _ in rows.values()}), "some tasks have written"
+
+    changed = f"SELECT k, day, 'X' AS status, x FROM ({asked}) WHERE k < 1000"
+    execute(replace(made, sql=changed, into_mode="merge", into_key=("k",), into_partition=()), opened=opened)
+    assert there() == {k: (day, "X" if k < 1000 else status, x) for k, (day, status, x) in rows.items()}
+    assert not [path for path in objects(place) if "/.ebbflow" in path], "nothing that tasks left"
+    catalog.close()
 
 
 def test_what_must_run_on_spark_sql_is_refused_with_the_jar_that_it_needs(
