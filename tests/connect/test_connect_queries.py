@@ -110,10 +110,8 @@ def test_a_server_that_is_lost_ends_the_query_and_the_next_run_takes_its_stages(
     hurry(asking._session)
     with pytest.raises(EngineLostError, match="does not answer any more"):
         asking.tables(["t"])
-    server.start()
-    with pytest.raises(EngineLostError, match="was restarted, or has ended the session"):
-        asking.tables(["t"])
     asking.close()
+    server.start()
     for _ in range(2):
         with pytest.raises(EngineLostError, match=r"was restarted, or has ended the session.*a new session"):
             request_in(given, views)
