@@ -1,7 +1,8 @@
-"""TPC-H and TPC-DS tables as Parquet, made once and kept: nothing half-made is ever left in place.
+"""Tables to try queries on, as Parquet, made once and kept: nothing half-made is ever left in place.
 
 TPC-H comes from ``tpchgen-cli``. TPC-DS comes from DuckDB's ``tpcds`` extension, which has no build for the DuckDB
-that Ebbflow runs on, so an older one lives in a virtual environment of its own beside the data.
+that Ebbflow runs on, so an older one lives in a virtual environment of its own beside the data. The tables whose
+columns depend on each other are our own (``skewed_data``).
 """
 
 import shutil
@@ -14,14 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ebbflow.infra.errors import DataError
+import duckdb
 
-SUITES = ("tpch", "tpcds")
+from ebbflow.infra.errors import DataError
+from ebbflow.infra.tables import skewed_data
+
+SUITES = ("tpch", "tpcds", "skewed")
 MAX_SCALE = 1000.0
 MAX_PARTS = 10_000
 
 TPCDS_PACKAGES = ("duckdb==1.5.5", "duckdb-extensions==1.5.5", "duckdb-extension-tpcds==1.5.5")
-_GIB_PER_SCALE = {"tpch": 0.4, "tpcds": 1.2}  # TPC-DS: a working database beside the Parquet files
+_GIB_PER_SCALE = {"tpch": 0.4, "tpcds": 1.2, "skewed": 0.15}  # TPC-DS: a database beside the Parquet files
 _GIB_AT_LEAST = 0.1
 _INSTALL = 600.0  # seconds
 
@@ -72,6 +76,23 @@ def tpcds(scale: float, folder: Path, tools: Path, say: Say) -> Path:
         say(f"generating TPC-DS scale factor {scale:g} in {folder}")
         script = Path(__file__).with_name("dsdgen.py")
         _run([str(python), "-I", str(script), f"{scale:g}", str(part)], _seconds(scale), say, "dsdgen")
+    return folder
+
+
+def skewed(scale: float, folder: Path, say: Say) -> Path:
+    """Make the eight tables whose columns depend on each other at ``scale``, and eight queries in ``folder/queries``.
+
+    Raises ``DataError``: a value out of range, no space or memory.
+    """
+    _check(scale, 1)
+    if folder.is_dir():
+        return folder
+    with _made("skewed", scale, folder) as part:
+        say(f"generating skewed tables of scale factor {scale:g} in {folder}")
+        try:
+            skewed_data.generate(scale, part, say)
+        except duckdb.Error as error:
+            raise DataError(f"the tables cannot be made: {error}") from error
     return folder
 
 

@@ -374,6 +374,7 @@ class QueryPlanner:
             volatile=self.analysis.chain.by_name[unit.view].volatile,
             sink=unit.is_result,
             slicing=divided,
+            keys=unit.keys,
         )
 
     def _name(self, unit: Unit) -> str:

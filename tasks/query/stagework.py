@@ -5,7 +5,7 @@ What keeps an engine from one of its ways of running stages is told here, too.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ebbflow.infra.errors import (
     DamagedInputError,
@@ -17,6 +17,7 @@ from ebbflow.infra.errors import (
 from ebbflow.infra.protocols import Checkpoint, CheckpointStore, Relation, SqlEngine, StageJob, StageProgress
 from ebbflow.infra.query.results import is_whole
 from ebbflow.infra.query.slices import SliceIndex, covers, together
+from ebbflow.infra.tables.keysamples import samples_of_keys
 from ebbflow.planners.model import Measured, Share
 from ebbflow.planners.query.costs.stage_engines import StageEngineName, StageEngines
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
@@ -156,6 +157,12 @@ class StageWork:
 
     def execute(self, run: StageRun) -> StageOutcome:
         """Run one stage and commit its checkpoint. Raises what the engine and the store raise."""
+        outcome = self._executed(run)
+        if run.stage.keys and outcome.checkpoint is not None and not run.cancelled.is_set():
+            outcome = replace(outcome, keys=samples_of_keys(outcome.checkpoint.relation, run.stage.keys))
+        return outcome
+
+    def _executed(self, run: StageRun) -> StageOutcome:
         stage, job_id, inputs = run.stage, run.job_id, run.inputs
         if self._reuse and not stage.volatile:
             found = self._store.find(stage.output_fp, run.sources)

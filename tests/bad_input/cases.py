@@ -40,6 +40,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "local down": (),
     "data tpch": ("--scale", "0.01"),
     "data tpcds": ("--scale", "0.01"),
+    "data skewed": ("--scale", "0.01"),
     "aggregation serve": ("a1", "--ledger", "ledger.db"),
     "aggregation status": ("--ledger", "ledger.db"),
     "aggregation drain": ("a1", "--ledger", "ledger.db"),

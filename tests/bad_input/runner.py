@@ -46,6 +46,7 @@ STARTS = (
     "tests.benchmarks.sql.runner.Bench.run",
     "ebbflow.infra.tables.benchmark_data.tpch",
     "ebbflow.infra.tables.benchmark_data.tpcds",
+    "ebbflow.infra.tables.benchmark_data.skewed",
     "ebbflow.infra.local_fleet.LocalFleet.start",
     "ebbflow.infra.spark.cluster.cluster.LocalSparkCluster.start",
     "ebbflow.infra.query.calibration.calibrate",

@@ -48,6 +48,8 @@ def main() -> None:
         parts.append(document_plans.section(_read("plans")))
     if (FOLDER / "switching.json").exists():
         parts.append(document_switching.section(_read("switching")))
+    if (FOLDER / "switching_skewed.json").exists():
+        parts.append(document_switching.section(_read("switching_skewed")))
     for name in document_sql.RESULTS:
         if (FOLDER / f"sql-{name}.json").exists():
             parts.append(document_sql.section(_read(f"sql-{name}"), name))

@@ -21,11 +21,13 @@ def section(found: dict[str, Any]) -> str:
     ]
     errors = found["q_error"]
     engine = _ENGINES[found.get("stages", "auto")]
-    return f"""## Changes of plan in live runs
+    skewed = found.get("suite") == "skewed"
+    data = "skewed tables (`ebbflow data skewed`)" if skewed else "TPC-H"
+    return f"""## Changes of plan in live runs{", of which estimates are wrong" if skewed else ""}
 
 `python -m tests.benchmarks.switching {found["arguments"]}` (as root)
 
-Spark on local nodes of a third of a core with links of {found["network"]}, TPC-H at scale factor
+Spark on local nodes of a third of a core with links of {found["network"]}, {data} at scale factor
 {found["tables"].removeprefix("sf")}, one join a stage, run by {engine}. Workers are killed and started meanwhile.
 The time of the plan that the same planner picks at the start and keeps, over that with re-planning at every change
 (medians; above 1: re-planning is faster), and the same of the bytes on the links. {found["machine"]},
@@ -47,4 +49,6 @@ The switches, each with the reason in its report:
 
 def _words(schedule: str) -> str:
     nodes, _, faults = schedule.partition("/")
+    if faults == "none":
+        return f"{nodes}, always"
     return f"{nodes} at first; {', '.join(fault.replace(':spark', '') for fault in faults.split(','))}"

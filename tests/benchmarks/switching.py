@@ -5,10 +5,10 @@
 A local fleet of nodes of a third of a core on limited links; real workers are killed and started while a query runs.
 Policies take turns within each query: ``qoop`` plans anew at every change, ``clarinet`` keeps what the same planner
 picks at the start. The capacity grows (1 node, then 5) or falls and returns (6, 2, 6); ``--schedules`` names others,
-as nodes at the start and faults. One join a stage, as in QOOP's engine: a plan of one statement has nothing to switch
-between. Beside wall seconds, which the load of the machine moves, stand the bytes on the links, the stages run and
-reused, and how long each stage was expected to take. Every answer is compared with DuckDB's. Twenty minutes;
-``--minutes`` ends it earlier.
+as nodes at the start and faults, or ``none``. Tables that come with queries (``ebbflow data skewed``) run these.
+One join a stage, as in QOOP's engine: a plan of one statement has nothing to switch between. Beside wall seconds,
+which the load of the machine moves, stand the bytes on the links, the stages run and reused, and how long each stage
+was expected to take. Every answer is compared with DuckDB's. Twenty minutes; ``--minutes`` ends it earlier.
 """
 
 import argparse
@@ -70,13 +70,13 @@ class Schedule:
         nodes, _, faults = text.partition("/")
         if not nodes.isdigit() or not 1 <= int(nodes) <= _MOST or not faults:
             raise OptionError(f"a schedule must be NODES/FAULT,... with 1 to {_MOST} nodes; got {text!r}")
-        found = tuple(faults.split(","))
+        found = () if faults == "none" else tuple(faults.split(","))
         for fault in found:
             FAULTS.parse(fault)
         return cls(int(nodes), found)
 
     def __str__(self) -> str:
-        return f"{self.nodes}/{','.join(self.faults)}"
+        return f"{self.nodes}/{','.join(self.faults) or 'none'}"
 
 
 class Beginning(NullQueryListener):
@@ -155,7 +155,7 @@ def run(
     if (given.store / "cache").exists():  # statistics of the tables, and how fast stages were before
         shutil.copytree(given.store / "cache", store / "cache")
     request = QueryRequest(
-        files("ebbflow.flows").joinpath("tpch", f"q{number}.sql").read_text(),
+        _text(number, given.tables),
         tables=given.tables,
         engine="spark",
         master=fleet.spark_master,
@@ -185,6 +185,11 @@ def run(
     }
 
 
+def _text(number: int, tables: str) -> str:
+    own = Path(tables, "queries", f"q{number}.sql")
+    return (own if own.exists() else files("ebbflow.flows").joinpath("tpch", f"q{number}.sql")).read_text()
+
+
 def _stages(report: QueryReport) -> list[dict[str, Any]]:
     return [
         {
@@ -195,6 +200,7 @@ def _stages(report: QueryReport) -> list[dict[str, Any]]:
             "tasks": s.tasks,
             "started": round(s.started, 2),
             "note": s.note,
+            "rows": s.rows,
         }
         for s in report.stages
     ]
@@ -256,12 +262,14 @@ def _undisturbed(stage: dict[str, Any], row: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    """Run and write ``switching.json`` into ``--out``."""
+    """Run and write ``switching.json``, or ``switching_skewed.json``, into ``--out``."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tables", required=True, help="folder of TPC-H tables (ebbflow data makes one)")
-    parser.add_argument("--queries", default="7,8,9", help="TPC-H queries, by commas")
+    parser.add_argument(
+        "--tables", required=True, help="folder of tables of TPC-H or skewed ones (ebbflow data makes them)"
+    )
+    parser.add_argument("--queries", default="7,8,9", help="queries by number, by commas")
     parser.add_argument(
         "--schedules", nargs="+", default=list(SCHEDULES), help="NODES/FAULT,... of a pool called spark"
     )
@@ -293,8 +301,11 @@ def main() -> None:
                         row = run(fleet, opened, number, policy, schedule, given) | {"round": turn}
                         print(json.dumps(row), flush=True)
                         rows += [row] if turn else []
+    suite = "skewed" if (Path(given.tables) / "queries").is_dir() else "tpch"
+    name = "switching" if suite == "tpch" else f"switching_{suite}"
     result = {
-        "benchmark": "switching",
+        "benchmark": name,
+        "suite": suite,
         "tables": Path(given.tables).name,
         "arguments": " ".join(sys.argv[1:]).replace(str(Path.home()), "~"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
@@ -304,7 +315,7 @@ def main() -> None:
         "q_error": q_errors(rows),
         "runs": rows,
     }
-    write_text(given.out / "switching.json", json.dumps(result, indent=1) + "\n")
+    write_text(given.out / f"{name}.json", json.dumps(result, indent=1) + "\n")
     print(json.dumps({"summary": result["summary"], "q_error": result["q_error"]}, indent=1))
     raise SystemExit(not all(row["verified"] for row in rows))
 

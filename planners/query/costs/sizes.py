@@ -11,6 +11,7 @@ from ebbflow.planners.query.estimates.cardinality import Cardinalities
 from ebbflow.planners.query.estimates.relations import RelationInput, member_values
 from ebbflow.planners.query.estimates.selectivity import conjunction, distinct_of, having_fraction
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId
+from ebbflow.planners.query.plan.render import open_keys
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.sql.joingraph import Column, JoinGraph
 from ebbflow.planners.query.sql.predicates import canonical, columns_of, conjuncts, has_subquery
@@ -104,15 +105,22 @@ class Sizes:
             if not relation.is_view:
                 measured.update(self._of_alias(relation.source, relation.alias))
         measured |= self._memberships(view, graph, inputs)
-        actuals = {}
+        actuals, samples = {}, {}
         if self.actuals:
             for mask in range(1, graph.everything + 1):
                 if mask & (mask - 1) and len(graph.relations) <= _MAX_LOOKUP:
-                    rows = self.by_fingerprint.get(self.analysis.fingerprints.subset(block, mask))
-                    if rows is not None:
-                        actuals[mask] = rows
+                    known = self.actuals.get(self.analysis.fingerprints.subset(block, mask))
+                    if known is not None:
+                        actuals[mask] = float(known.rows)
+                        named = open_keys(block, mask) if known.keys else {}
+                        samples[mask] = {i: known.keys[n] for i, n in named.items() if n in known.keys}
         return Cardinalities(
-            graph, inputs, selectivities=measured, actuals=actuals, outputs=sorted(block.top_columns)
+            graph,
+            inputs,
+            selectivities=measured,
+            actuals=actuals,
+            samples=samples,
+            outputs=sorted(block.top_columns),
         )
 
     def _memberships(self, view: View, graph: JoinGraph, inputs: Sequence[RelationInput]) -> dict[str, float]:

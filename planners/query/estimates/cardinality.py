@@ -10,6 +10,7 @@ from math import isnan
 from sqlglot import exp
 
 from ebbflow.planners.model import ColumnStatistics
+from ebbflow.planners.query.estimates.overlap import Keys, Overlaps
 from ebbflow.planners.query.estimates.ranges import (
     WHOLE,
     KeyRange,
@@ -40,7 +41,7 @@ class Cardinalities:
     rows of the smaller side.
 
     Actual row counts are exact for their own set. A superset is scaled by actual/estimate of the largest
-    known sets inside it.
+    known sets inside it, and by how often their keys meet in samples of them (``Overlaps``).
     """
 
     def __init__(
@@ -50,12 +51,13 @@ class Cardinalities:
         *,
         selectivities: Mapping[str, float] | None = None,
         actuals: Mapping[int, float] | None = None,
+        samples: Mapping[int, Keys] | None = None,
         outputs: Iterable[Column] | None = None,
     ) -> None:
         """``inputs`` follow ``graph.relations``. ``selectivities`` are measured fractions by predicate text,
         or by :func:`conjunction_text` for all local predicates of a relation together; the latter wins.
-        ``actuals`` are known row counts by bit set. ``outputs`` are the columns needed above the joins (all
-        used columns if not given); the others are dropped once no open predicate needs them."""
+        ``actuals`` are known row counts by bit set, ``samples`` their keys. ``outputs`` are the columns needed above
+        the joins (all used columns if not given); the others are dropped once no open predicate needs them."""
         if len(inputs) != len(graph.relations):
             raise ValueError(f"inputs must follow the {len(graph.relations)} relations; got {len(inputs)}")
         self.graph = graph
@@ -73,6 +75,7 @@ class Cardinalities:
         self._rows: dict[int, float] = {}
         self._width: dict[int, float] = {}
         self._actuals = {m: max(r, 0.0) for m, r in (actuals or {}).items() if m > 0}
+        self._overlaps = Overlaps(samples or {})
         # Larger sets first: they know the most. Then by bit set, to be deterministic.
         self._known = sorted(self._actuals, key=lambda m: (-m.bit_count(), m))
 
@@ -357,9 +360,7 @@ class Cardinalities:
         Disjoint known sets multiply. Overlapping ones do where their intersection is known too, and divide by
         its ratio (as conditional probabilities do); otherwise the smaller one is left out.
         """
-        if not self._known:
-            return 1.0
-        ratio, covered = 1.0, 0
+        ratio, covered, apart = 1.0, 0, []
         for known in self._known:
             if known & ~mask or not known & ~covered:
                 continue
@@ -368,7 +369,8 @@ class Cardinalities:
                 continue
             ratio *= self._ratio(known) / (self._ratio(overlap) if overlap else 1.0)
             covered |= known
-        return ratio
+            apart += [] if overlap else [known]
+        return ratio * self._overlaps.correction(apart, self.graph.class_masks, self._divisor)
 
     def _ratio(self, known: int) -> float:
         return self._actuals[known] / max(self._estimate(known), 1e-9)

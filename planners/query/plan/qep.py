@@ -107,6 +107,7 @@ class Stage:
     slicing: Slicing | None = None  # runs as one statement unless given
     engine: str = ""  # of the ways to run a stage the one that it is costed by; empty: there is one only
     engine_reason: str = ""  # why
+    keys: tuple[str, ...] = ()  # columns of its output that later joins go by, one for each equality class
 
     @property
     def core_seconds(self) -> float:

@@ -47,6 +47,17 @@ def output_name(column: Column) -> str:
     return f"{column[0]}__{column[1]}"
 
 
+def open_keys(block: Block, mask: int) -> dict[int, str]:
+    """Return the names in a stage's output of the columns by which relations ``mask`` are yet to be joined, by the
+    index of their equality class."""
+    classes = zip(block.graph.classes, block.graph.class_masks, strict=True)
+    return {
+        index: output_name(block.representative(cls, mask))
+        for index, (cls, members) in enumerate(classes)
+        if members & mask and members & ~mask
+    }
+
+
 class BlockRenderer:
     """Renders subsets of one block. ``cut`` maps a subset to its checkpoint's fingerprint."""
 

@@ -15,6 +15,7 @@ from ebbflow.planners.query.plan.partial import PartialQuery, split, type_of
 from ebbflow.planners.query.plan.render import (
     BlockRenderer,
     checkpoint_name,
+    open_keys,
     quote,
     unused_prefix,
     without_broadcast,
@@ -52,6 +53,7 @@ class Unit:
     block: BlockId | None = None
     mask: int = 0
     partial: bool = False
+    keys: tuple[str, ...] = ()  # as of ``qep.Stage``
 
     @property
     def is_result(self) -> bool:
@@ -110,8 +112,10 @@ class Staging:
     def _block_unit(self, key: BlockId, node: Join, known: Mapping[str, Unit]) -> Unit:
         reads = _Reads()
         self._read_tree(key, node, reads, own=True)
-        fingerprint = self.analysis.fingerprints.subset(self.analysis.blocks[key], node.mask)
-        return self._unit(key[0], fingerprint, reads, known, block=key, mask=node.mask)
+        block = self.analysis.blocks[key]
+        fingerprint = self.analysis.fingerprints.subset(block, node.mask)
+        keys = tuple(open_keys(block, node.mask).values())
+        return self._unit(key[0], fingerprint, reads, known, block=key, mask=node.mask, keys=keys)
 
     def _view_unit(self, view: View, known: Mapping[str, Unit]) -> Unit:
         reads = _Reads()
@@ -139,6 +143,7 @@ class Staging:
         block: BlockId | None = None,
         mask: int = 0,
         partial: bool = False,
+        keys: tuple[str, ...] = (),
     ) -> Unit:
         covers = set(reads.covers)
         for fp in reads.inputs:
@@ -153,6 +158,7 @@ class Staging:
             block,
             mask,
             partial,
+            keys,
         )
 
     def _read_tree(self, key: BlockId, node: Tree, reads: _Reads, *, own: bool = False) -> None:

@@ -1,6 +1,6 @@
 """What is known of a running query: the input of progress propagation and re-planning."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,6 +14,7 @@ class StageOutput:
     fingerprint: str
     rows: int
     bytes: int
+    keys: Mapping[str, Sequence[Hashable]] = field(default_factory=dict, compare=False)  # samples, by column
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 from ebbflow.flows import cli
 
 
-@pytest.mark.parametrize("command", [["data"], ["data", "tpch"], ["data", "tpcds"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["data"], ["data", "tpch"], ["data", "tpcds"], ["data", "skewed"]], ids=" ".join
+)
 def test_every_help_text_teaches_by_example(command: list[str]) -> None:
     shown = CliRunner().invoke(cli.app, [*command, "--help"])
     assert shown.exit_code == 0

@@ -5,6 +5,7 @@ import sys
 from collections import namedtuple
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from ebbflow.infra.errors import DataError
@@ -48,6 +49,32 @@ def test_tpcds_has_its_tables_and_queries(tpcds: Path) -> None:
     assert {p.name for p in (tpcds / "queries").iterdir()} == {f"q{n}.sql" for n in range(1, 100)}
     assert not [p.name for p in tpcds.iterdir() if p.name.startswith(".")]
     assert not [p.name for p in tpcds.parent.iterdir() if p.name.startswith(".")]
+
+
+def test_skewed_tables_depend_on_each_other_across_joins(tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = benchmark_data.skewed(0.02, tmp_path / "sf0.02", said.append)
+    assert benchmark_data.skewed(0.02, folder, silent) == folder
+    assert len(said) == 9
+    assert sorted(p.name for p in (folder / "queries").iterdir()) == [f"q{n}.sql" for n in range(1, 9)]
+    with duckdb.connect() as connection:
+        for name in tables.discover(StorageLocation(folder)):
+            connection.execute(f"CREATE VIEW {name.name} AS FROM '{folder}/{name.name}.parquet'")
+
+        def rows(text: str) -> float:
+            found = connection.execute(f"SELECT count(*) FROM {text}").fetchone()
+            assert found is not None
+            return float(found[0])
+
+        tagged, topic = rows("film_tags"), "t.topic = 'topic-00'"
+        one = rows(f"tags t WHERE {topic}") / rows("tags")
+        joined = rows(f"film_tags ft JOIN tags t ON ft.tag_id = t.t_id WHERE {topic}") / tagged
+        assert one == pytest.approx(0.01)
+        assert joined == pytest.approx(0.2, abs=0.02), (
+            "a filter that keeps 1 % of tags keeps a fifth of what refers to them"
+        )
+        for path in (folder / "queries").iterdir():
+            connection.execute(path.read_text()).fetchall()
 
 
 @pytest.mark.parametrize(

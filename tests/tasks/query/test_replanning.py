@@ -1,15 +1,18 @@
 """Planning anew while stages run: what is learnt of their speed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.infra.tables.benchmark_data import skewed
 from ebbflow.planners.model import Capacity, Node, Share
 from ebbflow.planners.query.running.session import Session
 from ebbflow.tasks.query.planning import prepare
 from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import PlainOrchestrator, execute
 from tests.tasks.driving import FOUR_TABLES
 
 
@@ -45,3 +48,28 @@ def test_a_slow_machine_stays_slow_at_every_change_of_capacity(tpch: str, tmp_pa
         session.on_capacity("changed", clock.now())
         factors.append(planner.model.latency / prior.latency)
     assert factors == pytest.approx([4.0] * 4, rel=0.2)
+
+
+def test_joins_that_meet_otherwise_than_expected_change_the_plan(tmp_path: Path) -> None:
+    """Each filter is estimated right; how often what they leave meets is seen once stages have finished."""
+    tables = skewed(0.05, tmp_path / "films", lambda line: None)
+    text = (tables / "queries" / "q4.sql").read_text()
+    request = QueryRequest(
+        text,
+        tables=str(tables),
+        engine="duckdb",
+        materialize="every-join",
+        store=str(tmp_path / "store"),
+        verify=True,
+    )
+    report = execute(request, PlainOrchestrator()).report
+    assert report.verified, report.verification
+    last = [s for s in report.stages if s.status == "completed"][-2]
+    assert last.estimated_rows is not None
+    assert last.rows / 3 < last.estimated_rows < last.rows * 3, "from samples of the keys of both sides"
+    frozen = execute(replace(request, planner="clarinet", store=str(tmp_path / "other")), PlainOrchestrator())
+    rows = [max(s.rows for s in one.stages) for one in (report, frozen.report)]
+    assert rows[0] < rows[1] / 2, (
+        "the largest intermediate result of the plan that it begins with is not made"
+    )
+    assert [d for d in report.decisions if d.kind == "switch" and d.trigger.endswith("expected")]

@@ -199,6 +199,45 @@ def test_an_empty_known_set_makes_its_supersets_tiny_but_not_impossible():
     assert cardinalities.rows(0b11) == 1.0
 
 
+def on_three_keys(n: int, m: int) -> Cardinalities:
+    """Two joins of which each row is known, and by which of their keys they are yet to be joined: three of them."""
+    inputs = [relation(1000, k=500), relation(100, j=100), relation(2000, k=500), relation(10, i=10)]
+    graph = graph_of("abcd", [["a.k", "c.k"], ["a.j", "b.j"], ["c.i", "d.i"]])
+    keys = {0b0011: {0: [1, 2, 3] * (n // 3)}, 0b1100: {0: [3, 4] * (m // 2)}}
+    return Cardinalities(graph, inputs, actuals={0b0011: 300, 0b1100: 400}, samples=keys)
+
+
+def test_known_sets_meet_as_samples_of_their_keys_do():
+    plain = 300 * 400 / 500
+    expected, found = 30 * 20 / 500, 10 * 10
+    assert on_three_keys(30, 20).rows(0b1111) == pytest.approx(plain * (found + 1) / (expected + 1))
+    assert on_three_keys(3000, 2000).rows(0b1111) == pytest.approx(300 * 400 / 6, rel=1e-3), "one pair in six"
+    assert on_three_keys(0, 20).rows(0b1111) == pytest.approx(plain), "nothing is known of one of them"
+
+
+def test_keys_that_never_meet_in_samples_of_which_many_should_are_few():
+    inputs = [relation(1000, k=50), relation(1000, k=50), relation(9, k=9)]
+    graph = one_class(3)
+    keys = {0b011: {0: list(range(25)) * 40}, 0b100: {0: list(range(25, 50)) * 40}}
+    few = Cardinalities(graph, inputs, actuals={0b011: 9000, 0b100: 9}, samples=keys).rows(0b111)
+    many = Cardinalities(graph, inputs, actuals={0b011: 9000, 0b100: 9}).rows(0b111)
+    assert few < many / 1000
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.randoms(use_true_random=False))
+def test_samples_of_what_was_expected_change_little(n, m, rng):
+    """Of keys that are drawn as estimates take them to be, an estimate stays within what few pairs can tell."""
+    inputs = [relation(1000, k=20), relation(100, j=100), relation(2000, k=20), relation(10, i=10)]
+    graph = graph_of("abcd", [["a.k", "c.k"], ["a.j", "b.j"], ["c.i", "d.i"]])
+    keys = {mask: {0: [*range(20)] * count} for mask, count in ((0b0011, n), (0b1100, m))}
+    for sample in keys.values():
+        rng.shuffle(sample[0])
+    known = {0b0011: 300.0, 0b1100: 400.0}
+    assert Cardinalities(graph, inputs, actuals=known, samples=keys).rows(0b1111) == pytest.approx(
+        Cardinalities(graph, inputs, actuals=known).rows(0b1111)
+    )
+
+
 def test_columns_are_dropped_once_no_open_predicate_needs_them():
     graph = graph_of("abc", [["a.x", "b.x"], ["b.y", "c.y"]], ["a.z + b.z > 3"])
     inputs = [relation(100, x=10, z=10), relation(100, x=10, y=10, z=10), relation(100, y=10)]
