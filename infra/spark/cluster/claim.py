@@ -14,6 +14,8 @@ from ebbflow.infra.machine import cgroups, processes
 from ebbflow.infra.spark.cluster import authentication, options, teardown
 from ebbflow.infra.spark.cluster.state import ClusterState, StateFile
 
+Ports = tuple[int | None, int | None]  # asked for, of the master and of its pages
+
 
 def lay_out(
     file: StateFile,
@@ -22,7 +24,7 @@ def lay_out(
     memory: int,
     directory: Path | str | None,
     host: str,
-    ports: tuple[int | None, int | None],
+    ports: Ports,
     network: float = 0.0,
 ) -> ClusterState:
     """Return a new cluster without processes and CPU quota. ``memory`` is in MiB, ``host`` the master's,
@@ -31,20 +33,31 @@ def lay_out(
     ``ports`` are those asked for, of the master and of its pages. Raises ``OptionError`` or ``ClusterError``
     for a port that cannot be had.
     """
-    port = options.choose_port(host, ports[0])
+    port, ui_port = _ports(host, ports)
     return ClusterState(
         name=file.folder.name,
         uid=secrets.token_hex(6),
         directory=str(Path(directory).absolute() if directory else file.folder),
         host=host,
         port=port,
-        ui_port=options.choose_port(host, ports[1], avoid=port),
+        ui_port=ui_port,
         cores=cores,
         memory=memory,
         owner=os.getpid(),
         secret=authentication.new_secret(),
         network=network,
     )
+
+
+def with_other_ports(state: ClusterState, ports: Ports) -> ClusterState:
+    """Choose the ports that were not asked for anew. Raises ``ClusterError`` where none can be had."""
+    port, ui_port = _ports(state.host, ports)
+    return replace(state, port=port, ui_port=ui_port)
+
+
+def _ports(host: str, asked: Ports) -> tuple[int, int]:
+    port = options.choose_port(host, asked[0])
+    return port, options.choose_port(host, asked[1], avoid=port)
 
 
 def with_quota(

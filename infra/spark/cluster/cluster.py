@@ -19,7 +19,7 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.machine import cgroups, processes
 from ebbflow.infra.spark.cluster import daemons, options, teardown
-from ebbflow.infra.spark.cluster.claim import claim, lay_out, with_quota
+from ebbflow.infra.spark.cluster.claim import Ports, claim, lay_out, with_other_ports, with_quota
 from ebbflow.infra.spark.cluster.guardian import Guardian
 from ebbflow.infra.spark.cluster.state import ClusterState, NodeRecord, StateFile, find_cluster, list_clusters
 from ebbflow.infra.spark.cluster.status import ClusterStatus, NodeStatus, node_status
@@ -33,6 +33,7 @@ __all__ = ["ClusterStatus", "LocalSparkCluster", "NodeStatus", "find_cluster", "
 _LOOPBACK = "127.0.0.1"
 _POLL = 0.1  # seconds between looks at daemons that are starting
 _ACKNOWLEDGE = 10.0  # seconds that the master may take to show a notice
+_MORE_PORTS = 3  # times that ports are chosen anew
 _DECOMMISSION = {
     "spark.decommission.enabled": "true",
     "spark.worker.cleanup.enabled": "true",
@@ -104,7 +105,7 @@ class LocalSparkCluster:
         cluster = cls(file, state.uid, clock, Guardian(file, state.uid))
         atexit.register(cluster._at_exit)
         try:
-            cluster._start_master(java, home, timeout)
+            cluster._start_master(java, home, timeout, ports)
             cluster._grow([NodeRecord("", "")] * workers, java, home, timeout)
         except BaseException:
             cluster.stop()
@@ -230,7 +231,18 @@ class LocalSparkCluster:
 
     # --- how ----------------------------------------------------------------------------------------------
 
-    def _start_master(self, java: JavaInstall, home: Path, timeout: float) -> None:
+    def _start_master(self, java: JavaInstall, home: Path, timeout: float, asked: Ports) -> None:
+        """Start it; a port that was not asked for and that another has taken meanwhile is chosen anew."""
+        for more in range(_MORE_PORTS, -1, -1):
+            try:
+                self._launch_master(java, home, timeout)
+                return
+            except ClusterError:
+                if not more or None not in asked or not daemons.port_taken(self._log("master")):
+                    raise
+            self._update(lambda s: with_other_ports(s, asked))
+
+    def _launch_master(self, java: JavaInstall, home: Path, timeout: float) -> None:
         state = self.state
         arguments = ["--host", state.host, "--port", str(state.port), "--webui-port", str(state.ui_port)]
         properties = {
@@ -243,8 +255,8 @@ class LocalSparkCluster:
         child = processes.spawn(command, environment, state.mark_of("master"), self._log("master"))
         self._children.append(child)
         self._update(lambda s: replace(s, master_pid=child.pid))
-        # A worker that finds no master tries again only 5 to 15 s later, so wait for its port, not its pages.
-        self._ready("master", child, lambda: options.listens(state.host, state.port), timeout)
+        # A worker that finds no master tries again only 5 to 15 s later, so wait for its ports, not its pages.
+        self._ready("master", child, lambda: options.listens(child.pid, state.port, state.ui_port), timeout)
 
     def _grow(self, wanted: Sequence[NodeRecord], java: JavaInstall, home: Path, timeout: float) -> list[str]:
         """Start workers side by side and wait until the master lists them as alive.

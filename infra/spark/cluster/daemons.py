@@ -46,6 +46,14 @@ def command(
     return [*_java_command(java, home), *_LIGHT, *options, daemon, "--properties-file", str(file), *arguments]
 
 
+def port_taken(log: Path) -> bool:
+    """Tell whether a daemon's log says that one of its ports was in use."""
+    try:
+        return "java.net.BindException" in log.read_text(errors="replace")
+    except OSError:
+        return False
+
+
 @functools.lru_cache(maxsize=4)
 def _java_command(java: JavaInstall, home: Path) -> tuple[str, ...]:
     """Ask Spark's launcher, once, how to start a JVM: class path and the options that opened modules need.

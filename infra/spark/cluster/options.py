@@ -4,6 +4,8 @@ import random
 import re
 import socket
 
+import psutil
+
 from ebbflow.infra.errors import ClusterError
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
@@ -11,6 +13,7 @@ from ebbflow.planners.model.numbers import UNSIGNED
 
 _UNITS = {"k": 1.0 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 _MAX_MEMORY = 1024 * 1024.0 * 1024  # MiB
+_RANDOM = random.SystemRandom()  # scripts that seed Python's own alike would all choose the same ports
 
 
 def parse_memory(text: str) -> int:
@@ -46,7 +49,7 @@ def loopback(number: int) -> str:
 
 
 def choose_port(host: str, asked: int | None, avoid: int = 0) -> int:
-    """Return ``asked`` if it is free, else a free port.
+    """Return ``asked`` if it is free, else a free port, which others may take before it is used.
 
     Raises ``OptionError`` for a number that is no port, ``ClusterError`` for one that is taken.
     """
@@ -58,7 +61,7 @@ def choose_port(host: str, asked: int | None, avoid: int = 0) -> int:
         return asked
     for _ in range(200):
         # Below the range from which the system serves outgoing connections, which could take it meanwhile.
-        port = random.randint(20_000, 32_000)  # noqa: S311
+        port = _RANDOM.randint(20_000, 32_000)
         if port != avoid and _free(host, port):
             return port
     raise ClusterError(f"no free port between 20000 and 32000 on {host}")
@@ -74,10 +77,11 @@ def _free(host: str, port: int) -> bool:
     return True
 
 
-def listens(host: str, port: int) -> bool:
-    """Tell whether something accepts connections there."""
+def listens(pid: int, *ports: int) -> bool:
+    """Tell whether process ``pid`` listens on all of these TCP ports: on one that another took meanwhile somebody
+    answers, too."""
     try:
-        socket.create_connection((host, port), timeout=1.0).close()
-    except OSError:
+        found = psutil.Process(pid).net_connections("tcp")
+    except (psutil.Error, OSError):  # it has ended
         return False
-    return True
+    return {*ports} <= {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}

@@ -43,7 +43,7 @@ def balanced(job: ElasticJob, workers: int) -> Callable[[], bool]:
 
 
 def test_two_four_two_workers_end_as_ever(digits: str, tmp_path: Path) -> None:
-    app = Mlr(digits, classes=10, executors=16, iterations=350, exact=True)
+    app = Mlr(digits, classes=10, executors=16, iterations=10**6, exact=True)
     with ElasticJob(app, 2, directory=tmp_path) as job:
         pids = {}
         until(lambda: iterations(job) >= 5)
@@ -51,14 +51,14 @@ def test_two_four_two_workers_end_as_ever(digits: str, tmp_path: Path) -> None:
         until(balanced(job, 4))
         pids.update(job.workers())
         assert len(pids) == 4
-        middle = iterations(job)
         job.scale_to(2)
         until(balanced(job, 2))
         until(lambda: len(job.workers()) == 2)
-        assert middle < app.iterations
+        # as many iterations as that took, however busy the machine is
+        job.driver._schedule.iterations = iterations(job) + 50  # type: ignore[attr-defined]
         result = job.result(150)
     assert not [pid for pid in pids.values() if psutil.pid_exists(pid)]
-    assert same(result.parameters, undisturbed(app, app.iterations))
+    assert same(result.parameters, undisturbed(app, len(result.driver.history)))  # type: ignore[attr-defined]
     kinds = [event.kind for event in result.events]
     assert kinds.count("joined") == 4
     assert kinds.count("left") == 2

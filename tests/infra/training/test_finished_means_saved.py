@@ -227,16 +227,22 @@ def test_a_place_that_another_user_could_have_made_is_neither_written_nor_read(
 def test_a_stop_with_a_deadline_leaves_time_for_the_other_place(
     tmp_path: Path, monkeypatch: Any, place: Path
 ) -> None:
+    monkeypatch.setattr(
+        saver, "SPILL_SHARE", 0.99
+    )  # tried again for 0.6 s, then a minute for the other place
     with monkeypatch.context() as patch:
-        failing(patch, tmp_path / "one", 100)
+        tried = failing(patch, tmp_path / "one", 100)
         with pytest.raises(StorageFullError, match="step 2 of the run"):
             trained_until(tmp_path, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert 0 < len(tried) < 100
     assert len(spilled(place)) == 1
     assert trained(tmp_path)[0] == 3
 
 
 def trained_until(folder: Path, step: int, act: Any) -> None:
-    with ElasticRun.start(directory=folder, run_id="one", settings=RunSettings(termination_grace=1.0)) as run:
+    with ElasticRun.start(
+        directory=folder, run_id="one", settings=RunSettings(termination_grace=60.0)
+    ) as run:
         model, _ = run.prepare(nn.Linear(4, 1), lambda p: torch.optim.SGD(p, lr=0.05), batch_size=10)
         for _ in run.epochs(1):
             for x, y in run.batches((X, Y)):

@@ -1,5 +1,7 @@
 """Options and state files of local clusters, without starting any."""
 
+import os
+import random
 import socket
 import threading
 from dataclasses import replace
@@ -60,6 +62,24 @@ def test_free_ports_differ_from_the_one_to_avoid() -> None:
     assert options.choose_port("127.0.0.1", port) == port
     with pytest.raises(ClusterError, match="is taken"):
         options.choose_port("127.0.0.1", port, avoid=port)
+
+
+def test_scripts_that_seed_alike_choose_ports_of_their_own() -> None:
+    chosen = set()
+    for _ in range(4):
+        random.seed(1)
+        chosen.add(options.choose_port("127.0.0.1", None))
+    assert len(chosen) > 1
+
+
+def test_a_process_listens_on_its_own_ports_only() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+        one, two = (socket.getsockname()[1] for socket in (server, other))
+        assert options.listens(os.getpid(), one, two)
+        other.close()
+        assert not options.listens(os.getpid(), one, two)
+        assert not options.listens(os.getppid(), one)
+    assert not options.listens(2**22 + 1, one)  # no process has so high an id
 
 
 @pytest.mark.parametrize(

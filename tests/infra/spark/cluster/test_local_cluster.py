@@ -14,6 +14,7 @@ import pytest
 
 from ebbflow.infra.errors import ClusterError, EngineUnavailableError
 from ebbflow.infra.machine import processes
+from ebbflow.infra.spark.cluster import options
 from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster, NodeStatus, find_cluster, list_clusters
 from ebbflow.infra.spark.cluster.state import ClusterState, StateFile
 
@@ -72,8 +73,19 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def cluster(_home: None) -> Iterator[LocalSparkCluster]:
-    with LocalSparkCluster.start("shared", workers=2, memory="512m") as cluster:
-        yield cluster
+    """Start one; the port that is chosen first for its master has become somebody else's when that starts."""
+    choose = options.choose_port
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.MonkeyPatch.context() as patch:
+        chosen = [server.getsockname()[1]]
+
+        def first_taken(host: str, asked: int | None, avoid: int = 0) -> int:
+            return chosen.pop() if chosen else choose(host, asked, avoid)
+
+        taken = chosen[0]
+        patch.setattr(options, "choose_port", first_taken)
+        with LocalSparkCluster.start("shared", workers=2, memory="512m") as cluster:
+            assert cluster.state.port != taken
+            yield cluster
 
 
 def test_workers_come_up_on_hosts_and_in_sessions_of_their_own(cluster: LocalSparkCluster) -> None:
