@@ -27,6 +27,7 @@ test: $(SETUP) tools
 
 fuzz: $(SETUP)
 	$(BIN)/python -m pytest -n auto -m "not slow and not alone" --hypothesis-profile search --timeout 3600 tests/planners $(ARGS)
+	$(BIN)/python -m pytest -n auto -m "not slow and not alone" --hypothesis-profile more --timeout 3600 --ignore tests/planners $(ARGS)
 
 check: $(SETUP)
 	$(BIN)/ruff format --check .

@@ -18,8 +18,9 @@ from hypothesis.internal.conjecture import providers
 if TYPE_CHECKING:
     from tests.aws.emulator import AccountAt, Emulator
 
-# how long an example takes depends on what else runs; the same examples each time, and others in `make fuzz`
-settings.register_profile("ebbflow", deadline=None, derandomize=True, max_examples=20)
+# how long an example takes depends on what else runs; the same few examples each time, more and others in `make fuzz`
+settings.register_profile("ebbflow", deadline=None, derandomize=True, max_examples=10)
+settings.register_profile("more", deadline=None, max_examples=100, print_blob=True)
 settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("ebbflow")
 # else they would also depend on which modules of ours happen to be imported, whose constants it tries
@@ -97,6 +98,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid} is marked {name}, which its file does not name")
         if found or _in_processes(item.path):
             item.add_marker("alone")
+    late: dict[Path, int] = {}
+    for item in items:
+        late[item.path] = max(late.get(item.path, 0), _lateness(item))
+    items.sort(key=lambda item: late[item.path])
+
+
+def _lateness(item: pytest.Item) -> int:
+    """Rank what starts servers that are busy even when nobody asks them, and run to the end of the session."""
+    found = getattr(item, "fixturenames", ())
+    return 2 if "prefect" in found else int("prefect_server" in found)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -113,10 +124,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         forks.enter_context(forked_python())
     if any(item.get_closest_marker("spark") for item in session.items):
         from tests.benchmarks.sql.class_archive import java_options
+        from tests.kept_spark import kept_spark
 
         # JVMs of tests live for seconds: the first compiler and the serial collector do
         quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
         os.environ["JDK_JAVA_OPTIONS"] = java_options(CACHE, quick)
+        kept = ExitStack()
+        session.config.add_cleanup(kept.close)
+        kept.enter_context(kept_spark())
 
 
 @pytest.fixture(scope="session", autouse=True)

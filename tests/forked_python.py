@@ -1,8 +1,10 @@
-"""What tests start as ``python -P -m ebbflow...``: forks of one interpreter that has imported what most of it needs.
+"""What tests start as ``python -P -m ebbflow...``, ``-m tests...`` or ``-c ...``: forks of one interpreter that has
+imported what most of it needs.
 
 To import PyTorch takes seconds of a processor, and tests start some hundred nodes of trainings. A fork has the
 arguments, the environment (also as others see it), the directory, the files and the session that it would have, and
-is a child of the process that asks for it. What a fork cannot have, such as another ``LD_PRELOAD``, is started anew.
+is a child of the process that asks for it. One that starts nodes itself has such an interpreter of its own. What a
+fork cannot have, such as another ``LD_PRELOAD``, is started anew.
 """
 
 import ctypes
@@ -15,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,8 +31,11 @@ IMPORTED = (
     "scipy.optimize",
     "ebbflow.infra.training.run",
     "ebbflow.infra.training.launcher.agent",
+    "ebbflow.tasks.pipeline.run",
+    "ebbflow.tasks.query.run",
 )
 STARTED = (  # what they import is imported, too
+    "ebbflow.flows.cli",
     "ebbflow.infra.aggregation.process",
     "ebbflow.infra.communication.searching",
     "ebbflow.infra.elastic.worker.node",
@@ -41,6 +47,7 @@ STARTED = (  # what they import is imported, too
     "ebbflow.infra.training.launcher.node",
 )
 _PYTHON = sys.executable  # tests may say that it is another
+_FORMS = ([_PYTHON, "-P", "-m"], [_PYTHON, "-P", "-c"])
 _AT_START = (
     "PYTHON",
     "LD_",
@@ -48,9 +55,13 @@ _AT_START = (
     "MKL_",
     "OPENBLAS_",
     "FAKETIME",
+    "TZ",
+    "LANG",
+    "LC_",
 )  # variables read when a process begins
-_ROOM = 1 << 16  # bytes of an environment
-_SUBREAPER = 36  # of prctl
+_ROOM = 1 << 16  # bytes of an environment, and of arguments
+_SUBREAPER, _DEATH_SIGNAL = 36, 1  # of prctl
+_FORKS = 900  # number of the file behind which a fork has an interpreter of its own
 _TIMEOUT = 120.0  # s
 
 
@@ -75,34 +86,45 @@ def _fixed(early: Mapping[str, str]) -> dict[str, str]:
 
 
 class Forks:
-    """The interpreter, which starts when it is first needed and ends with this process."""
+    """The interpreter, which starts when it is first needed and ends with this process; with ``connection`` the one
+    behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: socket.socket | None = None) -> None:
         self._owner, self._lock = os.getpid(), threading.Lock()
-        self._socket: socket.socket | None = None
+        self._socket, self._starts = connection, connection is None
+        if connection is not None:
+            self._placed, self._inode = _place(), os.fstat(connection.fileno()).st_ino
 
     def takes(self, given: Mapping[str, Any]) -> bool:
         """Tell whether what ``subprocess`` is to start can be a fork."""
         args = given["args"]
-        if not isinstance(args, list) or list(map(str, args[:3])) != [_PYTHON, "-P", "-m"]:
+        if not isinstance(args, list) or list(map(str, args[:3])) not in _FORMS:
             return False
         early = _early(given["env"] if given["env"] is not None else os.environ)
         return (
-            args[3] in STARTED
+            (args[2] == "-c" or args[3] in STARTED or str(args[3]).startswith("tests."))
             and os.getpid() == self._owner
             and given["close_fds"]
             and not any(given[name] for name in ("pass_fds", "preexec_fn", "executable"))
             and all(text == "1" for name, text in early.items() if name.endswith("_NUM_THREADS"))
             and _fixed(early) == _fixed(_early(os.environ))
-            and (self._socket is None or _place() == self._placed)
+            and (self._starts if self._socket is None else _place() == self._placed and self._open())
         )
+
+    def _open(self) -> bool:
+        """Tell whether the connection is still there: a program may close all files that it does not know."""
+        try:
+            return self._socket is not None and os.fstat(self._socket.fileno()).st_ino == self._inode
+        except OSError:
+            return False
 
     def start(self, given: Mapping[str, Any]) -> int:
         """Start one and return its process ID."""
         environment = dict(given["env"] if given["env"] is not None else os.environ)
         status = Path("/proc/self/status").read_text()
         order = {
-            "module": given["args"][3],
+            "form": given["args"][2],
+            "runs": given["args"][3],
             "arguments": [*map(str, given["args"][4:])],
             "environment": {os.fsdecode(name): os.fsdecode(text) for name, text in environment.items()},
             "folder": os.fsdecode(given["cwd"] or Path.cwd()),
@@ -131,10 +153,10 @@ class Forks:
     def _begin(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_TIMEOUT)
-        self._placed = _place()
+        self._placed, self._inode = _place(), os.fstat(self._socket.fileno()).st_ino
         with theirs:
             subprocess.Popen(
-                [sys.executable, "-P", __file__, str(theirs.fileno()), "-" * 2000],
+                [sys.executable, "-P", __file__, str(theirs.fileno()), "-" * _ROOM],
                 env={**os.environ, "OMP_NUM_THREADS": "1", "EBBFLOW_ROOM": "-" * _ROOM},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -146,7 +168,16 @@ class Forks:
 @contextmanager
 def forked_python() -> Iterator[None]:
     """Let ``subprocess`` start forks where it can."""
-    forks, execute = Forks(), subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    _let_fork(Forks())
+    try:
+        yield
+    finally:
+        subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
+
+
+def _let_fork(forks: Forks) -> None:
+    execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
     signature = inspect.signature(execute)
 
     def fork_or_execute(process: "subprocess.Popen[bytes]", *arguments: Any) -> None:
@@ -160,10 +191,6 @@ def forked_python() -> Iterator[None]:
         process._close_pipe_fds(*(given[name] for name in names))  # type: ignore[attr-defined]
 
     subprocess.Popen._execute_child = fork_or_execute  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
 
 
 # --- the interpreter's side ---------------------------------------------------------------------------------
@@ -179,8 +206,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return found
 
 
-def _serve(connection: socket.socket) -> dict[str, Any]:
-    """Fork for each order; return one in its fork."""
+def _import() -> None:
     import gc
     from importlib import import_module
 
@@ -189,6 +215,10 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
     for name in STARTED:  # they are run, not imported
         del sys.modules[name]
     gc.freeze()  # else forks that end look through, and so copy, all of it
+
+
+def _serve(connection: socket.socket) -> dict[str, Any]:
+    """Fork for each order; return one in its fork."""
     filters = warnings.filters[:]  # type: ignore[index]
     warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; none is Python's
     while True:
@@ -220,19 +250,39 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
 
 
 def _become(order: dict[str, Any]) -> None:
+    form, runs = order["form"], order["runs"]
+    ours = None
+    if form == "-c" or runs.startswith(("ebbflow.flows.", "tests.")):  # they start nodes themselves
+        ours, theirs = socket.socketpair()
+        if os.fork() == 0:
+            ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+            ours.detach()
+            os.closerange(3, theirs.fileno())
+            os.closerange(theirs.fileno() + 1, 1 << 16)
+            _become(_serve(theirs))
+            return
+        theirs.close()
+        os.dup2(ours.detach(), _FORKS, inheritable=False)
     if order["session"]:
         os.setsid()
     for number, file in enumerate(order["files"]):
         os.dup2(file, number)
-    os.closerange(3, 1 << 16)
+    os.closerange(3, _FORKS)
+    os.closerange(_FORKS + (ours is not None), 1 << 16)
     os.umask(order["umask"])
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
-    _show([sys.executable, "-P", "-m", order["module"], *order["arguments"]])
-    sys.argv = ["-m", *order["arguments"]]
+    if ours is not None:
+        _let_fork(Forks(socket.socket(fileno=_FORKS)))
+    _show([sys.executable, "-P", form, runs, *order["arguments"]])
+    sys.argv = [form, *order["arguments"]]
     sys.path[:0] = filter(None, order["environment"].get("PYTHONPATH", "").split(os.pathsep))
-    runpy._run_module_as_main(order["module"])  # type: ignore[attr-defined]
+    if form == "-m":
+        runpy._run_module_as_main(runs)  # type: ignore[attr-defined]
+    else:
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(runs, "<string>", "exec"), main.__dict__)
 
 
 def _show(words: list[str]) -> None:
@@ -250,4 +300,6 @@ def _show(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _become(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    begun = socket.socket(fileno=int(sys.argv[1]))
+    _import()
+    _become(_serve(begun))

@@ -26,7 +26,7 @@ print(json.dumps({"verified": report.verified, "rows": report.rows, "problems": 
 def process(request: QueryRequest, environment: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
     options = {k: v for k, v in asdict(request).items() if v is not None}
     return subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT, json.dumps(options)],
+        [sys.executable, "-P", "-c", _SCRIPT, json.dumps(options)],
         env={**os.environ, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

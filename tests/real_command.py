@@ -78,7 +78,7 @@ def real_command(folder: Path, variables: Mapping[str, str] | None = None) -> It
     """Start the interpreter, with ``variables`` beside this process's environment; ``folder`` is to write in."""
     folder.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", _SERVER],
+        [sys.executable, "-Pc", _SERVER],
         env={**os.environ, **(variables or {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

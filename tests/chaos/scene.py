@@ -354,4 +354,4 @@ def write(work: Work, folder: Path) -> Path:
 
 def command(*arguments: str) -> Sequence[str]:
     """Return what starts the command line."""
-    return [sys.executable, "-m", "ebbflow.flows.cli", *arguments]
+    return [sys.executable, "-P", "-m", "ebbflow.flows.cli", *arguments]

@@ -20,7 +20,7 @@ JOINED = """
     GROUP BY name
 """
 TIMEOUT = 120.0  # seconds; what does not happen within them does not happen
-COMMAND = (sys.executable, "-m", "ebbflow.flows.cli")
+COMMAND = (sys.executable, "-P", "-m", "ebbflow.flows.cli")
 
 Found = TypeVar("Found")
 

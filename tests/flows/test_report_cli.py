@@ -313,6 +313,7 @@ def test_ports_have_limits():
 def test_ctrl_c_ends_the_server(filled, tmp_path):
     command = [
         sys.executable,
+        "-P",
         "-m",
         "ebbflow.flows.cli",
         "report",

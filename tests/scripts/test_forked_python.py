@@ -29,10 +29,13 @@ sys.exit(7)
 """
 
 
-def test_a_fork_is_what_a_new_process_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", [("-m", "shows"), ("-c", SHOWS)], ids=["module", "code"])
+def test_a_fork_is_what_a_new_process_would_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: tuple[str, str]
+) -> None:
     (tmp_path / "shows.py").write_text(SHOWS)
     given = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "EMPTY": "", "NAME": "ü"}
-    command = [sys.executable, "-P", "-m", "shows", "a b", "c"]
+    command = [sys.executable, "-P", *form, "a b", "c"]
 
     def run() -> tuple[int, dict[str, object]]:
         done = subprocess.run(
@@ -41,7 +44,9 @@ def test_a_fork_is_what_a_new_process_would_be(tmp_path: Path, monkeypatch: pyte
         )  # fmt: skip
         return done.returncode, json.loads(done.stdout)
 
-    new = run()
+    with monkeypatch.context() as patch:
+        patch.setattr(forked_python, "_FORMS", ())
+        new = run()
     monkeypatch.setattr(forked_python, "STARTED", ("shows",))
     fork = run()
     assert (new[1].pop("preloaded"), fork[1].pop("preloaded")) == (False, True)

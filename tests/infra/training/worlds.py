@@ -1,4 +1,4 @@
-"""Small worlds of gloo processes that tests start: one fresh interpreter that imports once and forks its ranks."""
+"""Small worlds of gloo processes that tests start: one process, itself a fork where there are, forks its ranks."""
 
 import gc
 import os
@@ -8,7 +8,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection
 from datetime import timedelta
+from pathlib import Path
 
+ROOT = Path(__file__).parents[3]  # where modules of tests are found
 TIMEOUT = 280.0  # seconds
 EXCHANGE = timedelta(seconds=240)  # of one collective
 
@@ -16,12 +18,12 @@ EXCHANGE = timedelta(seconds=240)  # of one collective
 def run_module(module: str, *arguments: str, timeout: float = TIMEOUT) -> str:
     """Run ``python -m module ...``, which calls ``fork_world``, and return what it printed; it must exit with 0."""
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-P", "-m", module, *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

@@ -1,6 +1,7 @@
 """Tuning runs that several processes share, by a study in PostgreSQL: processes are killed, trials are not lost."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -51,6 +52,7 @@ class Processes:
     def begin(self, name: str, *stall: int) -> None:
         command = [
             sys.executable,
+            "-P",
             "-m",
             "tests.tasks.tuning.tuning_node",
             self._study,
@@ -58,8 +60,9 @@ class Processes:
             name,
         ]
         self.all[name] = subprocess.Popen(
-            [*command, *map(str, stall)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
+            [*command, *map(str, stall)], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
 
     def said(self) -> list[tuple[str, ...]]:
         """Return who did what with which trial, in order."""

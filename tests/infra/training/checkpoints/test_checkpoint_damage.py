@@ -247,7 +247,7 @@ print(torn)
 
 def test_sigkill_at_any_moment_leaves_the_last_committed_one_readable(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), "14"],
+        [sys.executable, "-P", "-c", KILLED, str(tmp_path), "14"],
         capture_output=True, text=True, timeout=200, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -1,9 +1,9 @@
 """Norms of gradients over two gloo processes, through DDP's communication hook."""
 
 import json
+import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +11,7 @@ import torch
 from ebbflow.infra.training.gradients.noise import GradientMeter
 from tests.infra.training import gradient_ranks
 from tests.infra.training.gradient_ranks import EXAMPLES, data, flat, loss, network
-
-SCRIPT = Path(gradient_ranks.__file__)
+from tests.infra.training.worlds import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +19,9 @@ def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     started = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), str(folder)], stderr=(folder / f"{rank}.log").open("w")
+            [sys.executable, "-P", "-m", gradient_ranks.__name__, str(rank), str(folder)],
+            stderr=(folder / f"{rank}.log").open("w"),
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         for rank in range(2)
     ]

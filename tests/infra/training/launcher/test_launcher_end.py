@@ -97,7 +97,7 @@ def test_bad_jobs_are_refused_before_anything_starts(tmp_path: Path) -> None:
 
 
 def test_when_the_launcher_is_killed_the_run_saves_ends_and_can_be_resumed(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LAUNCH, str(SCRIPT), str(tmp_path), ",".join(PRELOAD)]
+    command = [sys.executable, "-P", "-c", LAUNCH, str(SCRIPT), str(tmp_path), ",".join(PRELOAD)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == "training\n"

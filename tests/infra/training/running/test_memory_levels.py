@@ -1,5 +1,6 @@
 """Running checkpoints in nodes' memory: what counts there, what the store gets, what is read after losses."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from ebbflow.infra.training.running.memory import MemoryFiles, NodeMemory
 from tests.infra.memory.lenders import Lender
 from tests.infra.training.memory_nodes import Gate, Nodes
 from tests.infra.training.running import Walk
+from tests.infra.training.worlds import ROOT
 
 pytestmark = pytest.mark.usefixtures("no_sync")
 
@@ -338,8 +340,9 @@ def test_the_trainer_and_then_a_daemon_are_killed_and_what_counted_is_read(tmp_p
     place = tmp_path / "run"
     lenders = [Lender(registry, f"node-{n}") for n in (1, 2)]
     trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, place, registry.folder], stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-P", "-c", TRAINER, place, registry.folder], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     try:
         assert trainer.stdout is not None
         told = [tuple(map(int, trainer.stdout.readline().split())) for _ in range(12)]

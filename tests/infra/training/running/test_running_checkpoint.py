@@ -471,7 +471,7 @@ print(iteration)
 
 def test_sigkill_at_any_moment_leaves_the_last_commit_readable_and_no_block_torn(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), "8"],
+        [sys.executable, "-P", "-c", KILLED, str(tmp_path), "8"],
         capture_output=True, text=True, timeout=200, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

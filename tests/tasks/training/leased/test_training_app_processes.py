@@ -20,6 +20,7 @@ from tests.tasks.apps.app_loops import Outage, ScriptedLoop, begin, until
 
 pytestmark = pytest.mark.processes
 
+ROOT = Path(__file__).parents[4]
 SCRIPT = str(Path(__file__).parents[3] / "infra" / "training" / "launched_script.py")
 NODES = {"a": 1, "b": 1}
 
@@ -97,8 +98,8 @@ def test_a_killed_app_goes_on_under_its_id_once_nothing_of_it_is_left(
 ) -> None:
     arguments = [SCRIPT, str(tmp_path), str(tmp_path), "1000000", "0.01"]
     child = subprocess.Popen(
-        [sys.executable, app_child.__file__, str(tmp_path / "ledger.db"), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-P", "-m", app_child.__name__, str(tmp_path / "ledger.db"), *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
