@@ -116,12 +116,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     if session.config.option.collectonly:
         return
+    started = ExitStack()
+    session.config.add_cleanup(started.close)
     if any(item.get_closest_marker("alone") for item in session.items):
         from tests.forked_python import forked_python
 
-        forks = ExitStack()
-        session.config.add_cleanup(forks.close)
-        forks.enter_context(forked_python())
+        started.enter_context(forked_python())
     if any(item.get_closest_marker("spark") for item in session.items):
         from tests.benchmarks.sql.class_archive import java_options
         from tests.kept_spark import kept_spark
@@ -129,9 +129,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         # JVMs of tests live for seconds: the first compiler and the serial collector do
         quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
         os.environ["JDK_JAVA_OPTIONS"] = java_options(CACHE, quick)
-        kept = ExitStack()
-        session.config.add_cleanup(kept.close)
-        kept.enter_context(kept_spark())
+        started.enter_context(kept_spark())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -93,7 +93,7 @@ class Forks:
         self._owner, self._lock = os.getpid(), threading.Lock()
         self._socket, self._starts = connection, connection is None
         if connection is not None:
-            self._placed, self._inode = _place(), os.fstat(connection.fileno()).st_ino
+            self._note(connection)
 
     def takes(self, given: Mapping[str, Any]) -> bool:
         """Tell whether what ``subprocess`` is to start can be a fork."""
@@ -107,9 +107,13 @@ class Forks:
             and given["close_fds"]
             and not any(given[name] for name in ("pass_fds", "preexec_fn", "executable"))
             and all(text == "1" for name, text in early.items() if name.endswith("_NUM_THREADS"))
-            and _fixed(early) == _fixed(_early(os.environ))
             and (self._starts if self._socket is None else _place() == self._placed and self._open())
+            and _fixed(early) == (_fixed(_early(os.environ)) if self._socket is None else self._begun)
         )
+
+    def _note(self, connection: socket.socket) -> None:
+        self._placed, self._inode = _place(), os.fstat(connection.fileno()).st_ino
+        self._begun = _fixed(_early(os.environ))
 
     def _open(self) -> bool:
         """Tell whether the connection is still there: a program may close all files that it does not know."""
@@ -153,7 +157,7 @@ class Forks:
     def _begin(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_TIMEOUT)
-        self._placed, self._inode = _place(), os.fstat(self._socket.fileno()).st_ino
+        self._note(self._socket)
         with theirs:
             subprocess.Popen(
                 [sys.executable, "-P", __file__, str(theirs.fileno()), "-" * _ROOM],

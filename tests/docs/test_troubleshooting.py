@@ -40,7 +40,8 @@ def strings() -> str:
 
 def quoted(message: str) -> re.Pattern[str]:
     """Return what fits a string of the code that says a message: its fixed parts, in their order."""
-    return re.compile(f"[^{_END}]*".join(re.escape(part) for part in message.split(_ANY)))
+    # what begins with any text would be tried at each character of the code
+    return re.compile(f"[^{_END}]*".join(re.escape(part) for part in message.strip(_ANY).split(_ANY)))
 
 
 def section(message: str) -> str:

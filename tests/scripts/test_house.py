@@ -170,7 +170,8 @@ def test_every_folder_is_installed() -> None:
 def test_what_runs_as_a_process_is_defined_before_it_begins() -> None:
     early = []
     for module, path in modules().items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body[:-1]:
+        text = path.read_text(encoding="utf-8")
+        for node in ast.parse(text).body[:-1] if "__main__" in text else ():
             if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
                 early.append(module)
     assert early == []

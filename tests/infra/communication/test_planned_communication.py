@@ -13,6 +13,7 @@ from tests.infra.communication.ranks import CONTROLLED, PARTS
 from tests.infra.training.worlds import run_module
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "ranks", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
 )
@@ -20,10 +21,12 @@ def test_planned_communication_is_the_plain_one(ranks: int) -> None:
     assert run_module("tests.infra.communication.ranks", str(ranks), *PARTS) == "done\n"
 
 
+@pytest.mark.processes
 def test_every_option_among_eight_ranks() -> None:
     assert run_module("tests.infra.communication.ranks", "8", "every_option") == "done\n"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_training_gets_its_plan_or_plain_collectives_with_a_reason(ranks: int) -> None:
     assert run_module("tests.infra.communication.ranks", str(ranks), *CONTROLLED) == "done\n"
