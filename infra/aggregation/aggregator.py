@@ -18,6 +18,7 @@ from ebbflow.infra.aggregation.front import AggregatorFront, Peer
 from ebbflow.infra.aggregation.master_copy import TRAINING, MasterCopy
 from ebbflow.infra.aggregation.moves import TensorMoves
 from ebbflow.infra.aggregation.same_machine import AggregatorMemory
+from ebbflow.infra.aggregation.timing import HeldTensor
 from ebbflow.infra.errors import AggregationError
 from ebbflow.planners.aggregation.messages import Parameters, Pull, Push, Sends
 
@@ -105,6 +106,13 @@ class Aggregator:
     def held(self) -> list[MasterCopy]:
         """Return the tensors that it has."""
         return list(self._tensors.values())
+
+    def summaries(self) -> dict[str, dict[str, HeldTensor]]:
+        """Return what is told of its tensors to others, by training and name."""
+        found: dict[str, dict[str, HeldTensor]] = {}
+        for one in self.held():
+            found.setdefault(one.job_id, {})[one.name] = one.summary
+        return found
 
     @property
     def moved(self) -> int:

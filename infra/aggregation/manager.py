@@ -7,6 +7,7 @@ the placement says.
 
 import statistics
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from ebbflow.infra.aggregation.registry import (
@@ -19,11 +20,12 @@ from ebbflow.infra.aggregation.registry import (
     PLACEMENT,
     PROFILE,
     TRAINING,
-    HeldTensor,
     ServiceRegistry,
     ServiceView,
+    TrainingRecord,
 )
-from ebbflow.infra.ledger.records import RecordKey, Records
+from ebbflow.infra.aggregation.timing import HeldTensor
+from ebbflow.infra.ledger.records import RecordKey, Records, ServiceRecord
 from ebbflow.planners.aggregation.assignment import RECOMMENDED, HeuristicOptions
 from ebbflow.planners.aggregation.placement import ServiceState, plan_placement
 
@@ -158,3 +160,19 @@ def measured(view: ServiceView, job: str, servers: int) -> dict[str, Any] | None
         "tensors": {tensor: [one.execution_us, one.bytes] for tensor, one in sorted(held.items())},
         "servers": servers,
     }
+
+
+def private_view(aggregators: Mapping[str, Mapping[str, Any]], servers: int) -> ServiceView:
+    """Return aggregators that a training has to itself as a service of their own, of which no ledger knows.
+
+    Args:
+        aggregators: plain values of the ``AggregatorRecord`` of each.
+        servers: number of them that the training asks for.
+    """
+    records = {RecordKey(AGGREGATOR, name): ServiceRecord(0.0, body) for name, body in aggregators.items()}
+    for job in sorted({job for body in aggregators.values() for job in body["held"]}):
+        records[RecordKey(TRAINING, job)] = ServiceRecord(0.0, asdict(TrainingRecord(servers)))
+        view = ServiceView(records, 0.0, dict.fromkeys(records, 0.0))
+        if (profile := measured(view, job, servers)) is not None:
+            records[RecordKey(PROFILE, job)] = ServiceRecord(0.0, profile)
+    return ServiceView(records, 0.0, dict.fromkeys(records, 0.0))

@@ -19,7 +19,7 @@ from ebbflow.infra.aggregation.rules import (
     rule_values,
     squared_norm,
 )
-from ebbflow.infra.aggregation.timing import TensorTiming
+from ebbflow.infra.aggregation.timing import HeldTensor, TensorTiming
 from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.machine.memory_segments import MemorySlot
 from ebbflow.planners.aggregation.migration import TensorHost
@@ -177,6 +177,21 @@ class MasterCopy:
     def nbytes(self) -> int:
         """Return the bytes of parameters and moments."""
         return self.parameters.nbytes + self.state.nbytes
+
+    @property
+    def summary(self) -> HeldTensor:
+        """Return what is told of it to others."""
+        found = self.timing.profile
+        return HeldTensor(
+            self.nbytes,
+            found.execution_us if found else 0,
+            found.iteration_us if found else 0,
+            self.host.status != "serving",
+            self.mirror,
+            self.spare,
+            self.host.round,
+            self.mirrored,
+        )
 
     def push(self, connection: bytes, frame: TensorFrame) -> bool:
         """Take a gradient, and return whether all are here and have to be summed.

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from ebbflow.infra.aggregation.aggregator import Aggregator
@@ -31,7 +32,7 @@ def run_command(aggregator: Aggregator, line: str) -> dict[str, Any]:
     Args:
         aggregator: that it is for.
         line: a JSON object with ``do``: ``admit`` (``job``, ``workers``: public key of each), ``dismiss`` (``job``,
-            ``worker``), ``remove`` (``job``), or ``status``.
+            ``worker``), ``remove`` (``job``), ``status``, or ``held``.
     """
     try:
         command = json.loads(line)
@@ -46,13 +47,25 @@ def run_command(aggregator: Aggregator, line: str) -> dict[str, Any]:
                 aggregator.remove(job)
             case {"do": "status"}:
                 return {"done": "status", **aggregator.status()}
+            case {"do": "held"}:
+                return {"done": "held", "record": _record(aggregator)}
             case _:
-                return {"error": "a command must be admit, dismiss, remove or status with its fields"}
+                return {"error": "a command must be admit, dismiss, remove, status or held with its fields"}
     except (ValueError, RecursionError):
         return {"error": "a command must be a JSON object on one line"}
     except AggregationError as exc:
         return {"error": str(exc)}
     return {"done": command["do"]}
+
+
+def _record(aggregator: Aggregator) -> dict[str, Any]:
+    """Return the plain values of an aggregator's ``AggregatorRecord``."""
+    summaries = aggregator.summaries()
+    held = {job: {name: asdict(one) for name, one in own.items()} for job, own in summaries.items()}
+    return {
+        "address": aggregator.address, "public": aggregator.public, "peer": aggregator.peer, "held": held,
+        "moved": aggregator.moved, "updates": aggregator.rounds, "ended": False,
+    }  # fmt: skip
 
 
 def serve(aggregator: Aggregator, commands: TextIO, answers: TextIO, linger_s: float = 0.0) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from ebbflow.infra.aggregation.frames import AggregatorAddress
+from ebbflow.infra.aggregation.timing import HeldTensor
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger.records import RecordKey, Records, ServiceRecords
 from ebbflow.planners.aggregation.model import AggregationTask, JobProfile
@@ -29,37 +30,6 @@ DEMAND = "aggregation-demand"  # of runs, also of those for which no aggregator 
 PROVISIONING = RecordKey("aggregation-provisioning", "loop")  # what the capacity loop may launch
 ACCOUNTS = RecordKey("aggregation-accounts", "accounts")
 ABANDONED = 60.0  # seconds without a sign of life of its launcher after which a training is forgotten
-
-
-@dataclass(frozen=True, slots=True)
-class HeldTensor:
-    """A tensor on an aggregator.
-
-    Args:
-        bytes: of parameters and moments.
-        execution_us: microseconds that a round takes there; 0: not measured yet.
-        iteration_us: microseconds between two of its updates; 0: not measured yet.
-        incomplete: whether its copy is still on its way there.
-        mirror: whether another aggregator answers pulls of it.
-        spare: whether it is a mirror of an earlier round, which is renewed from time to time.
-        round: that it is in.
-        mirrored: bytes of payloads that it was sent so far as a mirror.
-    """
-
-    bytes: int
-    execution_us: int = 0
-    iteration_us: int = 0
-    incomplete: bool = False
-    mirror: bool = False
-    spare: bool = False
-    round: int = 0
-    mirrored: int = 0
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any]) -> Self:
-        """Return the tensor of its plain values; what a newer version has more is left out."""
-        known = {one.name for one in fields(cls)}
-        return cls(**{name: value for name, value in body.items() if name in known})
 
 
 @dataclass(frozen=True, slots=True)

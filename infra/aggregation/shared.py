@@ -11,12 +11,10 @@ from dataclasses import replace
 
 from ebbflow.infra.aggregation.aggregator import SERVICE, Aggregator
 from ebbflow.infra.aggregation.manager import ServiceManager
-from ebbflow.infra.aggregation.master_copy import MasterCopy
 from ebbflow.infra.aggregation.registry import (
     AGGREGATOR,
     HEARTBEAT,
     AggregatorRecord,
-    HeldTensor,
     ServiceRegistry,
     ServiceView,
     plain_name,
@@ -157,9 +155,7 @@ class SharedAggregator:
         self._aggregator.move(targets, None if left is None else _MOVING * left)
 
     def _announce(self, *, ended: bool) -> None:
-        held: dict[str, dict[str, HeldTensor]] = {}
-        for one in self._aggregator.held():
-            held.setdefault(one.job_id, {})[one.name] = _described(one)
+        held = self._aggregator.summaries()
         record = replace(
             self._record, held=held, admitted=dict(self._admitted), leaving=self._deadline, ended=ended,
             moved=self._aggregator.moved, updates=self._aggregator.rounds,
@@ -173,17 +169,3 @@ class SharedAggregator:
             return
         self._registry.put_aggregator(self._name, record)
         self._record, self._written = record, now
-
-
-def _described(one: MasterCopy) -> HeldTensor:
-    found = one.timing.profile
-    return HeldTensor(
-        one.nbytes,
-        found.execution_us if found else 0,
-        found.iteration_us if found else 0,
-        one.host.status != "serving",
-        one.mirror,
-        one.spare,
-        one.host.round,
-        one.mirrored,
-    )

@@ -1,10 +1,10 @@
-"""How long an aggregator works for a tensor, and how often it is asked to: what trainings are measured by."""
+"""How long an aggregator works for a tensor, and how often it is asked to; and what is told of it to others."""
 
 import collections
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, Self
 
 WARM_UP = 10  # rounds that are not measured
 MEASURED = 20  # rounds of which medians are taken (AutoPS 5.3 of its reference)
@@ -20,6 +20,37 @@ class TensorProfile(NamedTuple):
 
     execution_us: int
     iteration_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTensor:
+    """A tensor on an aggregator.
+
+    Args:
+        bytes: of parameters and moments.
+        execution_us: microseconds that a round takes there; 0: not measured yet.
+        iteration_us: microseconds between two of its updates; 0: not measured yet.
+        incomplete: whether its copy is still on its way there.
+        mirror: whether another aggregator answers pulls of it.
+        spare: whether it is a mirror of an earlier round, which is renewed from time to time.
+        round: that it is in.
+        mirrored: bytes of payloads that it was sent so far as a mirror.
+    """
+
+    bytes: int
+    execution_us: int = 0
+    iteration_us: int = 0
+    incomplete: bool = False
+    mirror: bool = False
+    spare: bool = False
+    round: int = 0
+    mirrored: int = 0
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """Return the tensor of its plain values; what a newer version has more is left out."""
+        known = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in body.items() if name in known})
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from ebbflow.planners.model.trainings import RunSettings
 
@@ -90,6 +90,7 @@ class GenerationEnd:
     slot_seconds: float = 0.0  # that its nodes spent in it, those included that left it before it ended
     idle: int = 0  # generations in a row, this one included, in which no step was won
     events: tuple[TrainingEvent, ...] = ()  # of it, and of those before it that nobody was asked about
+    aggregators: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # its own, and what they held
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from rich.text import Text
 from ebbflow.tasks.drawing.charts import lines_svg
 from ebbflow.tasks.drawing.iterations import iterations_svg
 from ebbflow.tasks.drawing.wording import number_text, plural, printable, seconds_text, shorten
+from ebbflow.tasks.report.aggregation import aggregation_rows
 from ebbflow.tasks.report.files import write_reports
 from ebbflow.tasks.report.query import page
 from ebbflow.tasks.training.capacity import Nodes
@@ -16,6 +17,7 @@ from ebbflow.tasks.training.report import GenerationReport, PointReport, Trainin
 from ebbflow.tasks.training.request import TrainingRequest
 
 _WIDE, _NARROW = 980.0, 380.0
+_ROWS = 100  # of a table
 STATE_WORDS = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
 
 
@@ -56,6 +58,7 @@ def training_html(report: TrainingReport) -> str:
         dollars=f"{report.dollars:.4f}" if report.price else "",
         throughput=report.mean("throughput"),
         goodput=None if report.own_checkpoints else report.mean("goodput"),
+        service=aggregation_rows(report.aggregation, _ROWS),
     )
 
 

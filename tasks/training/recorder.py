@@ -11,6 +11,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.logs.json_lines import log_ids
 from ebbflow.infra.protocols import GenerationEnd, TrainingEvent, TrainingStatus
 from ebbflow.infra.training.process.channel import Report
+from ebbflow.tasks.apps.aggregators import AggregationReport, private_report
 from ebbflow.tasks.training.listening import TrainingListener, event_text
 from ebbflow.tasks.training.report import (
     CapacityPoint,
@@ -85,6 +86,7 @@ class RunRecorder:
         self._saving: SavingReport | None = None
         self._recovery: RecoveryReport | None = None
         self._changes = 0  # of nodes in place
+        self._aggregation: AggregationReport | None = None
         self._read = 0  # number of the last event taken in
         self.local_batch: int | None = None  # examples of a GPU in a pass, as last reported
         self.accumulation = 0
@@ -237,6 +239,8 @@ class RunRecorder:
         with self._lock:
             placement = tuple(NodeShare(name, slots) for name, slots in end.placement.items())
             self._lose(end.first_step)
+            found = private_report(end.aggregators, self._request.aggregators)
+            self._aggregation = found or self._aggregation
             self._generations.append(
                 GenerationReport(
                     number=end.generation,
@@ -319,6 +323,7 @@ class RunRecorder:
                 spilled=self._spilled,
                 unusable=tuple(self._unusable),
                 exchanges=tuple(self._exchanges),
+                aggregation=self._aggregation,
                 skipped_steps=last.skipped if last else 0,
                 checkpoints=self._checkpoints,
                 stall_seconds=self._stall,

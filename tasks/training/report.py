@@ -16,6 +16,7 @@ from ebbflow.infra.storage import checksums
 from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import ThroughputParameters
+from ebbflow.tasks.apps.aggregators import AggregationReport
 from ebbflow.tasks.drawing.codec import encode, from_text, to_text
 from ebbflow.tasks.training.request import TrainingRequest
 
@@ -271,6 +272,7 @@ class TrainingReport:
     capacity: tuple[CapacityPoint, ...] = ()
     events: tuple[EventReport, ...] = ()
     exchanges: tuple[PlannedExchange, ...] = ()  # plans of planned communication, the latest last
+    aggregation: AggregationReport | None = None  # its own aggregators, as a generation ended last
 
     @property
     def unsaved_steps(self) -> int:

@@ -160,8 +160,9 @@ class Loop:
             self._look_for_refusals()
             self._control.pause(_POLL, self._clock)
         self.generation = None
+        held = self._aggregators.held() if self._aggregators is not None else {}
         generation.close()
-        return generation.end()
+        return replace(generation.end(), aggregators=held)
 
     @property
     def _hang(self) -> HangRule:

@@ -4,9 +4,10 @@ Its own are processes beside the launcher, which is not interrupted as workers' 
 one that has ended is replaced before the next.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from ebbflow.infra.aggregation.process import AggregatorProcess
 from ebbflow.infra.errors import AggregationError
@@ -40,6 +41,11 @@ class AggregatorSet(Protocol):
 
     def remove(self, job_id: str) -> None:
         """Forget a generation's tensors and nodes. Raises ``InfraError``."""
+
+    def held(self) -> dict[str, dict[str, Any]]:
+        """Return what its own hold, by name: plain values of ``AggregatorRecord``. Those of a cluster are in its
+        ledger, and left out here.
+        """
 
     def close(self) -> None:
         """Use them no more. May be called twice. Raises ``InfraError``."""
@@ -104,6 +110,14 @@ class AggregatorGroup:
         for name, one in self._processes.items():
             if not one.ended:
                 found[name] = {key: value for key, value in one.command(do="status").items() if key != "done"}
+        return found
+
+    def held(self) -> dict[str, dict[str, Any]]:
+        """Return what each holds that runs and answers."""
+        found = {}
+        for name, one in self._processes.items():
+            with contextlib.suppress(AggregationError):  # a report is not worth a failure
+                found[name] = one.command(do="held")["record"]
         return found
 
     def close(self) -> None:

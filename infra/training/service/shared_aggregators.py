@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ebbflow.infra.aggregation.frames import AggregatorAddress
 from ebbflow.infra.aggregation.registry import AggregatorRecord, ServiceRegistry, ServiceView, TrainingRecord
@@ -149,6 +150,10 @@ class SharedAggregators:
             if self._trainings.pop(job, None) is not None:
                 self._unwritten.add(job)
                 self._wake.set()
+
+    def held(self) -> dict[str, dict[str, Any]]:
+        """Return nothing: the ledger has what they hold."""
+        return {}
 
     def close(self) -> None:
         """Leave the service. May be called twice."""

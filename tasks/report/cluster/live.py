@@ -12,8 +12,8 @@ from ebbflow.infra.machine.page_server import PageResponse
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model.ledger import AppReport, Event
 from ebbflow.planners.model.ledger_state import State
+from ebbflow.tasks.apps.aggregators import AggregationReport
 from ebbflow.tasks.drawing.wording import clock_text, printable
-from ebbflow.tasks.report.aggregation import AggregationReport
 from ebbflow.tasks.report.cluster.history import History
 from ebbflow.tasks.report.cluster.page import cluster_html, cluster_parts, digest, page_policy
 from ebbflow.tasks.report.cluster.report import ClusterReport, cluster_report

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from ebbflow.planners.model.ledger import AppReport, Event
-from ebbflow.tasks.report.aggregation import AggregationReport
+from ebbflow.tasks.apps.aggregators import AggregationReport
 from ebbflow.tasks.report.cluster.account import AppAccount, Period
 from ebbflow.tasks.report.cluster.decisions import decisions, latency, paced, stages
 from ebbflow.tasks.report.cluster.fairness import fairness

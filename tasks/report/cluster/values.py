@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ebbflow.planners.model.ledger import AppKind, AppPhase, DecisionKind
+from ebbflow.tasks.apps.aggregators import AggregationReport
 from ebbflow.tasks.drawing.codec import from_text, to_text
-from ebbflow.tasks.report.aggregation import AggregationReport
 
 FORMAT = 2  # of the JSON form; grows when a key changes its name or meaning
 

@@ -79,9 +79,8 @@ def merge_reports(reports: Sequence[TrainingReport]) -> TrainingReport:
         rented_gpu_seconds=sum(report.rented_gpu_seconds for report in reports),
         price=max(report.price for report in reports),
         dollars=sum(report.dollars for report in reports),
-        goodput_forecast=next(
-            (one.goodput_forecast for one in reversed(trained) if one.goodput_forecast), None
-        ),
+        goodput_forecast=next((r.goodput_forecast for r in reversed(trained) if r.goodput_forecast), None),
+        aggregation=next((r.aggregation for r in reversed(trained) if r.aggregation), None),
         generations=tuple(
             replace(g, started=g.started + shift, ended=g.ended + shift)
             for report, shift in zip(reports, shifts, strict=True)

@@ -14,7 +14,9 @@ import pytest
 from ebbflow.infra.aggregation import shared_process
 from ebbflow.infra.aggregation.agent import AggregationAgent
 from ebbflow.infra.aggregation.process import AggregatorProcess
+from ebbflow.infra.aggregation.registry import AggregatorRecord
 from ebbflow.infra.aggregation.rules import Sgd
+from ebbflow.infra.aggregation.timing import HeldTensor
 from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.machine.encrypted_router import CurveKeys
@@ -48,6 +50,9 @@ def test_two_trainings_share_a_process(process: AggregatorProcess) -> None:
     process.command(do="remove", job="first")
     found = process.command(do="status")
     assert found == {"done": "status", "refused": 0, "tensors": 1, "bytes": 16, "updates": 6}
+    record = AggregatorRecord.of(process.command(do="held")["record"])
+    assert (record.where, record.updates, record.moved) == (process.where, 6, 0)
+    assert record.held == {"second": {"t": HeldTensor(16, round=3)}}
     agents["second"].push({"t": np.ones(4, np.float32).data}, 3)
     for agent in agents.values():
         agent.close()
@@ -83,7 +88,7 @@ def test_commands_that_break_their_form(process: AggregatorProcess) -> None:
         {"do": "admit", "job": 1},
         {"do": "admit", "job": "a", "workers": {"w": 1}},
     ):
-        with pytest.raises(AggregationError, match="must be admit, dismiss, remove or status"):
+        with pytest.raises(AggregationError, match="must be admit, dismiss, remove, status or held"):
             process.command(**wrong)
     with pytest.raises(AggregationError, match="64 hexadecimal digits"):
         process.command(do="admit", job="a", workers={"w": "short"})

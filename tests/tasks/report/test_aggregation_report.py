@@ -14,20 +14,20 @@ from ebbflow.infra.aggregation.registry import (
     PROFILE,
     TRAINING,
     AggregatorRecord,
-    HeldTensor,
     ServiceView,
     TrainingRecord,
 )
+from ebbflow.infra.aggregation.timing import HeldTensor
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.ledger.records import RecordKey, ServiceRecord
 from ebbflow.planners.aggregation.accounts import SharedAccounts
-from ebbflow.tasks.report.aggregation import (
+from ebbflow.tasks.apps.aggregators import (
     AggregatedTraining,
     AggregationReport,
     TrainingShare,
-    aggregation_reader,
     aggregation_report,
 )
+from ebbflow.tasks.report.aggregation import aggregation_reader
 from ebbflow.tasks.report.cluster.page import cluster_html, cluster_parts
 from ebbflow.tasks.report.cluster.report import cluster_report
 from ebbflow.tasks.report.cluster.values import ClusterReport

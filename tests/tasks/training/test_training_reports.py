@@ -2,7 +2,7 @@
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from rich.console import Console
 
 from ebbflow.flows.training.terminal import print_training
 from ebbflow.infra.errors import ReportError
-from ebbflow.infra.protocols import TrainingEvent, TrainingStatus
+from ebbflow.infra.aggregation.timing import HeldTensor
+from ebbflow.infra.protocols import GenerationEnd, TrainingEvent, TrainingStatus
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit
 from ebbflow.planners.training.speed.goodput import GradientStatistics
@@ -19,6 +20,7 @@ from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import ThroughputParameters
 from ebbflow.tasks.report.training import deliver, training_html
 from ebbflow.tasks.training.capacity import Nodes
+from ebbflow.tasks.training.leased.app import merge_reports
 from ebbflow.tasks.training.listening import NullTrainingListener
 from ebbflow.tasks.training.recorder import RunRecorder
 from ebbflow.tasks.training.report import BestBatch, TrainingReport, recorded
@@ -84,6 +86,44 @@ def test_the_page_shows_everything_and_escapes_it(script: str) -> None:
     for words in ("node-lost", "Generations", "goodput", "$0.00", "Why it failed"):
         assert words in page
     assert "<script" not in page
+
+
+def test_aggregators_of_a_trainings_own_are_on_its_page_as_shared_ones_on_the_clusters(script: str) -> None:
+    request = TrainingRequest(
+        script, runs_dir=str(Path(script).parent / "runs"), run_id="r", sync="service", aggregators=2
+    )
+    book = RunRecorder(request, ScriptedClock(), NullTrainingListener())
+    held = {"w<": asdict(HeldTensor(4 << 20, 5_000, 250_000, round=40))}
+    mirror = {"w<": asdict(HeldTensor(4 << 20, mirror=True, spare=True, round=33, mirrored=9 << 20))}
+    told = {
+        name: {"address": "h:1", "public": "k", "peer": "p", "held": {"generation-1": own}, "updates": 70}
+        for name, own in (("aggregator-1", held), ("aggregator-2", mirror))
+    }
+    end = GenerationEnd(
+        1, "finished", "done", {"node-1": 2}, {}, (), (), 0.0, 1.0, 0, 40, 40, aggregators=told
+    )
+    book.close(end)
+    # a generation that has lost its aggregators tells nothing new
+    book.ended(
+        replace(end, generation=2, aggregators={"aggregator-3": {**told["aggregator-1"], "held": {}}}),
+        None,
+        "",
+    )
+    report = book.report(TrainingStatus("finished", 2, {}, 40, ""))
+    assert report.aggregation is not None
+    (mine,) = report.aggregation.trainings
+    assert (mine.aggregators, mine.servers, mine.mirror_age, mine.iteration_s) == (
+        ("aggregator-1",),
+        2,
+        7,
+        0.25,
+    )
+    assert TrainingReport.from_json(report.to_json()) == report
+    assert merge_reports([report, replace(report, aggregation=None)]).aggregation == report.aggregation
+    page = training_html(report)
+    for words in ("aggregator-2", "generation-1", "250.0 ms", "7 rounds", "9.0 MiB"):
+        assert words in page
+    assert "<h2>Aggregators</h2>" not in training_html(replace(report, aggregation=None))
 
 
 def test_a_failed_run_says_where_its_processes_wrote(script: str) -> None:

@@ -86,6 +86,9 @@ def test_workers_nodes_and_an_aggregator_are_lost_and_nodes_come_within_one_gene
     run.advance(3)
     status = run.stop()
     assert status.generation == 1
+    assert status.end is not None
+    [left] = status.end.aggregators.values()  # the other one was killed
+    assert left["held"].keys() == {"generation-1"}
     run.check_data(status.step)
     assert len(run.unwritten) <= 3, run.unwritten
 
