@@ -3,7 +3,7 @@ data "aws_region" "current" {}
 
 locals {
   # known before the groups exist, because the rules that watch them are made first
-  group_names = [for pool in concat(keys(var.worker_pools), keys(var.gpu_pools)) : "${module.naming.names.prefix}-${pool}"]
+  group_names = [for pool in concat(keys(var.worker_pools), keys(var.gpu_pools), keys(var.aggregator_pools)) : "${module.naming.names.prefix}-${pool}"]
 
   settings = {
     cluster               = var.cluster
@@ -20,6 +20,7 @@ locals {
     pools = merge(
       { for name, pool in try(module.spark[0].pools, {}) : name => pool },
       { for name, pool in module.gpu_pools : name => pool.pool },
+      { for name, pool in module.aggregator_pools : name => pool.pool },
     )
     spark_master            = one(module.spark[*].master_url)
     spark_master_ui         = one(module.spark[*].master_ui)
@@ -90,6 +91,7 @@ module "iam" {
   security_group_ids       = [module.network.node_security_group_id]
   capacity_principals      = var.capacity_principals
   permissions_boundary_arn = var.permissions_boundary_arn
+  ledger_secret_arn        = try(var.aggregation.ledger_secret_arn, null)
   tags                     = var.tags
 }
 
@@ -152,6 +154,43 @@ module "gpu_pools" {
   memory_lend         = var.memory_lend
   memory_dir          = "${module.storage.store}/memory"
   torch_index_url     = var.torch_index_url
+  versions            = var.versions
+  ebbflow_package     = var.ebbflow_package
+  ebbflow_sha256      = var.ebbflow_sha256
+  constraints         = var.constraints
+  tags                = var.tags
+}
+
+module "aggregator_pools" {
+  source   = "./modules/spot-pool"
+  for_each = var.aggregator_pools
+
+  cluster            = var.cluster
+  name               = each.key
+  kind               = "cpu"
+  instance_types     = each.value.instance_types
+  architecture       = each.value.architecture
+  min_size           = each.value.min_size
+  max_size           = each.value.max_size
+  initial_size       = each.value.initial_size
+  on_demand_base     = each.value.on_demand_base
+  max_spot_price     = each.value.max_spot_price
+  capacity_rebalance = each.value.capacity_rebalance
+  drain_on_rebalance = each.value.drain_on_rebalance
+  drain_seconds      = each.value.drain_seconds
+  ami_id             = each.value.ami_id
+  root_volume        = each.value.root_volume
+
+  on_demand_percentage_above_base = each.value.on_demand_percentage_above_base
+
+  subnet_ids          = module.network.private_subnet_ids
+  security_group_ids  = [module.network.node_security_group_id]
+  instance_profile    = module.iam.instance_profiles["aggregator"]
+  kms_key_arn         = module.storage.kms_key_arn
+  detailed_monitoring = var.detailed_monitoring
+  agent_metrics_port  = var.agent_metrics_port
+  ledger_secret_arn   = try(var.aggregation.ledger_secret_arn, null)
+  aggregation_cluster = try(var.aggregation.cluster, null)
   versions            = var.versions
   ebbflow_package     = var.ebbflow_package
   ebbflow_sha256      = var.ebbflow_sha256

@@ -182,6 +182,49 @@ variable "gpu_pools" {
   }
 }
 
+variable "aggregator_pools" {
+  description = "Pools of aggregators, to which trainings give their tensors, by name; they need aggregation. See the module spot-pool"
+  type = map(object({
+    instance_types                  = list(string)
+    architecture                    = optional(string, "x86_64")
+    min_size                        = optional(number, 0)
+    max_size                        = optional(number, 10)
+    initial_size                    = optional(number, 0)
+    on_demand_base                  = optional(number, 0)
+    on_demand_percentage_above_base = optional(number, 0)
+    max_spot_price                  = optional(string)
+    capacity_rebalance              = optional(bool, true)
+    drain_on_rebalance              = optional(bool, false)
+    drain_seconds                   = optional(number, 120)
+    ami_id                          = optional(string)
+    root_volume = optional(object({
+      size       = optional(number)
+      iops       = optional(number, 3000)
+      throughput = optional(number, 125)
+    }), {})
+  }))
+  default = {}
+
+  validation {
+    condition     = length(setintersection(keys(var.aggregator_pools), concat(keys(var.worker_pools), keys(var.gpu_pools)))) == 0
+    error_message = "A pool of aggregator_pools must not have the name of another pool."
+  }
+
+  validation {
+    condition     = length(var.aggregator_pools) == 0 || var.aggregation != null
+    error_message = "aggregator_pools needs aggregation."
+  }
+}
+
+variable "aggregation" {
+  description = "What aggregators serve: ledger_secret_arn, of a secret that holds the ledger's address (postgresql://...), and the cluster's name in it, cluster unless given"
+  type = object({
+    ledger_secret_arn = string
+    cluster           = optional(string)
+  })
+  default = null
+}
+
 variable "prefect" {
   description = "Prefect's server, database, UI and workers; null to use another server. See the module prefect"
   type = object({

@@ -68,7 +68,10 @@ class SharedAggregator:
                 registry.drop_aggregator(name)
 
     def leave(self, within_s: float) -> None:
-        """Let others take its tensors; ``serve`` ends when it has none, or after ``within_s`` seconds."""
+        """Let others take its tensors; ``serve`` ends when it has none, or after ``within_s`` seconds.
+
+        Another call can only bring the end forward.
+        """
         self._within = within_s
         self._asked_to_leave.set()
 
@@ -85,11 +88,11 @@ class SharedAggregator:
     def look(self) -> bool:
         """Do what the ledger says, once, and return whether it has left. Raises ``InfraError``."""
         view = self._registry.read()
-        if self._asked_to_leave.is_set() and self._deadline is None:
-            self._deadline = view.now + self._within
-        asked = view.drain_of(self._name)
-        if asked is not None and (self._deadline is None or asked < self._deadline):
-            self._deadline = asked
+        asked = [by for by in (self._deadline, view.drain_of(self._name)) if by is not None]
+        if self._asked_to_leave.is_set():
+            self._asked_to_leave.clear()
+            asked.append(view.now + self._within)
+        self._deadline = min(asked, default=None)
         self._admit(view)
         self._move(view)
         left = self._deadline is not None and (not self._serves() or view.now >= self._deadline)

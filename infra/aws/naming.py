@@ -33,10 +33,12 @@ MANAGED_BY_LOOP = "loop"
 """Nodes that the capacity loop may start, drain and end; nothing else may be touched by it."""
 MANAGED_BY_TERRAFORM = "terraform"
 
-Role = Literal["spark-master", "spark-worker", "gpu-trainer", "prefect-server", "prefect-worker"]
+Role = Literal[
+    "spark-master", "spark-worker", "gpu-trainer", "aggregator", "prefect-server", "prefect-worker"
+]
 ROLES: tuple[Role, ...] = get_args(Role)
 
-IamRole = Literal["node", "capacity", "prefect-server", "prefect-worker"]
+IamRole = Literal["node", "aggregator", "capacity", "prefect-server", "prefect-worker"]
 IAM_ROLES: tuple[IamRole, ...] = get_args(IamRole)
 
 Document = Literal["spark-worker", "torch-node", "drain"]

@@ -11,10 +11,10 @@ A systemd unit runs the first form as root. It asks the instance's metadata serv
 - *recommendations/rebalance*: an interruption is likelier than usual. Few of them become one, so the agent takes note
   and drains only with ``--rebalance drain``.
 
-Draining decommissions the Spark worker (SIGPWR: it takes no new tasks and hands its blocks over), has the clients of
-the memory that the node lends leave it (SIGTERM), and tells the node processes of trainings (the deadline in a file,
-then SIGTERM) that they will be gone. Then the agent says on the event bus that the node leaves: EventBridge promises
-no warning of AWS to arrive, and the capacity loop must hear of it.
+Draining decommissions the Spark worker (SIGPWR: it takes no new tasks and hands its blocks over), has clients leave
+memory that the node lends, and tensors its aggregator (SIGTERM), and tells node processes of trainings (the deadline
+in a file, then SIGTERM) that they will be gone. Then the agent says on the event bus that the node leaves: no warning
+of AWS is sure to arrive there, and the capacity loop must hear of it.
 """
 
 import argparse
@@ -44,7 +44,7 @@ DRAINING = Path("/run/ebbflow/draining")
 """Exists from the first notice on; holds the deadline, seconds since the Unix epoch. Nothing is started after it."""
 METRICS = "EBBFLOW_AGENT_METRICS"  # HOST:PORT of /metrics and /healthz; without it they are not served
 _SPARK = "ebbflow-spark-worker.service"
-_MEMORY = "ebbflow-memory.service"
+_LENT = ("ebbflow-memory.service", "ebbflow-aggregator.service")  # they end once others have what they hold
 _TORCH = "ebbflow-torch-node@*.service"
 _ENTRY = "EBBFLOW_NODE_ENTRY"  # as infra/training/channel/wire.py, which needs torch, has it
 _POLL = 1.0  # seconds between looks
@@ -237,7 +237,7 @@ class SystemdNode:
             log.error("%s cannot be written: %s", self._draining, error)
         if not self._spark_notified and (pid := self._main_pid(_SPARK)):
             self._spark_notified = self._signal(pid, signal.SIGPWR)  # a second one would only be logged
-        if pid := self._main_pid(_MEMORY):  # it ends once its clients have left
+        for pid in filter(None, map(self._main_pid, _LENT)):
             self._signal(pid, signal.SIGTERM)
         for unit in self._units(_TORCH):
             if not (pid := self._main_pid(unit)):
@@ -288,12 +288,12 @@ class SystemdNode:
         return not refused
 
     def idle(self) -> bool:
-        """See ``Node``: no executor below the Spark worker, no training's node process, no client of its memory."""
+        """See ``Node``: no executor below the Spark worker, no training's process, nothing that others have left."""
         pid = self._main_pid(_SPARK)
         with contextlib.suppress(psutil.Error):
             if pid and psutil.Process(pid).children():
                 return False
-        return not self._units(_TORCH) and not self._main_pid(_MEMORY)
+        return not self._units(_TORCH) and not any(map(self._main_pid, _LENT))
 
     def notify_group(self) -> None:
         """See ``Node``. A failure is logged: the group continues by itself when its deadline has passed."""

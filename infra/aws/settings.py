@@ -15,7 +15,7 @@ from ebbflow.infra.storage import user_files
 from ebbflow.planners.errors import OptionError
 
 T = TypeVar("T")
-Kind = Literal["spark", "gpu"]
+Kind = Literal["spark", "gpu", "cpu"]  # cpu: aggregators of trainings
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 _ROLE = re.compile(r"arn:[a-z0-9-]+:iam::[0-9]+:role/\S+")
 

@@ -302,7 +302,7 @@ run "the_capacity_loop_acts_on_its_own_nodes_only" {
   }
 
   assert {
-    condition     = alltrue([for statement in local.policies.capacity.Statement : statement.Resource == ["arn:aws:iam::123456789012:role/ebbflow-lab-node"] if contains(statement.Action, "iam:PassRole")])
+    condition     = alltrue([for statement in local.policies.capacity.Statement : statement.Resource == ["arn:aws:iam::123456789012:role/ebbflow-lab-node", "arn:aws:iam::123456789012:role/ebbflow-lab-aggregator"] if contains(statement.Action, "iam:PassRole")])
     error_message = "Nodes may be given the nodes' role only."
   }
 

@@ -22,7 +22,7 @@ from ebbflow.planners.errors import OptionError
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
 PROD = Names("prod")
-POOLS = {"etl": "spark-worker", "trainers": "gpu-trainer"}
+POOLS = {"etl": "spark-worker", "trainers": "gpu-trainer", "sums": "aggregator"}
 NODES = ("prefect-server", "prefect-worker")
 
 

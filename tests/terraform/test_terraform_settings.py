@@ -29,7 +29,8 @@ def test_the_complete_example_is_read(written):
     assert settings.spark_master == "spark://10.64.16.10:7077"
     assert settings.prefect_api_url == "https://prefect.example.com/api"
     assert settings.prefect_work_pool == "ebbflow"
-    assert set(settings.pools) == {"etl", "trainers"}
+    assert set(settings.pools) == {"etl", "trainers", "sums"}
+    assert settings.pools["sums"].kind == "cpu"
     etl, trainers = settings.pools["etl"], settings.pools["trainers"]
     assert (etl.kind, etl.group, etl.on_demand_base, etl.max_size) == ("spark", "ebbflow-prod-etl", 1, 40)
     assert (trainers.kind, trainers.instance_types[0], len(trainers.subnet_ids)) == ("gpu", "g5.xlarge", 3)
@@ -79,7 +80,10 @@ def _set(outputs, name, value):
             lambda o: o["pools"]["value"]["etl"].update(max_size=True),
             "pools.etl.max_size must be a whole number",
         ),
-        (lambda o: o["pools"]["value"]["etl"].update(kind="tpu"), "pools.etl.kind must be one of spark, gpu"),
+        (
+            lambda o: o["pools"]["value"]["etl"].update(kind="tpu"),
+            "pools.etl.kind must be one of spark, gpu, cpu",
+        ),
         (
             lambda o: o["pools"]["value"]["etl"].update(subnet_ids=[1]),
             r"subnet_ids\[0\] must be a text; got 1",

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ebbflow.infra.aws.node_agent import DRAINING
 from ebbflow.infra.aws.train_nodes import FOLDER
 from ebbflow.infra.memory.registry import DIRECTORY
 from ebbflow.infra.training.channel import keys
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 ROLES = {
     "ebbflow-prod-etl": "spark-worker",
     "ebbflow-prod-trainers": "gpu-trainer",
+    "ebbflow-prod-sums": "aggregator",
     "ebbflow-prod-prefect-server": "prefect-server",
     "ebbflow-prod-prefect-worker": "prefect-worker",
 }
@@ -55,6 +57,7 @@ def _files(configuration):
         ("spark-master", ["ebbflow-spark-master.service", "ebbflow-spark-history.service"]),
         ("spark-worker", ["ebbflow-spark-worker.service", "ebbflow-agent.service", "ebbflow-memory.service"]),
         ("gpu-trainer", ["ebbflow-agent.service", "ebbflow-memory.service"]),
+        ("aggregator", ["ebbflow-aggregator.service", "ebbflow-agent.service"]),
         ("prefect-server", ["ebbflow-prefect-server.service"]),
         ("prefect-worker", ["ebbflow-prefect-worker.service"]),
     ],
@@ -73,7 +76,7 @@ def test_a_node_installs_and_starts_what_its_role_needs(rendered, role, units):
 
 def test_scripts_are_valid(rendered):
     scripts = {c for files in map(_files, rendered.values()) for p, c in files.items() if "/sbin/" in p}
-    assert len(scripts) == 6
+    assert len(scripts) == 7
     for script in scripts:
         assert script.startswith("#!/usr/bin/env bash\n")
         done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
@@ -87,7 +90,7 @@ def test_units_are_valid(rendered, tmp_path):
         for p, c in f.items()
         if "/systemd/" in p
     }
-    assert len(units) == 8
+    assert len(units) == 9
     for name, text in units.items():
         # the programs are not on this machine; what they are given stays
         command = re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", text)
@@ -129,7 +132,7 @@ def test_versions_are_exact_and_prefects_server_gets_a_fastapi_that_it_starts_wi
         assert all("==" in package for package in wanted[1:])
         assert "fastapi==0.150.0" in wanted
         assert ("pyspark==4.3.0" in wanted) == (role in ("spark-master", "spark-worker", "prefect-worker"))
-        assert ("pyzmq==27.3.0" in wanted) == (role in ("gpu-trainer", "prefect-worker"))
+        assert ("pyzmq==27.3.0" in wanted) == (role in ("gpu-trainer", "aggregator", "prefect-worker"))
         assert ("torch==2.13.0" in wanted) == (role in ("gpu-trainer", "prefect-worker"))
         constraints = _files(rendered[role])["/etc/ebbflow/constraints.txt"].splitlines()
         locked = {line.split(" ; ")[0] for line in constraints}
@@ -160,13 +163,11 @@ def test_workers_know_their_master_their_group_and_what_a_broken_node_does(rende
     assert trainer["EBBFLOW_DRAIN_SECONDS"] == "300"
     assert trainer["EBBFLOW_JAVA_PACKAGE"] == "none"
     metrics = {role: _environment(rendered, role)["EBBFLOW_AGENT_METRICS"] for role in rendered}
-    assert {role for role, address in metrics.items() if address == "0.0.0.0:9466"} == {
-        "spark-worker",
-        "gpu-trainer",
-    }
+    come = {"spark-worker", "gpu-trainer", "aggregator"}
+    assert {role for role, address in metrics.items() if address == "0.0.0.0:9466"} == come
     assert set(metrics.values()) == {"0.0.0.0:9466", ""}, "elsewhere there is no agent"
     broken = {role: _environment(rendered, role)["EBBFLOW_TERMINATE_WHEN_BROKEN"] for role in rendered}
-    assert {role for role, ends in broken.items() if ends == "yes"} == {"spark-worker", "gpu-trainer"}
+    assert {role for role, ends in broken.items() if ends == "yes"} == come
 
 
 @pytest.fixture
@@ -325,6 +326,27 @@ def test_a_node_lends_its_memory_under_its_own_name_where_flows_look_for_it(rend
         assert place.startswith("s3://")
         assert f"{DIRECTORY}={place}" in said
     assert "/usr/local/sbin/ebbflow-memory" not in _files(rendered["prefect-worker"])
+
+
+def test_an_aggregator_serves_the_ledgers_cluster_under_its_instances_name(rendered, host):
+    files = _files(rendered["aggregator"])
+    host.program(
+        "curl", 'case "$*" in *local-ipv4) echo 10.0.0.7 ;; *instance-id) echo i-1 ;; *) echo t ;; esac'
+    )
+    host.program("aws", 'case "$*" in *"secret:ledger-abcdef"*) echo postgresql://db/e ;; *) exit 1 ;; esac')
+    host.program("nproc", "echo 8")
+    host.program("serve", 'echo "$EBBFLOW_LEDGER"; echo "$@"')
+    script = files["/usr/local/sbin/ebbflow-aggregator"].replace("/opt/ebbflow/bin/python", "serve")
+    done = host(script, environment=files["/etc/ebbflow/node.env"])
+    assert done.returncode == 0, done.stderr
+    address, said = done.stdout.splitlines()
+    assert address == "postgresql://db/e"
+    assert said.startswith("-P -m ebbflow.infra.aggregation.shared_process i-1 prod 10.0.0.7 8 i-1 ")
+    assert said.endswith("/run/draining")
+    assert f" {DRAINING}\n" in files["/usr/local/sbin/ebbflow-aggregator"], (
+        "where the agent writes the deadline"
+    )
+    assert "postgresql" not in json.dumps(rendered["aggregator"]), "read when it starts, written nowhere"
 
 
 def test_a_trainings_node_process_gets_its_entry_unchanged_once(rendered, host, tmp_path):

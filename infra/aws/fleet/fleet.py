@@ -74,7 +74,8 @@ class SpotFleet:
 
         state = self._store.change(look)
         why = {pool: self._reason(groups[pool], since, now) for pool, since in state.short.items()}
-        pools = pools_of(state, groups, instances, nodes, bases, why, now)
+        serving = {name for name, pool in self._settings.pools.items() if pool.kind == "cpu"}
+        pools = pools_of(state, groups, instances, nodes, bases, why, now, serving)
         return Fleet(state.revision, now, pools, state.pending_notices())
 
     def take_notices(self, notices: Sequence[Notice]) -> int:

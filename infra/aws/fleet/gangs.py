@@ -32,7 +32,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Market
 from ebbflow.planners.model.gangs import GangRequest, GangTarget
 
-_ROLES: Mapping[str, Role] = {"spark": "spark-worker", "gpu": "gpu-trainer"}
+_ROLES: Mapping[str, Role] = {"spark": "spark-worker", "gpu": "gpu-trainer", "cpu": "aggregator"}
 
 
 _TAGGED = ("fleet", "instance", "volume", "network-interface")

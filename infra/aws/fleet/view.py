@@ -1,6 +1,6 @@
 """What observing makes of groups, instances and the kept state. Nothing is asked here, no clock is read."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ebbflow.infra.aws.fleet.groups import Group
@@ -75,10 +75,12 @@ def pools_of(
     bases: Mapping[str, int],
     why: Mapping[str, str],
     now: float,
+    aggregators: Collection[str] = (),
 ) -> tuple[PoolState, ...]:
     """Return all pools, sorted by name; a gang is one of fixed size, named ``pool/gang``.
 
-    ``bases`` are the nodes of each pool that are always on-demand, ``why`` the reasons of its shortage.
+    ``bases`` are the nodes of each pool that are always on-demand, ``why`` the reasons of its shortage,
+    ``aggregators`` the pools whose nodes serve trainings as aggregators.
     """
     by_pool: dict[str, list[Node]] = {}
     pool_of = {instance.id: pool_name(instance) for instance in instances}
@@ -101,6 +103,7 @@ def pools_of(
                 base=bases.get(pool, 0),
                 on_demand_since=plan.on_demand_since,
                 draining=plan.drain,
+                purpose="aggregators" if pool in aggregators else "",
             )
         )
     return tuple(

@@ -54,6 +54,16 @@ module "ebbflow" {
     }
   }
 
+  # aggregators of trainings, where there is a ledger that they reach
+  aggregation = var.ledger_secret_arn == null ? null : { ledger_secret_arn = var.ledger_secret_arn }
+  aggregator_pools = var.ledger_secret_arn == null ? {} : {
+    sums = {
+      instance_types = ["c6i.2xlarge", "c6a.2xlarge", "c7i.2xlarge", "m6i.2xlarge"]
+      max_size       = 8
+      ami_id         = var.ami_id
+    }
+  }
+
   prefect = {
     host_name       = var.host_name
     certificate_arn = var.certificate_arn

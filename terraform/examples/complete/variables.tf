@@ -88,3 +88,9 @@ variable "worker_torch_index_url" {
   type        = string
   default     = null
 }
+
+variable "ledger_secret_arn" {
+  description = "ARN of the secret with the ledger's address, for a pool of aggregators; null for none"
+  type        = string
+  default     = null
+}

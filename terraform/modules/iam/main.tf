@@ -96,6 +96,30 @@ locals {
     },
   ]
 
+  # what a node that comes and goes may do when it leaves
+  leaving_statements = [
+    {
+      # a drained node lets its group go on
+      Sid       = "OwnGroup"
+      Effect    = "Allow"
+      Action    = ["autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat"]
+      Resource  = ["${local.arn}:autoscaling:${local.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${local.names.prefix}-*"]
+      Condition = { StringEquals = local.ours }
+    },
+    {
+      # it says that it leaves, and no other: the source that the rule asks for and the reader compares ends in the
+      # instance whose credentials these are, which AWS fills in
+      Sid      = "SayThatItLeaves"
+      Effect   = "Allow"
+      Action   = ["events:PutEvents"]
+      Resource = ["${local.arn}:events:${local.region}:${local.account}:event-bus/default"]
+      Condition = {
+        "ForAllValues:StringEquals" = { "events:source" = ["${local.names.event_source_prefix}$${ec2:SourceInstanceARN}"], "events:detail-type" = [local.names.node_leaving] }
+        Null                        = { "events:source" = "false", "events:detail-type" = "false" }
+      }
+    },
+  ]
+
   settings_statement = {
     Sid      = "Settings"
     Effect   = "Allow"
@@ -105,29 +129,27 @@ locals {
 
   policies = {
     node = {
+      Version   = "2012-10-17"
+      Statement = concat(local.store_statements, local.packages_statements, local.tables_statements, local.ssm_statements, local.leaving_statements)
+    }
+
+    # of all nodes that come and go these alone reach the ledger; what trainings and queries run does not
+    aggregator = {
       Version = "2012-10-17"
-      Statement = concat(local.store_statements, local.packages_statements, local.tables_statements, local.ssm_statements, [
+      Statement = concat(local.packages_statements, local.ssm_statements, local.leaving_statements, [
         {
-          # a drained node lets its group go on
-          Sid       = "OwnGroup"
+          Sid       = "DecryptPackagesAndTheLedgersAddress"
           Effect    = "Allow"
-          Action    = ["autoscaling:CompleteLifecycleAction", "autoscaling:RecordLifecycleActionHeartbeat"]
-          Resource  = ["${local.arn}:autoscaling:${local.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${local.names.prefix}-*"]
-          Condition = { StringEquals = local.ours }
+          Action    = ["kms:Decrypt"]
+          Resource  = [var.kms_key_arn]
+          Condition = { StringEquals = { "kms:ViaService" = ["s3.${local.region}.amazonaws.com", "secretsmanager.${local.region}.amazonaws.com"] } }
         },
-        {
-          # it says that it leaves, and no other: the source that the rule asks for and the reader compares ends in the
-          # instance whose credentials these are, which AWS fills in
-          Sid      = "SayThatItLeaves"
+        ], var.ledger_secret_arn == null ? [] : [{
+          Sid      = "LedgersAddress"
           Effect   = "Allow"
-          Action   = ["events:PutEvents"]
-          Resource = ["${local.arn}:events:${local.region}:${local.account}:event-bus/default"]
-          Condition = {
-            "ForAllValues:StringEquals" = { "events:source" = ["${local.names.event_source_prefix}$${ec2:SourceInstanceARN}"], "events:detail-type" = [local.names.node_leaving] }
-            Null                        = { "events:source" = "false", "events:detail-type" = "false" }
-          }
-        },
-      ])
+          Action   = ["secretsmanager:GetSecretValue"]
+          Resource = [var.ledger_secret_arn]
+      }])
     }
 
     capacity = {
@@ -226,7 +248,7 @@ locals {
           Sid       = "GiveNodesTheirRole"
           Effect    = "Allow"
           Action    = ["iam:PassRole"]
-          Resource  = ["${local.arn}:iam::${local.account}:role/${local.names.roles.node}"]
+          Resource  = [for role in ["node", "aggregator"] : "${local.arn}:iam::${local.account}:role/${local.names.roles[role]}"]
           Condition = { StringEquals = { "iam:PassedToService" = "ec2.amazonaws.com" } }
         },
         {
@@ -311,7 +333,7 @@ locals {
     }]
   })
 
-  instance_roles = toset(["node", "prefect-server", "prefect-worker"])
+  instance_roles = toset(["node", "aggregator", "prefect-server", "prefect-worker"])
 }
 
 resource "aws_iam_role" "instance" {

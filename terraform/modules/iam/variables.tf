@@ -61,6 +61,17 @@ variable "permissions_boundary_arn" {
   default     = null
 }
 
+variable "ledger_secret_arn" {
+  description = "ARN of the secret with the ledger's address, which aggregators read; null for none"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.ledger_secret_arn == null || can(regex("^arn:[a-z-]+:secretsmanager:[^*]+$", var.ledger_secret_arn))
+    error_message = "ledger_secret_arn must be the ARN of one secret."
+  }
+}
+
 variable "kms_key_arn" {
   description = "ARN of the KMS key that encrypts what this module keeps"
   type        = string

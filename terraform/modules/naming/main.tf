@@ -22,7 +22,7 @@ locals {
     dead_letter_queue   = "${local.prefix}-notices-dead"
     rules               = { for rule in ["interruption", "rebalance", "state", "lifecycle", "launch-failed", "health", "node"] : rule => "${local.prefix}-${rule}" }
     group               = var.pool == null ? "" : local.name
-    roles               = { for role in ["node", "capacity", "prefect-server", "prefect-worker"] : role => "${local.prefix}-${role}" }
+    roles               = { for role in ["node", "aggregator", "capacity", "prefect-server", "prefect-worker"] : role => "${local.prefix}-${role}" }
     documents           = { for document in ["spark-worker", "torch-node", "drain"] : document => "${local.prefix}-${document}" }
     settings_parameter  = "/ebbflow/${var.cluster}/settings"
     log_group           = "/ebbflow/${var.cluster}"

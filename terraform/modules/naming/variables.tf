@@ -25,8 +25,8 @@ variable "role" {
   default     = null
 
   validation {
-    condition     = var.role == null || contains(["spark-master", "spark-worker", "gpu-trainer", "prefect-server", "prefect-worker"], coalesce(var.role, "-"))
-    error_message = "role must be spark-master, spark-worker, gpu-trainer, prefect-server or prefect-worker."
+    condition     = var.role == null || contains(["spark-master", "spark-worker", "gpu-trainer", "aggregator", "prefect-server", "prefect-worker"], coalesce(var.role, "-"))
+    error_message = "role must be spark-master, spark-worker, gpu-trainer, aggregator, prefect-server or prefect-worker."
   }
 }
 
@@ -36,7 +36,7 @@ variable "pool" {
   default     = null
 
   validation {
-    condition     = var.pool == null || (can(regex("^[a-z](-?[a-z0-9])+$", var.pool)) && length(coalesce(var.pool, "-")) <= 20 && !contains(["spark-master", "spark-worker", "gpu-trainer", "prefect-server", "prefect-worker"], coalesce(var.pool, "-")))
+    condition     = var.pool == null || (can(regex("^[a-z](-?[a-z0-9])+$", var.pool)) && length(coalesce(var.pool, "-")) <= 20 && !contains(["spark-master", "spark-worker", "gpu-trainer", "aggregator", "prefect-server", "prefect-worker"], coalesce(var.pool, "-")))
     error_message = "pool must be 2 to 20 lower-case letters, digits and single dashes, beginning with a letter, not ending with a dash, and not the name of a role."
   }
 }

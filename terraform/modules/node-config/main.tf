@@ -3,7 +3,8 @@ locals {
   trains = var.role == "gpu-trainer"
   worker = var.role == "prefect-worker"
   torch  = local.trains || local.worker # launchers of trainings serve torch's store
-  comes  = contains(["spark-worker", "gpu-trainer"], var.role)
+  sums   = var.role == "aggregator"
+  comes  = contains(["spark-worker", "gpu-trainer", "aggregator"], var.role)
   server = var.role == "prefect-server"
   lends  = local.comes && var.memory_lend > 0
 
@@ -12,6 +13,7 @@ locals {
     ["boto3==${var.versions.boto3}", "prefect==${var.versions.prefect}", "fastapi==${var.versions.fastapi}"],
     local.spark ? ["pyspark==${var.versions.spark}"] : [],
     local.torch ? ["torch==${var.versions.torch}", "pyzmq==${var.versions.pyzmq}"] : [],
+    local.sums ? ["psycopg[binary]==${var.versions.psycopg}", "pyzmq==${var.versions.pyzmq}"] : [],
     # a ledger in PostgreSQL, searches, elastic jobs: with the above all that a flow may want
     local.worker ? [
       "psycopg[binary]==${var.versions.psycopg}",
@@ -40,6 +42,8 @@ locals {
     EBBFLOW_AGENT_METRICS         = local.comes && var.agent_metrics_port != null ? "0.0.0.0:${var.agent_metrics_port}" : ""
     EBBFLOW_MEMORY_LEND           = local.lends ? tostring(var.memory_lend) : "0"
     EBBFLOW_MEMORY_DIR            = var.memory_dir == null ? "" : var.memory_dir
+    EBBFLOW_LEDGER_SECRET         = local.sums ? var.ledger_secret_arn : ""
+    EBBFLOW_AGGREGATION_CLUSTER   = local.sums ? coalesce(var.aggregation_cluster, var.cluster) : ""
     EBBFLOW_PREFECT_URL           = var.prefect_api_url == null ? "" : var.prefect_api_url
     EBBFLOW_PREFECT_POOL          = var.prefect_work_pool == null ? "" : var.prefect_work_pool
     EBBFLOW_PREFECT_SECRET        = var.prefect_secret_arn == null ? "" : var.prefect_secret_arn
@@ -55,6 +59,7 @@ locals {
     },
     local.spark ? { "ebbflow-spark" = "spark.sh" } : {},
     local.trains ? { "ebbflow-torch" = "torch.sh" } : {},
+    local.sums ? { "ebbflow-aggregator" = "aggregator.sh" } : {},
     local.server || local.worker ? { "ebbflow-prefect" = "prefect.sh" } : {},
     local.lends ? { "ebbflow-memory" = "memory.sh" } : {},
   )
@@ -63,6 +68,7 @@ locals {
     "spark-master"   = ["ebbflow-spark-master.service", "ebbflow-spark-history.service"]
     "spark-worker"   = ["ebbflow-spark-worker.service", "ebbflow-agent.service"]
     "gpu-trainer"    = ["ebbflow-torch-node@.service", "ebbflow-agent.service"]
+    "aggregator"     = ["ebbflow-aggregator.service", "ebbflow-agent.service"]
     "prefect-server" = ["ebbflow-prefect-server.service"]
     "prefect-worker" = ["ebbflow-prefect-worker.service"]
   }[var.role], local.lends ? ["ebbflow-memory.service"] : [])

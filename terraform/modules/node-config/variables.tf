@@ -9,12 +9,12 @@ variable "cluster" {
 }
 
 variable "role" {
-  description = "What the node does: spark-master, spark-worker, gpu-trainer, prefect-server or prefect-worker"
+  description = "What the node does: spark-master, spark-worker, gpu-trainer, aggregator, prefect-server or prefect-worker"
   type        = string
 
   validation {
-    condition     = contains(["spark-master", "spark-worker", "gpu-trainer", "prefect-server", "prefect-worker"], var.role)
-    error_message = "role must be spark-master, spark-worker, gpu-trainer, prefect-server or prefect-worker."
+    condition     = contains(["spark-master", "spark-worker", "gpu-trainer", "aggregator", "prefect-server", "prefect-worker"], var.role)
+    error_message = "role must be spark-master, spark-worker, gpu-trainer, aggregator, prefect-server or prefect-worker."
   }
 }
 
@@ -200,6 +200,28 @@ variable "memory_dir" {
   validation {
     condition     = var.memory_dir == null ? var.memory_lend == 0 : can(regex("^s3://[^\"$`\\s]+$", var.memory_dir))
     error_message = "memory_dir must be an s3:// URI where memory_lend is above 0."
+  }
+}
+
+variable "ledger_secret_arn" {
+  description = "ARN of the secret with the address of the ledger, postgresql://...; needed by aggregator"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.role != "aggregator" || can(regex("^arn:[a-z-]+:secretsmanager:", var.ledger_secret_arn))
+    error_message = "ledger_secret_arn must be the ARN of a secret for aggregator."
+  }
+}
+
+variable "aggregation_cluster" {
+  description = "Name in the ledger of the cluster whose trainings an aggregator serves; null for cluster"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.aggregation_cluster == null || can(regex("^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", coalesce(var.aggregation_cluster, "-")))
+    error_message = "aggregation_cluster must be letters, digits, dots, dashes and underscores, a letter or digit first, 64 at most."
   }
 }
 

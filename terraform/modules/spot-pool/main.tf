@@ -7,11 +7,12 @@ data "aws_ssm_parameter" "ami" {
 }
 
 locals {
-  role = { spark = "spark-worker", gpu = "gpu-trainer" }[var.kind]
+  role = { spark = "spark-worker", gpu = "gpu-trainer", cpu = "aggregator" }[var.kind]
 
-  # both are Amazon Linux 2023; the second comes with NVIDIA's drivers
+  # all are Amazon Linux 2023; that for gpu comes with NVIDIA's drivers
   default_ami = {
     spark = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-${var.architecture}"
+    cpu   = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-${var.architecture}"
     gpu   = "/aws/service/deeplearning/ami/${var.architecture}/base-oss-nvidia-driver-gpu-amazon-linux-2023/latest/ami-id"
   }
   ami_id = var.ami_id == null ? nonsensitive(data.aws_ssm_parameter.ami[0].value) : var.ami_id
@@ -49,6 +50,9 @@ module "node" {
   agent_metrics_port = var.agent_metrics_port
   memory_lend        = var.memory_lend
   memory_dir         = var.memory_dir
+  ledger_secret_arn  = var.ledger_secret_arn
+
+  aggregation_cluster = var.aggregation_cluster
 }
 
 resource "aws_launch_template" "this" {
@@ -90,7 +94,7 @@ resource "aws_launch_template" "this" {
       encrypted             = true
       kms_key_id            = var.kms_key_arn
       volume_type           = "gp3"
-      volume_size           = coalesce(var.root_volume.size, { spark = 60, gpu = 120 }[var.kind])
+      volume_size           = coalesce(var.root_volume.size, { spark = 60, gpu = 120, cpu = 20 }[var.kind])
       iops                  = var.root_volume.iops
       throughput            = var.root_volume.throughput
       delete_on_termination = true
@@ -187,6 +191,11 @@ resource "aws_autoscaling_group" "this" {
     precondition {
       condition     = var.kind != "spark" || (var.spark_master != null && var.spark_secret_arn != null)
       error_message = "spark_master and spark_secret_arn are needed by a pool of kind spark."
+    }
+
+    precondition {
+      condition     = var.kind != "cpu" || var.ledger_secret_arn != null
+      error_message = "ledger_secret_arn is needed by a pool of kind cpu."
     }
   }
 }

@@ -19,13 +19,13 @@ variable "name" {
 }
 
 variable "kind" {
-  description = "spark: Spark workers; gpu: trainers"
+  description = "spark: Spark workers; gpu: trainers; cpu: aggregators of trainings"
   type        = string
   default     = "spark"
 
   validation {
-    condition     = contains(["spark", "gpu"], var.kind)
-    error_message = "kind must be spark or gpu."
+    condition     = contains(["spark", "gpu", "cpu"], var.kind)
+    error_message = "kind must be spark, gpu or cpu."
   }
 }
 
@@ -176,7 +176,7 @@ variable "root_device_name" {
 }
 
 variable "root_volume" {
-  description = "Root volume, gp3: size in GiB (60 for spark, 120 for gpu unless given), iops, throughput in MiB/s. It holds shuffle files, too"
+  description = "Root volume, gp3: size in GiB (60 for spark, 120 for gpu, 20 for cpu unless given), iops, throughput in MiB/s. It holds shuffle files, too"
   type = object({
     size       = optional(number)
     iops       = optional(number, 3000)
@@ -256,6 +256,18 @@ variable "memory_dir" {
     condition     = var.memory_dir == null ? var.memory_lend == 0 : can(regex("^s3://[^\"$`\\s]+$", var.memory_dir))
     error_message = "memory_dir must be an s3:// URI where memory_lend is above 0."
   }
+}
+
+variable "ledger_secret_arn" {
+  description = "ARN of the secret with the address of the ledger, postgresql://...; needed by kind cpu"
+  type        = string
+  default     = null
+}
+
+variable "aggregation_cluster" {
+  description = "Name in the ledger of the cluster whose trainings nodes of kind cpu serve; null for cluster"
+  type        = string
+  default     = null
 }
 
 variable "agent_metrics_port" {

@@ -369,7 +369,7 @@ def running(tmp_path, monkeypatch):
     (tmp_path / "scratch").mkdir()
     entry = json.dumps({"folder": str(tmp_path / "scratch")})
     processes = {}
-    for name in ("spark", "torch", "memory"):
+    for name in ("spark", "torch", "memory", "aggregator"):
         processes[name] = subprocess.Popen(
             [sys.executable, "-c", LISTENER, str(tmp_path / name)],
             env=os.environ | {"EBBFLOW_NODE_ENTRY": entry},
@@ -382,6 +382,7 @@ case "$*" in
   list-units*torch-node@*) echo "ebbflow-torch-node@run-1.service loaded active running Node process" ;;
   *ebbflow-torch-node@run-1.service) echo {processes["torch"].pid} ;;
   *ebbflow-memory.service) echo {processes["memory"].pid} ;;
+  *ebbflow-aggregator.service) echo {processes["aggregator"].pid} ;;
   *ebbflow-spark-worker.service) echo {processes["spark"].pid} ;;
   *) exit 1 ;;
 esac
@@ -403,14 +404,17 @@ def _wait(path):
     raise AssertionError(f"{path} did not appear")
 
 
-def test_spark_is_decommissioned_memory_drained_and_trainings_are_told_their_deadline(running, tmp_path):
+def test_spark_is_decommissioned_what_is_lent_drained_and_trainings_are_told_their_deadline(
+    running, tmp_path
+):
     node = SystemdNode(draining=tmp_path / "run" / "draining")
     node.drain(NodeDeparture(DEADLINE, "spot interruption"))
     _wait(tmp_path / "spark")
     _wait(tmp_path / "torch")
     assert (tmp_path / "spark").read_text().split()[0] == "SIGPWR"
-    _wait(tmp_path / "memory")
-    assert (tmp_path / "memory").read_text().split()[0] == "SIGTERM"
+    for name in ("memory", "aggregator"):
+        _wait(tmp_path / name)
+        assert (tmp_path / name).read_text().split()[0] == "SIGTERM"
     assert (tmp_path / "torch").read_text() == f"SIGTERM {DEADLINE!r}"
     assert float((tmp_path / "run" / "draining").read_text()) == DEADLINE
     assert not node.idle()  # the training has not left yet

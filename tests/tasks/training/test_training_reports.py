@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from ebbflow.flows.training.terminal import print_training
-from ebbflow.infra.errors import ReportError
 from ebbflow.infra.aggregation.timing import HeldTensor
+from ebbflow.infra.errors import ReportError
 from ebbflow.infra.protocols import GenerationEnd, TrainingEvent, TrainingStatus
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit

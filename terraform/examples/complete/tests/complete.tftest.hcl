@@ -11,6 +11,7 @@ variables {
   certificate_arn = "arn:aws:acm:us-east-1:123456789012:certificate/11111111-2222-3333-4444-555555555555"
 
   worker_torch_index_url = "https://packages.example.com/cpu"
+  ledger_secret_arn      = "arn:aws:secretsmanager:us-east-1:123456789012:secret:ledger-abcdef"
 }
 
 run "everything" {

@@ -145,6 +145,9 @@ def shown(state: FleetState, instances: list[Instance], now: float) -> dict[str,
     pools = pools_of(state, groups, instances, nodes, {"etl": 1}, {"etl": "no capacity"}, now)
     assert [pool.name for pool in pools] == sorted(pool.name for pool in pools)
     assert (pools[0].planned, pools[0].short_since, pools[0].base) == (2, now, 1)
+    assert [pool.purpose for pool in pools] == [""] * len(pools)
+    serving = pools_of(state, groups, instances, nodes, {"etl": 1}, {}, now, {"etl"})
+    assert serving[0].purpose == "aggregators"
     rest = {pool.name: (pool.planned, len(pool.nodes), pool.on_demand) for pool in pools[1:]}
     assert all(pool.planned == pool.requested == pool.max_nodes == pool.min_nodes for pool in pools[1:])
     return rest
