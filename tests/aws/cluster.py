@@ -22,6 +22,7 @@ from ebbflow.infra.aws.naming import (
 )
 from ebbflow.infra.aws.settings import Settings
 
+_ROLES: Mapping[str, Role] = {"spark": "spark-worker", "gpu": "gpu-trainer", "cpu": "aggregator"}
 REGION = "us-east-1"
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 
@@ -215,7 +216,7 @@ class Builder:
 
     def _pool(self, pool: PoolShape, subnets: Sequence[str]) -> dict[str, Any]:
         names, name = self._names, self._names.group(pool.name)
-        role: Role = "spark-worker" if pool.kind == "spark" else "gpu-trainer"
+        role = _ROLES[pool.kind]
         tags = names.tags(MANAGED_BY_LOOP, role=role, pool=pool.name)
         of_nodes = [{"Key": key, "Value": value} for key, value in tags.items()]
         template = self._account.client("ec2").create_launch_template(

@@ -1,10 +1,14 @@
 """The loop launches nodes for a training's aggregators, drains one at a notice, charges for them, gives them back."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from loopcases import FAST, settings
@@ -19,10 +23,19 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Granted, Recalled
 from ebbflow.tasks.aggregation import service_status
 from ebbflow.tasks.capacity.loop import CapacityLoop
+from ebbflow.tasks.capacity.node_sources import opened_nodes
+from ebbflow.tasks.capacity.request import CapacityRequest
 from tests.infra.training.service.fake_run import FakeRun
+
+if TYPE_CHECKING:
+    from tests.aws.cluster import Cluster
+    from tests.aws.emulator import AccountAt
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
+SERVICE_MODULE = "ebbflow.infra.aggregation.shared_process"
+PRICES = 'source = "made up"\nregion = "us-east-1"\n[on_demand]\n"m5.large" = 0.096\n'
+LOOKS = "[intervals]\nfleet_poll_interval = 0.5\n"
 PATIENCE = 150.0  # s; machines that run tests are busy
 RULES = Scaling(
     provision_time_s=1.0, scale_out_after_s=0.0, scale_in_idle_s=2.0, cooldown_s=0.5, fallback=None
@@ -92,6 +105,96 @@ def test_a_training_gets_nodes_for_its_aggregators_and_keeps_training_through_a_
     assert any(isinstance(one, Recalled) and "terminates in" in one.reason for one in changes)
     granted = [lease for one in changes if isinstance(one, Granted) for lease in one.leases]
     assert all(one.price == 3600.0 and "serves the cluster's trainings" in one.reason for one in granted)
+
+
+class Instances:
+    """What ``ebbflow-aggregator.service`` and the agent do on instances of a pool, in processes of this machine."""
+
+    def __init__(self, lab: "Cluster", pool: str, folder: Path) -> None:
+        self._lab, self._pool, self._folder = lab, pool, folder
+        self.services: dict[str, subprocess.Popen[bytes]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        while not self._stop.wait(0.3):
+            there = {one["id"] for one in self._lab.nodes(self._pool) if one["state"] == "running"}
+            for name in there - self.services.keys():
+                files = [str(self._folder / f"{name}.{what}") for what in ("ended", "draining")]
+                arguments = [name, "local", "127.0.0.1", "1", name, *files]
+                self.services[name] = subprocess.Popen(
+                    [sys.executable, "-P", "-m", SERVICE_MODULE, *arguments]
+                )
+            for name in self.services.keys() - there:
+                self.services[name].kill()
+
+    def notice(self, name: str, seconds: float) -> None:
+        """Interrupt an instance; its agent finds out, and finds out again after it was started again."""
+        self._lab.account.interrupt([name], seconds)
+        (self._folder / f"{name}.draining").write_text(repr(time.time() + seconds))
+        for _ in range(2):
+            self.services[name].send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(PATIENCE)
+        for one in self.services.values():
+            one.kill()
+            one.wait(PATIENCE)
+
+
+def test_on_aws_a_noticed_node_gives_its_tensors_to_one_that_is_rented_in_its_place(
+    ledger: Ledger, aws_account: "AccountAt", tmp_path: Path
+) -> None:
+    from tests.aws.emulator import PoolShape
+
+    aws_account.configure(drain_seconds=3)  # as nodes with an agent do that finds them idle
+    lab = aws_account.cluster("lab", PoolShape("sums", "cpu", types=("m5.large",), most=2))
+    (tmp_path / "prices.toml").write_text(PRICES)
+    (tmp_path / "fleet.toml").write_text(LOOKS)
+    request = CapacityRequest(
+        source=f"aws:{lab.write(tmp_path / 'ebbflow.json')}",
+        prices=str(tmp_path / "prices.toml"),
+        config=str(tmp_path / "fleet.toml"),
+    )
+    stop = threading.Event()
+    instances = Instances(lab, "sums", tmp_path)
+    run = None
+    with opened_nodes(request, ledger, ledger.clock) as nodes:
+        loop = nodes.loop(ledger, settings(scaling=RULES), pace=replace(FAST, fleet_poll_interval=0.5))
+        thread = threading.Thread(target=loop.run, args=(stop,))
+        thread.start()
+        try:
+            registry = ServiceRegistry(ledger.records)
+            _until(lambda: registry.read().provisions() == 2, "the loop says that it can launch aggregators")
+            run = FakeRun("nightly", servers=1)
+            _until(lambda: run.rounds > 5, "rounds")
+            [lease] = ledger.state().held(SERVICE)
+            assert 0 < lease.price <= 0.096
+            instances.notice(lease.node, 120.0)
+            _until(lambda: instances.services[lease.node].poll() == 0, "its aggregator has nothing left")
+            _until(
+                lambda: [one.node for one in ledger.state().held(SERVICE)] not in ([], [lease.node]),
+                "another",
+            )
+            before = run.rounds
+            _until(lambda: run.rounds > before + 5, "rounds on another node")
+            assert not run.aggregators.ended(), "nothing was lost"
+            ended, run = run, None
+            ended.finish()  # and sees that every round counted once
+            _until(lambda: not ledger.state().held(SERVICE), "end of the lease")
+            _until(
+                lambda: all(one["id"] == lease.node for one in lab.nodes("sums")),
+                "the other node is given back",
+            )
+        finally:
+            if run is not None:
+                run.finish()
+            stop.set()
+            thread.join(PATIENCE)
+            instances.close()
 
 
 @pytest.mark.parametrize(
