@@ -152,8 +152,8 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
 
     Returns:
         ``manager`` and its ``term``; ``aggregators`` (``name``, ``address``, ``state``, ``node``, ``trainings``,
-        ``tensors``, ``bytes``, ``updates``, ``moved``); ``trainings`` (``training``, ``aggregators``, ``servers``,
-        ``iteration_s``, ``update_s``); ``private_servers``, ``used_aggregators`` and the fraction ``saved``;
+        ``tensors``, ``bytes``, ``updates``, ``moved``, ``waited_s``); ``trainings`` (``training``, ``aggregators``,
+        ``servers``, ``iteration_s``, ``update_s``); ``private_servers``, ``used_aggregators``, the fraction ``saved``;
         ``missing_aggregators``; ``launchable``, the aggregators that a capacity loop can have; ``dollars``, what
         leased nodes have cost, by run, under the empty name what no training used, ``None`` where another version's
         account cannot be read;
@@ -182,6 +182,7 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
                 "bytes": sum(tensor.bytes for tensor in held),
                 "updates": one.updates,
                 "moved": one.moved,
+                "waited_s": one.waited,
             }
         )
     hosts, profiles = view.hosts(), view.profiles()

@@ -59,7 +59,7 @@ class Aggregator:
         self.address, self.public = self._front.address, self._front.public
         self._moves = TensorMoves(
             name, self._tensors, self._answer, self._apart, self._front.call, self._take_waiting, self._send,
-            self._give_up,
+            self._give_up, self._memory.slots,
         )  # fmt: skip
         self.peer = self._moves.public
 
@@ -118,6 +118,11 @@ class Aggregator:
     def moved(self) -> int:
         """Return how many tensors it has given to others."""
         return self._moves.done
+
+    @property
+    def waited(self) -> float:
+        """Return the seconds for which rounds have waited for copies of tensors that moved here."""
+        return self._moves.waited
 
     def move(
         self,
@@ -180,6 +185,8 @@ class Aggregator:
                         f"a worker must send at most {_MAX_WAITING} requests for a tensor at once"
                     )
                 tensor.waiting.append((connection, frame))
+                if frame.kind is Kind.PUSH:
+                    self._moves.note_early(tensor, frame)
             else:
                 self._take(tensor, connection, frame)
 

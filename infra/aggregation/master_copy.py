@@ -58,6 +58,7 @@ class MasterCopy:
         near: connections of workers that read parameters from this machine's memory.
         slots: where they find those of even and of odd rounds.
         shown: round of the parameters that were put there last.
+        awaited: when all gradients of the round were here and its copy was not; 0: they were not.
     """
 
     job_id: str
@@ -85,6 +86,7 @@ class MasterCopy:
     near: set[bytes] = field(default_factory=set)
     slots: tuple[MemorySlot, ...] = ()
     shown: int = -1
+    awaited: float = 0.0
 
     @classmethod
     def expected(cls, aggregator: str, job_id: str, name: str, migration: int) -> "MasterCopy":
@@ -166,6 +168,11 @@ class MasterCopy:
             self.shown = number
         memory, at = slot.name
         return {"memory": memory, "at": at}
+
+    def warm(self) -> None:
+        """Write to the memory that workers of this machine will read: the first time it takes longer."""
+        for slot in self.slots:
+            np.copyto(np.frombuffer(slot.view, np.float32), self.parameters)
 
     def copied(self) -> tuple[list[Buffer], dict[str, Any]]:
         """Return parameters and moments, one after the other, and what describes them, as ``fill`` takes them."""

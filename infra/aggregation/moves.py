@@ -21,7 +21,7 @@ from ebbflow.infra.aggregation.frames import AggregatorAddress, Kind, TensorFram
 from ebbflow.infra.aggregation.master_copy import TRAINING, MasterCopy
 from ebbflow.infra.aggregation.same_machine import may_be_near, share_copy, shared_copy
 from ebbflow.infra.errors import AggregationError, InfraError
-from ebbflow.infra.machine.memory_segments import MemorySegment
+from ebbflow.infra.machine.memory_segments import MemorySegment, MemorySlot
 from ebbflow.planners.aggregation.messages import (
     MANAGER,
     CopyBegin,
@@ -38,9 +38,7 @@ _REPEAT = 2.0  # seconds after which what is not answered is sent again
 _REPEAT_COPY = 20.0  # the same of a copy
 _GIVE_UP = 30.0  # seconds in which a new host must be ready
 _AT_ONCE = 1 << 25  # bytes of a training's tensors that are on their way at once; of a larger one all
-_ROUNDS = (
-    3  # that a tensor takes to move: one that has begun, one whose gradients go to its new host, and the end
-)
+_ROUNDS = 3  # that a tensor takes to move: one that has begun, one that pushes to its new host, the end
 _LEAST_SHARED = 1 << 20  # bytes of a tensor below which its copy is sent
 _MOST_SHARED = 64  # copies in memory at once, each of which has an open file
 _SLOW = 5.0  # seconds that a round is taken to last before it was measured
@@ -77,6 +75,7 @@ class TensorMoves:
         release: takes what has waited for a tensor.
         redirect: sends what a tensor's host sends to workers.
         give_up: ends the wait for a tensor's copy, and what waits for it.
+        slots: returns memory of a training for so many bytes of parameters; see ``AggregatorMemory.slots``.
     """
 
     def __init__(
@@ -89,15 +88,17 @@ class TensorMoves:
         release: Callable[[MasterCopy], None],
         redirect: Callable[[MasterCopy, Sends], None],
         give_up: Callable[[MasterCopy], None],
+        slots: Callable[[str, int], tuple[MemorySlot, ...]],
     ) -> None:
         self._name, self._tensors = name, tensors
         self._answer, self._apart, self._release, self._redirect = answer, apart, release, redirect
-        self._give_up = give_up
+        self._give_up, self._slots = give_up, slots
         self._moves: dict[Key, _Move] = {}
         self._wanted: dict[Key, tuple[str, AggregatorAddress]] = {}
         self._at_once: float = _AT_ONCE
         self._links = PeerLinks(lambda who, frame: call(lambda: self._hear(who, frame)))
         self.done = 0  # tensors that were given to others
+        self.waited = 0.0  # seconds for which whole rounds of gradients waited for copies
 
     @property
     def public(self) -> str:
@@ -288,6 +289,7 @@ class TensorMoves:
             parts, options = tensor.copied()
             options |= {"do": "copy", "job": key[0], "migration": move.migration}
             if move.shares:
+                options["near"] = bool(tensor.near)
                 with contextlib.suppress(InfraError):  # the system has no such memory
                     move.segment = share_copy(parts)
                     options["memory"] = list(move.segment.name)
@@ -359,14 +361,38 @@ class TensorMoves:
             return
         begin = CopyBegin(migration, who, frame.round, frozenset({TRAINING}))
         tensor.host, _, _ = tensor.host.receive(begin)
+        # workers of this machine will read it here: its memory is made while they compute, not when they wait
+        near = frame.options.get("near") is True
 
         def filled() -> None:
+            if near:
+                tensor.slots = self._slots(tensor.job_id, tensor.parameters.nbytes)
+                self._apart(tensor.warm, ready)
+            else:
+                ready()
+
+        def ready() -> None:
+            if tensor.awaited:
+                self.waited += time.monotonic() - tensor.awaited
+                tensor.awaited = 0.0
             tensor.host, sends, _ = tensor.host.receive(CopyData(migration, who))
             self.carry(tensor, sends)
             tensor.busy = False
             self._release(tensor)
 
         self._apart(lambda: tensor.fill(frame), filled)
+
+    def note_early(self, tensor: MasterCopy, push: TensorFrame) -> None:
+        """Take note of a gradient that came before its tensor: with the last of a view the training waits."""
+        if tensor.host.status == "serving" or tensor.awaited:
+            return
+        same = (
+            one
+            for _, one in tensor.waiting
+            if (one.kind, one.round, one.view) == (push.kind, push.round, push.view)
+        )
+        if len({one.place for one in same}) >= push.places:
+            tensor.awaited = time.monotonic()
 
     def _tell(self, tensor: MasterCopy, do: str) -> None:
         options = {"do": do, "job": tensor.job_id, "migration": tensor.host.migration}

@@ -45,6 +45,7 @@ class AggregatorRecord:
         leaving: when it ends, seconds since the Unix epoch; ``None``: not known.
         ended: whether it has ended with nothing left on it.
         moved: tensors that it has given to others so far.
+        waited: seconds for which whole rounds of gradients waited for copies of tensors that came here, so far.
         updates: of tensors so far.
         node: ID of the node that it is on, as the capacity loop knows it; empty: not known.
     """
@@ -57,6 +58,7 @@ class AggregatorRecord:
     leaving: float | None = None
     ended: bool = False
     moved: int = 0
+    waited: float = 0.0
     updates: int = 0
     node: str = ""
 

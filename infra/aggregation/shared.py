@@ -161,7 +161,7 @@ class SharedAggregator:
         held = self._aggregator.summaries()
         record = replace(
             self._record, held=held, admitted=dict(self._admitted), leaving=self._deadline, ended=ended,
-            moved=self._aggregator.moved, updates=self._aggregator.rounds,
+            moved=self._aggregator.moved, waited=self._aggregator.waited, updates=self._aggregator.rounds,
         )  # fmt: skip
         now = time.monotonic()
         old = self._record

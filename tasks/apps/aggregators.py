@@ -31,7 +31,10 @@ class TrainingShare:
 
 @dataclass(frozen=True, slots=True)
 class AggregatorRow:
-    """One aggregator; ``moved`` and ``updates`` count tensors, so far."""
+    """One aggregator; ``moved`` and ``updates`` count tensors, so far.
+
+    ``waited_s``: seconds for which whole rounds of gradients waited for copies of tensors that came here, so far.
+    """
 
     name: str
     node: str
@@ -40,6 +43,7 @@ class AggregatorRow:
     updates: int
     moved: int
     shares: tuple[TrainingShare, ...] = ()
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,9 @@ def aggregation_report(view: "ServiceView") -> AggregationReport | None:
         size = sum(tensor.bytes for _, tensor in held)
         shares = _shares({job: list(own.values()) for job, own in one.held.items()})
         rows.append(
-            AggregatorRow(plain_name(name), one.node, state, size, one.updates, one.moved, tuple(shares))
+            AggregatorRow(
+                plain_name(name), one.node, state, size, one.updates, one.moved, tuple(shares), one.waited
+            )
         )
     hosts, profiles, trainings = view.hosts(), view.profiles(), []
     for job, training in sorted(view.trainings().items()):

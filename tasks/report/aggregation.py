@@ -53,8 +53,8 @@ def aggregation_rows(report: AggregationReport | None, most: int) -> dict[str, A
     return {
         "words": _words(report),
         "aggregators": {
-            "columns": ["state", "held", "shares of trainings", "updates", "moved away"],
-            "numbers": ["held", "updates", "moved away"],
+            "columns": ["state", "held", "shares of trainings", "updates", "moved away", "waits for copies"],
+            "numbers": ["held", "updates", "moved away", "waits for copies"],
             "rows": [_aggregator(one) for one in report.aggregators[:most]],
             "left_out": _rest(len(report.aggregators) - most, "aggregator"),
         },
@@ -92,7 +92,10 @@ def _aggregator(one: AggregatorRow) -> dict[str, Any]:
         + (f" ({bytes_text(share.mirror_bytes)} of mirrors)" if share.mirror_bytes else "")
         for share in one.shares
     ]
-    cells = [one.state, bytes_text(one.bytes), "; ".join(shares) or "–", str(one.updates), str(one.moved)]
+    cells = [
+        one.state, bytes_text(one.bytes), "; ".join(shares) or "–", str(one.updates), str(one.moved),
+        f"{one.waited_s * 1e3:.1f} ms" if one.waited_s else "–",
+    ]  # fmt: skip
     return {"name": label_text(one.name, _NAME), "more": label_text(one.node, _NAME), "cells": cells}
 
 

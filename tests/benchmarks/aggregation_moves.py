@@ -7,9 +7,11 @@
 
 Workers are processes whose computing is a wait of ``--compute`` seconds (timed workers); they push all gradients
 (momentum), commit and pull. ``moves``: all tensors go from one aggregator to another; prints by how much rounds
-meanwhile were longer than the median before, and what it takes instead to save parameters and moments, end, and begin
-again from the file on new aggregators. ``sharing``: the same trainings at once on private aggregators, one each, and
-on shared ones; prints the slowdown of the median round for each number of servers. One JSON object a row.
+meanwhile were longer than the median before (``exposed``: the sum, other work included; ``added``: by medians of
+rounds before, meanwhile and after), for how long whole rounds of gradients waited for copies (``waited``), and what
+it takes instead to save parameters and moments, end, and begin again from the file on new aggregators. ``sharing``:
+the same trainings at once on private aggregators, one each, and on shared ones; prints the slowdown of the median
+round for each number of servers. One JSON object a row.
 """
 
 import argparse
@@ -34,7 +36,7 @@ from ebbflow.infra.aggregation.rules import Sgd, rule_values
 from ebbflow.infra.machine.encrypted_router import CurveKeys
 
 PATIENCE = 300.0  # s
-BEFORE, WARM_UP, AFTER = 10, 3, 3  # rounds
+BEFORE, WARM_UP, AFTER = 13, 3, 10  # rounds
 RULE = rule_values(Sgd(lr=1e-3, momentum=0.9))
 
 
@@ -109,7 +111,7 @@ def aggregator(name: str, *, wire: bool = False) -> None:
                 targets |= {
                     (one.job_id, one.name): (target, AggregatorAddress(*where)) for one in made.held()
                 }
-        print(json.dumps(len(made.held())), flush=True)
+        print(json.dumps([len(made.held()), made.waited]), flush=True)
     made.close()
 
 
@@ -204,11 +206,12 @@ def moves(given: argparse.Namespace) -> dict[str, Any]:
     training = Training("job", {"A": hosts["A"]}, given, hosts["B"])
     training.until(BEFORE)
     began = time.monotonic()
-    left = hosts["A"].ask(move="B", where=hosts["B"].lines[0][:2])
+    left, _ = hosts["A"].ask(move="B", where=hosts["B"].lines[0][:2])
     while left:
         time.sleep(0.1)
-        left = hosts["A"].ask(held=True)
+        left, _ = hosts["A"].ask(held=True)
     took = time.monotonic() - began
+    _, waited = hosts["B"].ask(held=True)
     training.until(len(training.rounds()) + AFTER)
     found = training.rounds()
     usual = statistics.median(end - begun for begun, end in found[WARM_UP:BEFORE])
@@ -228,10 +231,15 @@ def moves(given: argparse.Namespace) -> dict[str, Any]:
         again.stop()
         fresh["C"].end()
     exposed = sum(max(one - usual, 0.0) for one in during)
+    # other work lengthens rounds of all three parts alike
+    rest = statistics.median([*(end - begun for begun, end in found[WARM_UP:BEFORE]), *after])
+    added = (statistics.median(during) - rest) * len(during)
     return {
         "megabytes": given.megabytes, "tensors": given.tensors, "workers": given.workers,
         "median_round_s": round(usual, 3), "rounds_during": len(during), "moving_s": round(took, 2),
         "exposed_ms": round(exposed * 1e3), "exposed_ms_per_tensor": round(exposed * 1e3 / given.tensors, 1),
+        "added_ms_per_tensor": round(added * 1e3 / given.tensors, 1),
+        "waited_ms_per_tensor": round(waited * 1e3 / given.tensors, 2),
         "median_during_s": round(statistics.median(during), 3), "longest_during_s": round(max(during), 3),
         "median_after_s": round(statistics.median(after), 3), "restart_s": round(restart, 2),
     }  # fmt: skip

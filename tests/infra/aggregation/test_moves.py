@@ -11,6 +11,7 @@ import pytest
 from ebbflow.infra.aggregation import moves
 from ebbflow.infra.aggregation.aggregator import SERVICE
 from ebbflow.infra.aggregation.frames import Kind, TensorFrame, encode
+from ebbflow.infra.aggregation.master_copy import MasterCopy
 from ebbflow.infra.aggregation.rules import Adam, OptimizerState, Sgd, as_bfloat16, gradient_sum
 from ebbflow.infra.aggregation.same_machine import shared_copy
 from ebbflow.infra.aggregation.timing import MEASURED, WARM_UP
@@ -67,6 +68,14 @@ def test_tensors_that_move_every_5_rounds_train_as_those_that_stay(
             raise InfraError("it is another machine's")
         return shared_copy(frame)
 
+    warmed: list[int] = []
+    warm = MasterCopy.warm
+
+    def warm_up(tensor: MasterCopy) -> None:
+        warmed.append(len(tensor.slots))
+        warm(tensor)
+
+    monkeypatch.setattr(MasterCopy, "warm", warm_up)
     monkeypatch.setattr(moves, "shared_copy", take)
     monkeypatch.setattr(moves, "_LEAST_SHARED", 0)
     if copies == "sent":
@@ -109,6 +118,9 @@ def test_tensors_that_move_every_5_rounds_train_as_those_that_stay(
             thread.join()
         assert sum(one.moved for one in service.aggregators.values()) >= 4
         assert set(taken) == ({"memory", "sent"} if copies == "unread" else {copies})
+        assert (2 in warmed) == (copies == "memory"), (
+            "memory that workers read is there before they wait for it"
+        )
         states = team[0].agent.states(SIZES, rounds)
 
     for name, size in SIZES.items():
@@ -125,7 +137,14 @@ def test_tensors_that_move_every_5_rounds_train_as_those_that_stay(
         assert kept.tobytes() == b"".join(one.tobytes() for one in state.moments.values())
 
 
-def test_a_tensor_is_gone_where_it_was_and_workers_follow_it() -> None:
+def test_a_tensor_is_gone_where_it_was_and_workers_follow_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = MasterCopy.fill
+
+    def late(tensor: MasterCopy, frame: TensorFrame) -> None:
+        _until(lambda: any(one.kind is Kind.PUSH for _, one in list(tensor.waiting)), "a gradient before it")
+        fill(tensor, frame)
+
+    monkeypatch.setattr(MasterCopy, "fill", late)
     with MovingService("A", "B") as service:
         (worker,) = service.team("job", {"weight": ["A"]}, 1)
         worker.init({"weight": np.zeros(3, np.float32)}, Sgd(lr=1.0))
@@ -141,6 +160,7 @@ def test_a_tensor_is_gone_where_it_was_and_workers_follow_it() -> None:
         assert worker.agent.table == {"weight": ("B",)}
         _until(lambda: service.hosts("job") == {"weight": {"B"}}, "A has deleted it")
         assert service.aggregators["A"].moved == 1
+        assert service.aggregators["B"].waited > service.aggregators["A"].waited == 0
         service.aggregators["A"].close()
         assert _pushed(worker, 4) == [-5] * 3
 

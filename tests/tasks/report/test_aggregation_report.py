@@ -41,7 +41,7 @@ MIB = 1 << 20
 def bodies(**of_b: int) -> dict[RecordKey, dict]:
     """Two aggregators of which the second mirrors the first training's tensor; ``of_b``: of that mirror."""
     first = AggregatorRecord(
-        "h:1", "k", "p", node="agg-1", updates=70, moved=3,
+        "h:1", "k", "p", node="agg-1", updates=70, moved=3, waited=0.0125,
         held={A: {"w": HeldTensor(4 * MIB, round=40)}, B: {"w": HeldTensor(12 * MIB, round=9)}},
     )  # fmt: skip
     mirror = HeldTensor(4 * MIB, mirror=True, **of_b)
@@ -117,6 +117,7 @@ def test_the_page_has_the_tables_escaped_and_none_of_it_without_aggregators() ->
     assert "25%, 4.0 MiB" in text
     assert "(4.0 MiB of mirrors)" in text
     assert "7 rounds" in text
+    assert "12.5 ms" in text
     assert "9.0 MiB" in text
     assert "$1.25" in text
     assert "<b>tune</b>" not in part
