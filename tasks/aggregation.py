@@ -154,9 +154,9 @@ def service_status(ledger: Ledger) -> dict[str, Any]:
         ``manager`` and its ``term``; ``aggregators`` (``name``, ``address``, ``state``, ``node``, ``trainings``,
         ``tensors``, ``bytes``, ``updates``, ``moved``, ``waited_s``); ``trainings`` (``training``, ``aggregators``,
         ``servers``, ``iteration_s``, ``update_s``); ``private_servers``, ``used_aggregators``; the fraction
-        ``saved``; ``missing_aggregators``; ``launchable``, the aggregators that a capacity loop can have; ``dollars``, what
-        leased nodes have cost, by run, under the empty name what no training used, ``None`` where another version's
-        account cannot be read;
+        ``saved``; ``missing_aggregators``; ``launchable``, the aggregators that a capacity loop can have;
+        ``dollars``, what leased nodes have cost, by run, under the empty name what no training used, ``None`` where
+        another version's account cannot be read;
         ``finished_dollars``, of runs that are over for a quarter of an hour; ``reasons`` with their times.
 
     Raises ``LedgerError``.
