@@ -188,7 +188,7 @@ run "storage_is_private_encrypted_and_versioned" {
     condition = [
       for statement in jsondecode(local.bucket_policy).Statement :
       statement.Effect == "Deny" && endswith(statement.Resource, "/packages/*") && length(setintersection(statement.Action, ["s3:PutObject", "s3:DeleteObject", "s3:DeleteObjectVersion"])) == 3 &&
-      toset(statement.Condition.ArnLike["aws:PrincipalArn"]) == toset([for role in ["node", "capacity", "prefect-server", "prefect-worker"] : "arn:aws:iam::123456789012:role/ebbflow-lab-${role}"])
+      toset(statement.Condition.ArnLike["aws:PrincipalArn"]) == toset([for role in ["node", "aggregator", "capacity", "prefect-server", "prefect-worker"] : "arn:aws:iam::123456789012:role/ebbflow-lab-${role}"])
       if statement.Sid == "NoNodeWritesPackages"
     ] == [true]
     error_message = "No role of the cluster may write what its nodes install, whatever its own policy says."
@@ -303,7 +303,7 @@ run "the_capacity_loop_acts_on_its_own_nodes_only" {
 
   assert {
     condition     = alltrue([for statement in local.policies.capacity.Statement : statement.Resource == ["arn:aws:iam::123456789012:role/ebbflow-lab-node", "arn:aws:iam::123456789012:role/ebbflow-lab-aggregator"] if contains(statement.Action, "iam:PassRole")])
-    error_message = "Nodes may be given the nodes' role only."
+    error_message = "Nodes may be given the nodes' roles only."
   }
 
   assert {

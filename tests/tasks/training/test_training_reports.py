@@ -96,7 +96,14 @@ def test_aggregators_of_a_trainings_own_are_on_its_page_as_shared_ones_on_the_cl
     held = {"w<": asdict(HeldTensor(4 << 20, 5_000, 250_000, round=40))}
     mirror = {"w<": asdict(HeldTensor(4 << 20, mirror=True, spare=True, round=33, mirrored=9 << 20))}
     told = {
-        name: {"address": "h:1", "public": "k", "peer": "p", "held": {"generation-1": own}, "updates": 70}
+        name: {
+            "address": "h:1",
+            "public": "k",
+            "peer": "p",
+            "held": {"generation-1": own},
+            "updates": 70,
+            "ended": False,
+        }
         for name, own in (("aggregator-1", held), ("aggregator-2", mirror))
     }
     end = GenerationEnd(
