@@ -147,6 +147,7 @@ class Instances:
             one.wait(PATIENCE)
 
 
+@pytest.mark.slow
 def test_on_aws_a_noticed_node_gives_its_tensors_to_one_that_is_rented_in_its_place(
     ledger: Ledger, aws_account: "AccountAt", tmp_path: Path
 ) -> None:
