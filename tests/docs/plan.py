@@ -83,6 +83,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
             "check",
             "runs until it is ended; tests/tasks/capacity/test_loop_aggregators.py runs such nodes and a loop",
         ),
+        Plan("aggregation      =", "check", "tests/terraform applies the same in the example complete"),
         Plan("from ebbflow import", "check", OURS),
         Plan("ebbflow simulate aggregation", "slow"),
     ),
