@@ -206,13 +206,16 @@ def copied(statement: str, target: str, layout: FileLayout | None) -> str:
     return f"COPY ({statement}) TO {_text(target)} ({', '.join(options)})"
 
 
-def written(cursor: Any, statement: str, scheme: str, path: str, check: Callable[[], None]) -> int:
+def written(
+    cursor: Any, statement: str, scheme: str, path: str, check: Callable[[], None], group: int = 0
+) -> int:
     """Write a statement's rows to ``path`` through pyarrow, whose S3 client follows the environment; return their
-    number. ``check`` is called between batches, and ends it by an error."""
+    number. ``check`` is called between batches, and ends it by an error. Row groups have at most ``group`` rows, if
+    it is given."""
     import pyarrow.parquet as pq
 
     rows = 0
-    reader = cursor.sql(statement).to_arrow_reader(BATCH)
+    reader = cursor.sql(statement).to_arrow_reader(group or BATCH)
     with (
         private.output_stream(filesystem(scheme), scheme, path) as out,
         pq.ParquetWriter(out, reader.schema, compression="snappy") as writer,

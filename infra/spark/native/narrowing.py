@@ -8,12 +8,14 @@ reduction by ranges; P. Bernstein and D. Chiu, JACM 1981.)
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+from ebbflow.infra.spark.native import types
 from ebbflow.infra.spark.native.catalyst import Attribute, Node, tree
 
 _PASSED = ("SubqueryAlias", "ResolvedHint", "View")
-_KEYS = ("integer", "long", "date")
+RANGED = ("integer", "long", "date")  # types of keys of which footers tell ranges
 _JOINS = {"Inner": None, "Cross": None, "LeftSemi": None, "LeftOuter": 1, "LeftAnti": 1, "RightOuter": 0}
 """By the kind of a join its input of which no row that fails the condition is in the result; ``None``: both."""
 _SUBQUERIES = ("Exists", "ScalarSubquery", "ListQuery")
@@ -21,9 +23,11 @@ _ROWWISE = ("Sort", "Distinct")  # what is dropped below them is dropped above t
 
 
 class Narrowing(NamedTuple):
-    """A column of the sliced relation, and those of other scans that need no value outside a slice's range of it."""
+    """A column of the sliced relation, and those of other scans that need no value which a slice does not have in
+    it, whatever rows of the relation the slice is."""
 
     column: str
+    type: str
     others: tuple[tuple[int, str], ...]  # (scan, column)
 
 
@@ -40,17 +44,51 @@ def narrowings(
     """
     found, tables = [], _read_once(plan)
     path = _path(root, sliced)
-    for column in _columns(sliced):
-        if column.type in _KEYS:
+    for column in columns(sliced):
+        if types.exact(column.type):
             seen = _Narrowed(number_of, sliced, tables)
             seen.at(*_highest(path, column.id))
             others = tuple(sorted(seen.columns))
             if others:
-                found.append(Narrowing(column.name, others))
+                found.append(Narrowing(column.name, column.type, others))
     return tuple(found)
 
 
-def _columns(view: Node) -> list[Attribute]:
+def pushed(root: Node, scan: Node) -> list[Node]:
+    """Return the tests of operators from ``root`` down that drop rows of ``scan`` which nothing else needs: they
+    read its columns only, and no operator on the way counts rows or makes up for missing ones."""
+    own, tests = {column.id for column in columns(scan)}, list[Node]()
+    path = _path(root, scan)[::-1]
+    for node, below in pairwise(path):
+        if node.kind == "Filter":
+            tests += node.expression("condition").conjuncts()
+        elif node.kind == "Join":
+            side, kind = int(node.children[1] is below), node.object("joinType")
+            passing = _JOINS.get(kind, -1)
+            if passing in (side, -1):  # a row that is dropped below would be null above
+                tests = []
+            if passing in (side, None) and node.fields.get("condition"):
+                tests += node.expression("condition").conjuncts()
+        elif node.kind not in ("Project", *_PASSED):
+            tests = []
+    return [test for test in tests if _reads_only(test, own)]
+
+
+def _reads_only(test: Node, columns_: set[int]) -> bool:
+    nodes = list(test.walk())
+    if any(one.kind in (*_SUBQUERIES, "InSubquery", "OuterReference") for one in nodes):
+        return False
+    read = {one.attribute.id for one in nodes if one.kind == "AttributeReference"}
+    return bool(read) and read <= columns_
+
+
+def on_path(root: Node, scan: Node) -> bool:
+    """Tell whether ``scan`` is below ``root``, and in no subquery of it."""
+    return bool(_path(root, scan))
+
+
+def columns(view: Node) -> list[Attribute]:
+    """Return the columns of a scan."""
     return [tree([flat]).attribute for (flat,) in view.children[0].fields["output"]]
 
 
@@ -126,7 +164,7 @@ class _Narrowed:
 
     def _scan(self, view: Node, column: int) -> None:
         if view is not self.sliced:
-            self.columns |= {(self.number_of(view), c.name) for c in _columns(view) if c.id == column}
+            self.columns |= {(self.number_of(view), c.name) for c in columns(view) if c.id == column}
 
     def _table(self, reference: Node, column: int) -> None:
         below = self.tables.get(int(reference.fields["cteId"]))
@@ -181,11 +219,23 @@ class _Narrowed:
 
 
 def _outer(node: Node) -> int | None:
+    node = _unwidened(node)
     return _attribute(node.expression("e")) if node.kind == "OuterReference" else None
 
 
 def _attribute(node: Node) -> int | None:
+    node = _unwidened(node)
     return node.attribute.id if node.kind == "AttributeReference" else None
+
+
+def _unwidened(node: Node) -> Node:
+    """Return what an expression is that has 64 bits instead of 32."""
+    if node.kind == "Cast" and node.fields["dataType"] == "long":
+        (below,) = node.children
+        column = below.expression("e") if below.kind == "OuterReference" else below
+        if column.kind == "AttributeReference" and column.fields["dataType"] == "integer":
+            return below
+    return node
 
 
 def _outputs(plan: Node) -> list[int]:

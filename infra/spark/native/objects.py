@@ -4,23 +4,29 @@ A table is an Arrow scan in DuckDB, which asks it for the columns of the stateme
 simple conditions; row groups that have none by their statistics are not read. A scan holds some row groups' columns.
 """
 
+import os
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ebbflow.infra.protocols import Relation
+from ebbflow.infra.errors import StageFailedError
+from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.duckdb_statements import dataset, selected, written
 from ebbflow.infra.query.duckdbtypes import quoted
+from ebbflow.infra.spark.native.catalyst import NotNativeError
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.logs import deletions
 from ebbflow.infra.tables.logs.scans import Touched, check_all, scannable
 
 CANCELLED = ".cancelled"  # in the stage's directory: its tasks are to stop
 EVERY = 10  # of a task's looks at whether it is still wanted one that asks object storage, by one request...
 _FOLDER = 10  # ...and of these one whether the stage's directory is there, which takes several
+_REACHED = ("file", "s3")  # what tasks read and write
+_PATTERN = frozenset("*?[]{}\\")  # in a path, DuckDB takes these for a pattern
 _BATCH = 1 << 16  # rows
 _LARGE = (
     64 << 20
@@ -44,6 +50,21 @@ class Rows:
 def read_by_arrow(relation: Relation) -> bool:
     """Tell whether tasks read the files of a relation by Arrow, and not by DuckDB's own reader."""
     return relation.scheme != "file" or bool(relation.log is not None and relation.log.deleted)
+
+
+def check_places(job: StageJob) -> None:
+    """Raise ``NotNativeError`` where tasks cannot read what a stage reads, or write its output."""
+    if any(scheme not in _REACHED for scheme in (job.output.scheme, *(r.scheme for r in job.relations))):
+        raise NotNativeError("its tables or the store are in no file system and not on S3")
+    for relation in job.relations:
+        if relation.external:
+            raise NotNativeError(f"the table {relation.name} is in Spark's catalogue only")
+        if read_by_arrow(relation) and relation.log is not None and relation.log.ids:
+            raise NotNativeError(
+                f"files of {relation.name} have deleted rows, and columns under several names"
+            )
+        if relation.scheme == "file" and any(_PATTERN & set(f.path) for f in relation.files):
+            raise NotNativeError(f"a file of {relation.name} has a name that DuckDB takes for a pattern")
 
 
 def transient(message: str) -> bool:
@@ -144,9 +165,9 @@ class ObjectParts:
         self._seen = self._seen or there
         return gone
 
-    def write(self, cursor: Any, statement: str, name: str, check: Callable[[], None]) -> int:
+    def write(self, cursor: Any, statement: str, name: str, check: Callable[[], None], group: int = 0) -> int:
         self._unfinished = f"{self._folder}/.{name.lstrip('.')}-{uuid.uuid4().hex[:12]}.tmp"
-        rows = written(cursor, statement, self._scheme, self._unfinished, check)
+        rows = written(cursor, statement, self._scheme, self._unfinished, check, group)
         check()
         if self.cancelled():  # what it is cancelled for may be that others write the same
             raise ValueError("cancelled")
@@ -164,3 +185,32 @@ def _is_there(info: Any) -> bool:
     from pyarrow.fs import FileType
 
     return bool(info.type != FileType.NotFound)
+
+
+def names_in(output: StorageLocation) -> list[str]:
+    """Return the names in a stage's directory. Raises ``OSError``."""
+    return os.listdir(output.root) if output.local else [info.base_name for info in output.entries()]
+
+
+def unfinished(output: StorageLocation) -> bool:
+    """Tell whether tasks still have files in a stage's directory that are not whole."""
+    with suppress(OSError):
+        return any(name.startswith(".") and name.endswith(".tmp") for name in names_in(output))
+    return False
+
+
+def withdraw(job: StageJob) -> None:
+    """Remove the parts that tasks have written, to which Spark SQL would add its own. Raises ``StageFailedError``."""
+    try:
+        for name in names_in(job.output):
+            if name.startswith("part-"):
+                job.output.remove(name)
+        left = [name for name in names_in(job.output) if name.startswith("part-")]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StageFailedError(
+            f"{job.name}: what its native tasks wrote cannot be removed: {error}"
+        ) from error
+    if left:
+        raise StageFailedError(f"{job.name}: what its native tasks wrote is still there: {left[0]}")

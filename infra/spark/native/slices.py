@@ -1,21 +1,34 @@
-"""Cuts a relation into parts of about equal size: whole files, or row groups of files."""
+"""Cuts relations into parts of about equal size: whole files or row groups of one, or several by a hash of a key.
 
-from collections.abc import Mapping, Sequence
+Joined relations of which none is small are exchanged: tasks write their rows in the order of a hash (``BUCKETS`` of
+them), and later tasks read a range of hashes each, of all of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import accumulate
-from typing import TypeAlias, TypeVar
+from math import ceil
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from ebbflow.infra.protocols import Relation, StageJob
+from ebbflow.infra.spark.native.catalyst import NotDoneError
 from ebbflow.infra.spark.native.objects import Rows
-from ebbflow.infra.spark.native.worker import Part
+from ebbflow.infra.spark.native.worker import KeyRange, Part
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.filefooters import Bounds, FileFooter, footer, read_footers
 
 T = TypeVar("T")
 Value: TypeAlias = int | date
+BUCKET = "__ebbflow_bucket"  # the column of a row's hash
+BUCKETS = 1024
 _EVEN = 1.3  # times the mean that the largest slice may have
+_SKEWED = 2.0  # times the mean of what is divided from which on a range is read by several tasks
+_GROUP = 20_480  # rows of a row group of what is exchanged: tasks read whole ones
+_KEPT = 16  # a relation of less than such a part of a task's memory is read by each task, not exchanged
+_WRITTEN = 4.0  # what exchanging a byte costs over reading it: it is read, sorted, written and read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +128,13 @@ def _known(bounds: Bounds) -> bool:
     return type(bounds.low) in (int, date) and type(bounds.low) is type(bounds.high)
 
 
-def split(items: Sequence[tuple[T, int]], count: int) -> list[list[T]]:
+def split(items: Sequence[tuple[T, float]], count: int) -> list[list[T]]:
     """Return the items in at most ``count`` runs of about equal sums of their sizes.
 
     >>> split([("a", 1), ("b", 1), ("c", 2)], 2)
     [['a', 'b'], ['c']]
     """
-    total, seen = sum(size for _, size in items), 0
+    total, seen = sum(size for _, size in items), 0.0
     runs: list[list[T]] = [[] for _ in range(count)]
     for item, size in items:
         middle = seen + size / 2
@@ -139,3 +152,174 @@ def _joined(parts: Sequence[Rows]) -> tuple[Rows, ...]:
         else:
             found.append(rows)
     return tuple(found)
+
+
+class ByHash(NamedTuple):
+    """Scans that are exchanged, by which columns, and the bytes of others that each task reads."""
+
+    keys: Mapping[int, str]
+    others: int
+
+    def cost(self, sizes: Mapping[int, int], tasks: int) -> float:
+        """Return what it costs, in bytes read; ``sizes`` are the bytes of the scans."""
+        return _WRITTEN * sum(sizes[number] for number in self.keys) + tasks * self.others
+
+
+def by_hash(
+    keys: Sequence[Mapping[int, str]], sizes: Mapping[int, int], sliced: int, memory: int, tasks: int
+) -> ByHash | None:
+    """Return the cheapest way to exchange; ``None``: each leaves more for every task to read than it can hold.
+
+    Args:
+        keys: scans with a column each, ``sliced`` among them: rows that meet have equal values.
+        sizes: bytes of all scans.
+        sliced: the scan each of whose rows is to be in one task.
+        memory: bytes that a task can hold; half of them are for what is exchanged.
+        tasks: that join what is exchanged.
+    """
+    found = []
+    for columns in keys:
+        large = {n: c for n, c in columns.items() if n == sliced or sizes[n] * _KEPT >= memory}
+        left = sum(size for number, size in sizes.items() if number not in large)
+        if len(large) > 1 and 2 * left <= memory:
+            found.append(ByHash(large, left))
+    return min(found, key=lambda way: way.cost(sizes, tasks), default=None)
+
+
+class HashRange(NamedTuple):
+    """What one task joins: rows with hashes from ``low`` to ``high``, of the sliced relation those of some files."""
+
+    low: int
+    high: int
+    files: tuple[int, ...]
+
+
+def hash_ranges(probed: Sequence[Sequence[float]], built: Sequence[float], count: int) -> list[HashRange]:
+    """Return about ``count`` ranges of about equal sizes.
+
+    A range with a key that most rows of the sliced relation have is read by several tasks, each of which has all of
+    the other relations' rows in it and some of the sliced one's files.
+
+    Args:
+        probed: bytes by hash, of each file of the sliced relation; 0 where there is no row.
+        built: bytes by hash of the others.
+        count: of tasks.
+    """
+    totals = [sum(sizes) for sizes in zip(*probed, strict=True)]
+    runs = split([(n, a + b) for n, (a, b) in enumerate(zip(totals, built, strict=True))], count)
+    mean, found = sum(totals) / count, []
+    for run in runs:
+        low, high = run[0], run[-1]
+        own = [(number, sum(sizes[low : high + 1])) for number, sizes in enumerate(probed)]
+        own = [(number, size) for number, size in own if size > 0]
+        size = sum(s for _, s in own)
+        times = ceil(size / mean) if size > _SKEWED * mean else 1
+        found += [HashRange(low, high, tuple(part)) for part in split(own, times) if part]
+    return found or [HashRange(0, len(built) - 1, tuple(range(len(probed))))]
+
+
+def bucket_sizes(relation: Relation) -> tuple[list[list[float]], list[int]]:
+    """Return of each file of an exchanged relation its bytes by hash, as far as its footer tells, and its rows.
+
+    Raises ``TableError``.
+    """
+    sizes, rows = [], []
+    for file, told in zip(relation.files, read_footers(relation, [BUCKET]), strict=True):
+        found, total = [0.0] * BUCKETS, sum(told.rows)
+        for count, bounds in zip(told.rows, told.bounds[BUCKET], strict=True):
+            low, high = (bounds.low, bounds.high) if _known(bounds) else (0, BUCKETS - 1)
+            for bucket in range(low, high + 1) if count else ():
+                found[bucket] += file.size * count / total / (high - low + 1)
+        sizes.append(found)
+        rows.append(total)
+    return sizes, rows
+
+
+class Exchange(NamedTuple):
+    """What writes a scan's rows in the order of a hash: a statement, and the columns of the scan that it has."""
+
+    sql: str
+    columns: tuple[str, ...]
+
+    def of(self, relation: Relation, scheme: str, entries: Sequence[FileEntry]) -> Relation:
+        """Return as a relation what was written of ``relation``."""
+        names = {name.lower() for name in self.columns}
+        kept = tuple((name, kind) for name, kind in relation.columns if name.lower() in names)
+        return Relation(relation.name, scheme, tuple(entries), (*kept, (BUCKET, "int")))
+
+
+def writing(
+    exchanges: Mapping[str, Exchange], scans: Mapping[str, Relation], count: Callable[[float], int]
+) -> dict[str, list[Part]]:
+    """Return by scan the parts that write what is exchanged; ``count`` tells the tasks for so many bytes.
+
+    Raises ``TableError``.
+    """
+    whole = sum(scans[name].bytes for name in exchanges)
+    found = {}
+    for name, exchange in exchanges.items():
+        relation = scans[name]
+        share = ceil(count(whole) * relation.bytes / whole) if whole else 1
+        found[name] = [
+            Part(
+                exchange.sql,
+                (replace(relation, files=cut.files),),
+                f".native-{name}-{number:05d}.parquet",
+                name if cut.rows else "",
+                cut.rows,
+                group=_GROUP,
+            )
+            for number, cut in enumerate(cuts(relation, share))
+        ]
+    return found
+
+
+def exchanged(
+    exchanges: Mapping[str, Exchange],
+    scans: Mapping[str, Relation],
+    parts: Mapping[str, Sequence[Part]],
+    output: StorageLocation,
+    rows: int,
+) -> tuple[dict[str, Relation], dict[str, list[list[float]]]]:
+    """Return ``scans``, with what parts have written of them into ``output``, and of that the bytes by hash, file by
+    file. Raises ``NotDoneError`` where it is not their number of ``rows``, and ``TableError``."""
+    found, sizes, seen = dict(scans), {}, 0
+    for name, exchange in exchanges.items():
+        infos = output.fs().get_file_info([output.path(part.file) for part in parts[name]])
+        entries = [FileEntry(info.path, info.size, 0.0) for info in infos]
+        found[name] = exchange.of(scans[name], output.scheme, entries)
+        sizes[name], counted = bucket_sizes(found[name])
+        seen += sum(counted)
+    if seen != rows:
+        raise NotDoneError("what its tasks have exchanged is not what they wrote")
+    return found, sizes
+
+
+def joining(
+    statement: str,
+    scans: Mapping[str, Relation],
+    sizes: Mapping[str, Sequence[Sequence[float]]],
+    sliced: str,
+    file: str,
+    count: Callable[[float, float], int],
+) -> list[Part]:
+    """Return the parts that join ranges of what was exchanged.
+
+    Args:
+        statement: of each part.
+        scans: what it reads, in place of what is exchanged what was written of it.
+        sizes: of the latter the bytes by hash, a sequence for each file.
+        sliced: the scan each of whose rows is to be in one part.
+        file: name of a part's file, for its number.
+        count: tells the tasks for the bytes of ``sliced`` and of all others that are exchanged.
+    """
+    probed = sizes[sliced]
+    built = [sum(one) for one in zip(*(f for n, fs in sizes.items() if n != sliced for f in fs), strict=True)]
+    tasks = count(sum(map(sum, probed)), sum(built))
+    parts = []
+    for number, (low, high, some) in enumerate(hash_ranges(probed, built, tasks)):
+        own = replace(scans[sliced], files=tuple(scans[sliced].files[n] for n in some))
+        reads = tuple(own if name == sliced else relation for name, relation in scans.items())
+        ranges = tuple(KeyRange(name, BUCKET, low, high) for name in sizes)
+        parts.append(Part(statement, reads, file.format(number), ranges=ranges))
+    return parts

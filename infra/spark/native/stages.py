@@ -14,19 +14,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.errors import InfraError, StageCancelledError, StageFailedError
+from ebbflow.infra.errors import InfraError, StageCancelledError
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.local import machine_memory
 from ebbflow.infra.spark.failures import first_line
+from ebbflow.infra.spark.native import slices
 from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, parse
-from ebbflow.infra.spark.native.objects import CANCELLED, EVERY, read_by_arrow
+from ebbflow.infra.spark.native.narrowing import RANGED
+from ebbflow.infra.spark.native.objects import CANCELLED, EVERY, check_places, names_in, unfinished, withdraw
 from ebbflow.infra.spark.native.probe import trouble
 from ebbflow.infra.spark.native.programs import Program, program
-from ebbflow.infra.spark.native.slices import Cut, KeyBounds, arm_parts, cuts
+from ebbflow.infra.spark.native.slices import ByHash, Cut, KeyBounds, arm_parts, cuts
 from ebbflow.infra.spark.native.statements import PARTS
 from ebbflow.infra.spark.native.worker import POLL, Done, KeyRange, Part, Settings, Work, sweep
 from ebbflow.infra.spark.settings import addresses, has_nodes_here, is_local, mebibytes
 from ebbflow.infra.storage import files
+from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import public_settings
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
@@ -42,8 +45,6 @@ _LEAST = 256  # MiB of a task
 _LEAVE = 5.0  # s in which tasks of a cancelled stage remove their files; a killed one does not
 _TIDIED = 2 * _LEAVE  # s in which what they have left is removed
 _MARKED = 2.0  # s to wait for object storage to have the mark of a cancellation
-_REACHED = ("file", "s3")  # what tasks read and write
-_PATTERN = frozenset("*?[]{}\\")  # in a path, DuckDB takes these for a pattern
 _log = logging.getLogger(__name__)
 _probed: dict[str, str] = {}  # by application: what is wrong with its executors
 
@@ -61,6 +62,7 @@ class Native:
 class _Slice(NamedTuple):
     cut: Cut
     ranges: tuple[KeyRange, ...]  # of what it reads of other relations
+    read: float  # bytes of other relations
 
 
 class NativeStages:
@@ -79,6 +81,7 @@ class NativeStages:
         conf = context.getConf()
         self._threads = max(1, int(conf.get("spark.task.cpus", "1")))
         self._memory = _task_memory(conf, context.master, context.defaultParallelism, self._threads)
+        self._room = self._memory << 20  # bytes of tables that each task may read
 
     def confine(self, access: AllowedAccess) -> None:
         """Hold later stages to ``access``, or what they read and write where that is more."""
@@ -132,7 +135,7 @@ class NativeStages:
         """
         if why := self.trouble(cancelled):
             raise NotNativeError(why)
-        _check_places(job)
+        check_places(job)
         run: Callable[[], Native]
         if job.arms:
             run = partial(self._armed, job, cancelled)
@@ -140,12 +143,12 @@ class NativeStages:
             plan = parse(frame._jdf.queryExecution().analyzed().toJSON())
             sizes = {r.name.lower(): r.bytes for r in job.relations}
             made = program(plan, columns, sizes, escapes="escape" in job.sql.lower())
-            run = partial(self._carried_out, made, job, self._slices(made, job), cancelled)
+            run = partial(self._carried_out, made, job, self._way(made, job), cancelled)
         spilling = self._spilling()
         try:
             return run()
         except NotNativeError:  # each task has ended
-            _withdraw(job)
+            withdraw(job)
             raise
         except Exception as error:
             if cancelled.is_set():
@@ -153,7 +156,7 @@ class NativeStages:
             # Spark leaves others of the job's tasks running: none of them may write from here on
             _mark(job)
             _until_tasks_have_left(job.output)
-            _withdraw(job)
+            withdraw(job)
             raise NotDoneError(f"its tasks failed: {first_line(error)}") from error
         except BaseException:  # the calling thread was interrupted: first of all the job ends
             cancelled.set()
@@ -180,29 +183,51 @@ class NativeStages:
 
     # --- what is run --------------------------------------------------------------------------------------
 
-    def _slices(self, made: Program, job: StageJob) -> list[_Slice]:
-        """Return the slices of the relation that is cut; none: the stage runs in one task.
+    def _way(self, made: Program, job: StageJob) -> list[_Slice] | ByHash:
+        """Return the slices of the relation that is cut, none: the stage runs in one task; or what is exchanged.
 
-        Raises ``NotNativeError`` where tables that each slice reads do not fit into a task's memory.
+        Raises ``NotNativeError`` where tables that each task reads do not fit into its memory.
         """
         relations = {r.name.lower(): r for r in job.relations}
         scans = {number: relations[name] for number, name in made.scans.items()}
-        found = [] if made.sliced is None else self._cuts(made, scans, made.sliced)
-        if len(found) > 1:
-            return found
-        if sum(relation.bytes for relation in scans.values()) > _ALONE:
+        sizes = {number: relation.bytes for number, relation in scans.items()}
+        if made.sliced is not None:
+            count = self._count(sizes[made.sliced])
+            exchange = slices.by_hash(made.keys, sizes, made.sliced, self._room, count)
+            try:
+                found = self._cuts(made, scans, made.sliced, count)
+            except NotNativeError:
+                if exchange is None:
+                    raise
+                return exchange
+            shared = sizes[made.sliced] + sum(one.read for one in found)
+            if exchange is not None and exchange.cost(sizes, count) < shared:
+                return exchange
+            if len(found) > 1:
+                return found
+        if sum(sizes.values()) > _ALONE:
             raise NotNativeError("it cannot be divided, and one task would read too much")
         return []
 
-    def _cuts(self, made: Program, scans: Mapping[int, Relation], sliced: int) -> list[_Slice]:
+    @property
+    def _cores(self) -> int:
+        return max(1, int(self._context.defaultParallelism) // self._threads)
+
+    def _count(self, size: float) -> int:
+        """Return how many slices of a relation, or of several that are exchanged, there are to be."""
+        count = max(min(self._cores, math.ceil(size / _SMALLEST)), math.ceil(size / _LARGEST))
+        return max(min(count, _MOST * self._cores), 1)
+
+    def _cuts(self, made: Program, scans: Mapping[int, Relation], sliced: int, count: int) -> list[_Slice]:
         relation = scans[sliced]
         keys = [
             (KeyBounds(relation, one.column), scan, column, KeyBounds(scans[scan], column))
             for one in made.narrowings
+            if one.type in RANGED
             for scan, column in one.others
         ]
         found = []
-        for cut in cuts(relation, self._count(relation)):
+        for cut in cuts(relation, count):
             ranges, shares = [], dict.fromkeys(scans, 1.0)
             for key, scan, column, bounds in keys:
                 known = key.of(cut)
@@ -210,20 +235,14 @@ class NativeStages:
                     ranges.append(KeyRange(f"s{scan}", column, *known))
                     shares[scan] = min(shares[scan], share)
             read = sum(r.bytes * shares[number] for number, r in scans.items() if number != sliced)
-            if read > self._memory << 20:
+            if read > self._room:
                 raise NotNativeError("tables that each task reads do not fit into its memory")
-            found.append(_Slice(cut, tuple(ranges)))
+            found.append(_Slice(cut, tuple(ranges), read))
         return found
-
-    def _count(self, relation: Relation) -> int:
-        """Return how many slices of a relation there are at most."""
-        cores = max(1, self._context.defaultParallelism // self._threads)
-        count = min(cores, math.ceil(relation.bytes / _SMALLEST))
-        return int(min(max(count, math.ceil(relation.bytes / _LARGEST)), _MOST * cores))
 
     def _armed(self, job: StageJob, cancelled: threading.Event) -> Native:
         """Run the job's arms: nothing of a plan of Spark's needs to be proven."""
-        parts = arm_parts(job, {one.name: self._count(one) for one in job.relations})
+        parts = arm_parts(job, {one.name: self._count(one.bytes) for one in job.relations})
         done = self._job(job, parts, cancelled)
         if job.layout is not None:
             kept = {path for one in done for path in one.files}
@@ -233,28 +252,50 @@ class NativeStages:
         return _summed(done, done, len(parts))
 
     def _carried_out(
-        self, made: Program, job: StageJob, slices: Sequence[_Slice], cancelled: threading.Event
+        self, made: Program, job: StageJob, way: list[_Slice] | ByHash, cancelled: threading.Event
     ) -> Native:
         relations = {r.name.lower(): r for r in job.relations}
         scans = tuple(replace(relations[t], name=f"s{number}") for number, t in made.scans.items())
-        if not slices:
+        if not way:
             done = self._job(job, [Part(made.whole, scans, "part-00000.parquet")], cancelled)
             return _summed(done, done, 1)
-        name = ".native-{:05d}.parquet" if made.merge else "part-{:05d}.parquet"
-        parts = []
-        for number, (cut, ranges) in enumerate(slices):
-            own = tuple(replace(r, files=cut.files) if r.name == f"s{made.sliced}" else r for r in scans)
-            parts.append(Part(made.first, own, name.format(number), f"s{made.sliced}", cut.rows, ranges))
+        parts, before = list[Part](), list[Done]()
+        if isinstance(way, ByHash):
+            parts, before = self._exchanged(made, job, way, scans, cancelled)
+        else:
+            for number, (cut, ranges, _) in enumerate(way):
+                own = tuple(replace(r, files=cut.files) if r.name == f"s{made.sliced}" else r for r in scans)
+                parts.append(
+                    Part(made.first, own, made.file.format(number), f"s{made.sliced}", cut.rows, ranges)
+                )
         done = self._job(job, parts, cancelled)
+        every = [*before, *done]
         if not made.merge:
-            return _summed(done, done, len(parts))
+            return _summed(done, every, len(every))
         root = job.output.root
-        written = tuple(files.FileEntry(f"{root}/{p.file}", 1, 0.0) for p in parts)
+        written = tuple(FileEntry(f"{root}/{p.file}", 1, 0.0) for p in parts)
         merge = Part(
             made.merge, (Relation(PARTS, job.output.scheme, written, ()), *scans), "part-00000.parquet"
         )
         last = self._job(job, [merge], cancelled)
-        return _summed(last, [*done, *last], len(parts) + 1)
+        return _summed(last, [*every, *last], len(every) + 1)
+
+    def _exchanged(
+        self, made: Program, job: StageJob, way: ByHash, scans: Sequence[Relation], cancelled: threading.Event
+    ) -> tuple[list[Part], list[Done]]:
+        """Have tasks write what is exchanged; return the parts that join it, and what became of those tasks."""
+        output = job.output
+        exchanges = {f"s{number}": made.hashed[number, column] for number, column in way.keys.items()}
+        by_name = {relation.name: relation for relation in scans}
+        parts = slices.writing(exchanges, by_name, self._count)
+        done = self._job(job, [part for listed in parts.values() for part in listed], cancelled)
+        by_name, sizes = slices.exchanged(exchanges, by_name, parts, output, sum(one.rows for one in done))
+        room = self._room - way.others
+
+        def count(probed: float, built: float) -> int:
+            return min(max(self._count(probed), math.ceil(2 * built / room)), slices.BUCKETS)
+
+        return slices.joining(made.first, by_name, sizes, f"s{made.sliced}", made.file, count), done
 
     def _job(self, job: StageJob, parts: Sequence[Part], cancelled: threading.Event) -> list[Done]:
         if cancelled.is_set():
@@ -300,25 +341,11 @@ def _summed(last: Sequence[Done], all_: Sequence[Done], tasks: int) -> Native:
     return Native(sum(d.rows for d in last), tasks, sum(d.read for d in all_), sum(d.spilled for d in all_))
 
 
-def _check_places(job: StageJob) -> None:
-    if any(scheme not in _REACHED for scheme in (job.output.scheme, *(r.scheme for r in job.relations))):
-        raise NotNativeError("its tables or the store are in no file system and not on S3")
-    for relation in job.relations:
-        if relation.external:
-            raise NotNativeError(f"the table {relation.name} is in Spark's catalogue only")
-        if read_by_arrow(relation) and relation.log is not None and relation.log.ids:
-            raise NotNativeError(
-                f"files of {relation.name} have deleted rows, and columns under several names"
-            )
-        if relation.scheme == "file" and any(_PATTERN & set(f.path) for f in relation.files):
-            raise NotNativeError(f"a file of {relation.name} has a name that DuckDB takes for a pattern")
-
-
 def _until_tasks_have_left(output: StorageLocation) -> None:
     """Wait, bounded, until each task has seen that its stage is cancelled and has removed its unfinished file."""
     clock = SystemClock()
     began, least = clock.now(), POLL * (1 + (1 if output.local else EVERY))
-    while clock.now() - began < least or (clock.now() - began < _LEAVE and _unfinished(output)):
+    while clock.now() - began < least or (clock.now() - began < _LEAVE and unfinished(output)):
         clock.sleep(0.05 if output.local else 0.5)
 
 
@@ -348,43 +375,16 @@ def _bounded(seconds: float, *actions: Callable[[], object]) -> None:
         thread.join(max(0.0, end - clock.now()))
 
 
-def _unfinished(output: StorageLocation) -> bool:
-    with suppress(OSError):
-        return any(name.startswith(".") and name.endswith(".tmp") for name in _names(output))
-    return False
-
-
-def _withdraw(job: StageJob) -> None:
-    """Remove the parts that tasks have written, to which Spark SQL would add its own. Raises ``StageFailedError``."""
-    try:
-        for name in _names(job.output):
-            if name.startswith("part-"):
-                job.output.remove(name)
-        left = [name for name in _names(job.output) if name.startswith("part-")]
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StageFailedError(
-            f"{job.name}: what its native tasks wrote cannot be removed: {error}"
-        ) from error
-    if left:
-        raise StageFailedError(f"{job.name}: what its native tasks wrote is still there: {left[0]}")
-
-
 def _remove_hidden(output: StorageLocation) -> None:
     """Remove what tasks have left in a stage's directory besides its part files.
 
     The mark of a cancellation stays: a task may begin only now, and must see it.
     """
     with suppress(OSError):
-        for name in _names(output):
+        for name in names_in(output):
             if name.startswith((".native-", ".part-")):
                 with suppress(OSError):
                     output.remove(name)
-
-
-def _names(output: StorageLocation) -> list[str]:
-    return os.listdir(output.root) if output.local else [info.base_name for info in output.entries()]
 
 
 def _task_memory(conf: Any, master: str, cores: int, threads: int) -> int:

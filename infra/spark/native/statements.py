@@ -75,7 +75,7 @@ class Writer:
         if id(node) in self.stored:
             return self.stored[id(node)]
         if node.scans:
-            return self._scan(node)
+            return self.scan(node)
         if node.kind in _PASSED:
             return self.query(node.children[0])
         write = getattr(self, f"_{node.kind.lower()}", None)
@@ -90,7 +90,8 @@ class Writer:
 
     # --- operators ----------------------------------------------------------------------------------------
 
-    def _scan(self, node: Node) -> Query:
+    def scan(self, node: Node) -> Query:
+        """Return what reads a table. Raises ``NotNativeError``."""
         name = _table(node)
         if name.lower() not in self.tables:
             raise NotNativeError(f"the table {name} is in Spark's catalogue only")
@@ -267,6 +268,10 @@ class Writer:
         return Query(f"SELECT {listed} FROM w{number}", columns)
 
     # --- expressions --------------------------------------------------------------------------------------
+
+    def condition(self, test: Node) -> str:
+        """Return a test of rows. Raises ``NotNativeError``."""
+        return self._expressions().of(test).sql
 
     def _expressions(self, replaced: Mapping[str, Typed] | None = None) -> Translator:
         return Translator(_RULES, self._subquery, replaced or {}, None, self.escapes)

@@ -77,6 +77,7 @@ class Part:
     rows: tuple[Rows, ...] = ()
     ranges: tuple[KeyRange, ...] = ()  # of other relations
     layout: FileLayout | None = None  # of a table's files, of which it writes some, in place of a part file
+    group: int = 0  # rows of a row group of the file; 0: as many as is usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,9 @@ class Parts(Protocol):
         """Tell the same, or that the directory is gone; asked again and again."""
         ...
 
-    def write(self, cursor: Any, statement: str, name: str, check: Callable[[], None]) -> int:
-        """Write a statement's rows as the file ``name``, which appears as a whole; return their number."""
+    def write(self, cursor: Any, statement: str, name: str, check: Callable[[], None], group: int = 0) -> int:
+        """Write a statement's rows as the file ``name``, which appears as a whole; return their number. Row groups
+        have ``group`` rows, if it is given."""
         ...
 
     def clear(self) -> None:
@@ -146,7 +148,7 @@ class Work:
                 cursor.execute("SET enable_profiling = 'no_output'")
                 made: tuple[str, ...] = ()
                 if part.layout is None:
-                    rows = output.write(cursor, part.statement, part.file, check)
+                    rows = output.write(cursor, part.statement, part.file, check, part.group)
                 else:  # names of each try's own: files of one that failed are none of the table's
                     reader = cursor.sql(part.statement).to_arrow_reader(BATCH)
                     stem = f"{part.file.removesuffix('.parquet')}-{uuid.uuid4().hex[:12]}"
@@ -175,10 +177,11 @@ class LocalParts:
     def unwanted(self) -> bool:
         return self.cancelled() or not os.path.isdir(self._folder)
 
-    def write(self, cursor: Any, statement: str, name: str, check: Callable[[], None]) -> int:
+    def write(self, cursor: Any, statement: str, name: str, check: Callable[[], None], group: int = 0) -> int:
         self._unfinished = f"{self._folder}/.{name.lstrip('.')}-{os.getpid()}.tmp"
         path = self._unfinished.replace("'", "''")
-        (rows,) = cursor.execute(f"COPY ({statement}) TO '{path}' (FORMAT parquet)").fetchone()
+        options = f"FORMAT parquet, ROW_GROUP_SIZE {group}" if group else "FORMAT parquet"
+        (rows,) = cursor.execute(f"COPY ({statement}) TO '{path}' ({options})").fetchone()
         private.seal(self._unfinished)
         os.replace(self._unfinished, f"{self._folder}/{name}")  # a task that Spark runs twice leaves one file
         return int(rows)

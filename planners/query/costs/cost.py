@@ -23,12 +23,14 @@ from ebbflow.planners.query.costs.links import (
 )
 from ebbflow.planners.query.costs.operators import (
     Size,
+    SlicedJoin,
     aggregate,
     broadcast_join,
     cartesian_join,
     join_work,
     partitions,
     scan,
+    sliced_join,
     sort,
     sort_merge_join,
     splits,
@@ -50,7 +52,6 @@ __all__ = [
     "broadcast_join",
     "calibrate",
     "cartesian_join",
-    "join_cost",
     "join_work",
     "partitions",
     "scan",
@@ -88,10 +89,7 @@ class CostModel:
     shuffled_wire: float = 0.5  # bytes on the links per byte shuffled, as they are in memory
     broadcast_wire: float = 1.25  # likewise per byte broadcast: of a hash table, compressed
     spill_rate: float = 1.5e-8  # seconds of a core per byte that is spilled and read again
-    exchanges: bool = (
-        True  # tasks exchange rows; else each reads, and builds, all that it joins its slice with
-    )
-
+    exchanges: bool = True  # by shuffles; else tasks build all that they join, or ``sliced_join`` says
     wide_key: float = 1.0  # rows that one counts for in a hash join whose key is no single machine word
 
     def keys(self, size: float) -> float:
@@ -278,13 +276,31 @@ class JoinCostModel:
     def _sliced(self, probe: Size, build: Size, out: Size, *, equality: bool) -> JoinCost:
         """Price a join whose tasks each hold all of the build side, or spill it."""
         tasks, rates = self._builders, self._rates
-        work = join_work("broadcast", probe, build, out, self.share, equality=equality, builders=tasks)
-        waiting = spilled_bytes(build.bytes, 1, self._room) * self.model.spill_rate * tasks
+        work, waiting, exchanged = self.sliced(probe, build, out, equality=equality)
         seconds = self.model.core_seconds(work) + waiting
         own = build.bytes * rates.broadcast_bytes + build.rows * rates.built_rows + waiting / tasks
+        own = 0.0 if exchanged else own
         tail = own + (seconds - own * tasks) / splits(max(probe.bytes, out.bytes))
         held = min(build.bytes, self._room) * self.model.hash_factor / GIB
         return JoinCost(seconds, 0.0, max(tail, 0.0), 0.0, held, waiting)
+
+    def sliced(self, probe: Size, build: Size, out: Size, *, equality: bool) -> SlicedJoin:
+        """Return how a native stage joins."""
+        model, tasks = self.model, self._builders
+        return sliced_join(
+            probe, build, out, tasks, self._room, model.spill_rate, model.core_seconds, equality=equality
+        )
+
+    def work(
+        self, method: JoinMethod, left: Size, right: Size, out: Size, *, equality: bool, keys: float
+    ) -> Work:
+        """Return the work that ``price`` prices."""
+        if not self.model.exchanges:
+            return self.sliced(left, right, out, equality=equality).work
+        builders = self._builders
+        return join_work(
+            method, left, right, out, self.share, equality=equality, builders=builders, keys=keys
+        )
 
     def seconds(
         self, method: JoinMethod, left: Size, right: Size, out: Size, *, equality: bool = True
@@ -312,20 +328,6 @@ class JoinCostModel:
         if not equality:
             return False
         return table / partitions(left.bytes + right.bytes, self._cores) <= self._most_hashed
-
-
-def join_cost(
-    model: CostModel,
-    method: JoinMethod,
-    left: Size,
-    right: Size,
-    out: Size,
-    share: Share,
-    *,
-    equality: bool = True,
-) -> JoinCost:
-    """Return the cost of one join on ``share``, its inputs not included; ``right`` is the build side."""
-    return JoinCostModel(model, share).price(method, left, right, out, equality=equality)
 
 
 def calibrate(prior: CostModel, history: Sequence[Measured]) -> CostModel:
@@ -368,11 +370,7 @@ def _shrunk(ratios: Array, quartile: int) -> float:
     return min(max(level, 1.0 / BOUND), BOUND)
 
 
-def _robust_ridge(
-    parts: Array,
-    target: Array,
-    centre: float,
-) -> Array:
+def _robust_ridge(parts: Array, target: Array, centre: float) -> Array:
     count, kinds = parts.shape
     weights, noise = np.ones(count), PRIOR_NOISE
     ratios = np.full(kinds, centre)

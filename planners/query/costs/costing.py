@@ -13,7 +13,7 @@ from ebbflow.planners.model import Resources, Share, Work
 from ebbflow.planners.query.costs import cost
 from ebbflow.planners.query.costs.cost import CostModel, JoinCost, JoinCostModel, Size
 from ebbflow.planners.query.costs.links import shuffle_seconds, spilled_bytes
-from ebbflow.planners.query.costs.operators import split_bytes
+from ebbflow.planners.query.costs.operators import STORED, split_bytes
 from ebbflow.planners.query.costs.output_tiers import output_seconds
 from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.plan.analysis import BlockId
@@ -23,7 +23,6 @@ from ebbflow.planners.query.plan.staging import Choice, Unit
 from ebbflow.planners.query.plan.trees import Join, JoinMethod, Leaf, Tree, joins
 from ebbflow.planners.query.views.views import View
 
-STORED = 0.4  # bytes stored in a checkpoint per byte in memory (dictionary, run-length and snappy encoding)
 _PARTIAL_WIDTH = 16.0  # bytes that a row of partial aggregates has more than one of results: averages are two
 _COLUMNS_READ = 0.3  # fraction of a table's bytes that a SELECT outside any block is taken to read
 
@@ -300,9 +299,10 @@ class StatementCoster:
         keys = self.model.keys(cardinalities.key_bytes(*sides)) if equality else 1.0
         way: JoinMethod = join.method if self.model.exchanges else "broadcast"
         builders = self.model.builders(self.share)
-        bill.add(
-            cost.join_work(way, left, right, out, self.share, equality=equality, builders=builders, keys=keys)
-        )
+        bill.add(self._pricer.work(way, left, right, out, equality=equality, keys=keys))
+        if not self.model.exchanges:
+            exchanged = self._pricer.sliced(left, right, out, equality=equality).exchanged
+            self._keep(bill, 2.0 * exchanged)  # written, and read
         price = self._pricer.price(join.method, left, right, out, equality=equality, keys=keys)
         # the work counts what every node builds, and of all cores' time in which nothing else is done the rest
         idle = max(1.0 - builders / max(self.share.total.cores, 1.0), 0.0)

@@ -1,12 +1,15 @@
 """The work that operators do, from the sizes of their inputs and outputs."""
 
 import math
+from collections.abc import Callable
 from math import inf, sqrt
 from typing import NamedTuple
 
 from ebbflow.planners.model import Share, Work
 from ebbflow.planners.query.plan.trees import JoinMethod
 
+STORED = 0.4  # bytes stored per byte in memory (dictionary, run-length and snappy encoding)
+_KEPT = 16.0  # a build side of less than such a part of a task's memory is not exchanged by native stages
 SPLIT = 32.0 * 2**20  # bytes that one task reads or shuffles when there is enough of both
 LARGEST_READ = 128.0 * 2**20  # bytes that one task reads where nodes stay; more leaves cores idle at the end
 SMALLEST_SPLIT = 2.0**20  # less than this is not worth a task of its own
@@ -115,6 +118,58 @@ def sort(source: Size, count: int) -> Work:
 def write(output: Size) -> Work:
     """Return the work of writing a checkpoint."""
     return Work(written_bytes=output.bytes)
+
+
+class SlicedJoin(NamedTuple):
+    """A join of a native stage: its work, the core-seconds that tasks spill, and the bytes that are exchanged."""
+
+    work: Work
+    waiting: float = 0.0
+    exchanged: float = 0.0  # as stored: they are written to the store, and read
+
+
+def sliced_join(
+    probe: Size,
+    build: Size,
+    out: Size,
+    tasks: float,
+    room: float,
+    spill_rate: float,
+    seconds: Callable[[Work], float],
+    *,
+    equality: bool,
+) -> SlicedJoin:
+    """Return the cheaper way of a native stage to join: each of ``tasks`` builds the whole table, or, where that is
+    no small part of a task's ``room``, both sides are sorted by a hash, written to the store, and joined range by
+    range.
+
+    Args:
+        probe: the side that tasks divide.
+        build: the other side.
+        out: the result.
+        tasks: that join.
+        room: bytes of rows that a task can hold.
+        spill_rate: core-seconds a byte that is spilled.
+        seconds: core-seconds of work.
+        equality: whether some equality joins the sides.
+    """
+    way = broadcast_join if equality else nested_loop_join
+    shared = SlicedJoin(way(probe, build, out, tasks), max(build.bytes - room, 0.0) * spill_rate * tasks)
+    if not equality or build.bytes * _KEPT < room:
+        return shared
+    rows, stored = probe.rows + build.rows, STORED * (probe.bytes + build.bytes)
+    exchange = Work(
+        scanned_rows=rows,
+        scanned_bytes=stored,
+        built_rows=build.rows,
+        probed_rows=probe.rows,
+        joined_rows=out.rows,
+        sorted_rows=rows,
+        written_bytes=stored,
+        tasks=2.0 * tasks,
+    )
+    dearer = seconds(exchange) >= seconds(shared.work) + shared.waiting
+    return shared if dearer else SlicedJoin(exchange, 0.0, stored)
 
 
 def join_work(

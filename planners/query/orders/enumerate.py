@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from ebbflow.planners.model import Share, Work
-from ebbflow.planners.query.costs.cost import CostModel, JoinCostModel, Size, join_work, scan
+from ebbflow.planners.query.costs.cost import CostModel, JoinCostModel, Size, scan
 from ebbflow.planners.query.estimates.cardinality import Cardinalities
 from ebbflow.planners.query.orders.greedy import greedy_linear, greedy_trees
 from ebbflow.planners.query.orders.search import Entry, Search, affordable, pareto, tree_of
@@ -22,7 +22,7 @@ from ebbflow.planners.query.orders.subgraphs import (
     grouped,
     linear_pairs,
 )
-from ebbflow.planners.query.plan.trees import JoinMethod, Leaf, Tree, joins, logical_key
+from ebbflow.planners.query.plan.trees import Leaf, Tree, joins, logical_key
 from ebbflow.planners.query.sql.joingraph import JoinGraph
 
 __all__ = ["Candidate", "count_trees", "enumerate_trees", "evaluate", "left_deep_best"]
@@ -134,10 +134,8 @@ def _walk(
         Size(cardinalities.rows(m), cardinalities.bytes(m))
         for m in (tree.left.mask, tree.right.mask, tree.mask)
     )
-    builders = pricer.model.builders(pricer.share)
-    method: JoinMethod = tree.method if pricer.model.exchanges else "broadcast"
     keys = pricer.model.keys(cardinalities.key_bytes(tree.left.mask, tree.right.mask)) if equality else 1.0
-    own = join_work(method, one, other, out, pricer.share, equality=equality, builders=builders, keys=keys)
+    own = pricer.work(tree.method, one, other, out, equality=equality, keys=keys)
     cost = pricer.price(tree.method, one, other, out, equality=equality, keys=keys)
     return (
         left[0].plus(right[0]).plus(own),

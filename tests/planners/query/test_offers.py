@@ -88,15 +88,16 @@ def test_each_stage_takes_the_engine_by_which_it_is_sooner_done() -> None:
     assert all(stage.engine == "" for plan in planner(9).candidates(SHARE) for stage in plan.stages)
 
 
-def test_with_many_cores_spark_sql_is_sooner_done_with_a_large_build_side() -> None:
+def test_native_stages_share_a_table_that_few_build_and_exchange_what_many_would() -> None:
     """Each slice of a native stage builds all that it joins with: the more of them there are, the more is built."""
     sizes = (Size(1e9, 3e10), Size(1e8, 3e9), Size(1e8, 3e9))
-    for cores, native_first in ((2, True), (512, False)):
+    for cores, exchanges in ((2, False), (512, True)):
         share = Share.uniform(cores, 16.0 * cores, cores // 2)
-        native, spark = (
-            JoinCostModel(model, share).seconds("shuffle_hash", *sizes) for model in (NATIVE, SPARK)
-        )
-        assert (native < spark) == native_first
+        pricer = JoinCostModel(NATIVE, share)
+        assert (pricer.sliced(*sizes, equality=True).exchanged > 0) is exchanges
+        spark = JoinCostModel(SPARK, share).seconds("shuffle_hash", *sizes)
+        assert pricer.seconds("shuffle_hash", *sizes) < spark
+        assert not pricer.sliced(*sizes, equality=False).exchanged
 
 
 def test_what_a_plan_was_costed_by_is_done() -> None:

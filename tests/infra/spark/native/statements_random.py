@@ -208,7 +208,11 @@ def statement(rng: random.Random) -> str:
         having = rng.choice(["", " HAVING count(*) > 2", " HAVING sum(e) > 0"])
         return f"SELECT {key}, {items} FROM one{where} GROUP BY {key}{having}"
     word = rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEFT ANTI JOIN"])
-    joined = f"FROM one {word} two ON one.i = two.j AND one.k > two.k"
+    same = rng.choice(
+        ["one.i = two.j", "one.i = two.j", "one.l = two.i", "one.s = two.r", "one.e = two.e", "one.b = two.b"]
+    )
+    test = rng.choice(["one.k > two.k", "two.k < 30 AND one.j > 0", "one.t > two.t"])
+    joined = f"FROM one {word} two ON {same} AND {test}{rng.choice(['', ' WHERE one.k < 40'])}"
     if word in ("LEFT SEMI JOIN", "LEFT ANTI JOIN"):
         return f"SELECT one.k, one.s {joined}"
     return f"SELECT one.s, count(*) AS n, sum(one.e) AS v {joined} GROUP BY one.s"

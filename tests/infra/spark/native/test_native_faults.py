@@ -20,7 +20,7 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import Relation, StageJob, StageResult
 from ebbflow.infra.spark.engine import SparkEngine
-from ebbflow.infra.spark.native import stages
+from ebbflow.infra.spark.native import slices, stages
 from ebbflow.infra.spark.native.objects import CANCELLED
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
@@ -104,10 +104,23 @@ def spills() -> list[Path]:
     return [file for folder in found for file in folder.glob("*storage*")]
 
 
-def test_a_killed_python_worker_costs_a_slice(spark: SparkEngine, numbers: Relation, tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [1 << 30, 1], ids=["shared", "exchanged"])
+def test_a_killed_python_worker_costs_a_slice(
+    spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr(spark._native, "_room", room)
     running = Running(spark, LONG, numbers, tmp_path)
+
+    def unfinished_slices() -> list[str]:
+        names = running.files()
+        exchanged = [name for name in names if name.startswith(".native-s")]
+        assert running.error is None
+        return [
+            n for n in names if n.endswith(".tmp") and n not in exchanged and bool(exchanged) == (room == 1)
+        ]
+
     # a slice's unfinished file is named for the process that writes it
-    unfinished = until(lambda: [name for name in running.files() if name.endswith(".tmp")])
+    unfinished = until(unfinished_slices)
     os.kill(int(unfinished[0].removesuffix(".tmp").rpartition("-")[2]), signal.SIGKILL)
     running.thread.join(150)
     assert running.error is None
@@ -118,6 +131,64 @@ def test_a_killed_python_worker_costs_a_slice(spark: SparkEngine, numbers: Relat
         {"n": ROWS * ROWS // 2 - 9}
     ]
     assert running.files() == ["part-00000.parquet"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT f.s, count(*) AS n, sum(d.w) AS w FROM facts f LEFT JOIN dims d ON f.k = d.k GROUP BY f.s",
+        "SELECT f.v, d.w FROM facts f JOIN dims d ON f.k = d.k WHERE d.w % 3 = 0 AND f.v > 10",
+        "SELECT f.v, f.s FROM facts f WHERE NOT EXISTS (SELECT 1 FROM dims d WHERE d.k = f.k AND d.w > 9000)",
+    ],
+)
+def test_what_no_task_can_hold_is_exchanged_and_joined_as_spark_does(
+    spark: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
+) -> None:
+    rows = np.arange(3 * ROWS)
+    # half of the keys are one, some are null; the other table's are of another type
+    keys = [None if v % 11 == 0 else 7 if v % 2 else (v * 7919) % 5000 for v in rows.tolist()]
+    tables = {
+        "facts": pa.table(
+            {"k": pa.array(keys, pa.int32()), "v": rows, "s": [f"t{v % 9}" for v in rows.tolist()]}
+        ),
+        "dims": pa.table({"k": (np.arange(5000) * 4999) % 5000, "w": np.arange(5000) * 2}),
+    }
+    kinds = {
+        "facts": (("k", "int"), ("v", "bigint"), ("s", "string")),
+        "dims": (("k", "bigint"), ("w", "bigint")),
+    }
+    relations = []
+    for name, table in tables.items():
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(table, path, row_group_size=ROWS // 4)
+        entry = FileEntry(str(path), path.stat().st_size, path.stat().st_mtime)
+        relations.append(Relation(name, "file", (entry,), kinds[name]))
+    monkeypatch.setattr(spark._native, "_room", 4_000)
+    monkeypatch.setattr(slices, "_GROUP", 2048)
+    waves: list[list[stages.Part]] = []
+    whole = stages.NativeStages._collected
+
+    def collected(self: stages.NativeStages, work: Any) -> list[stages.Done]:
+        waves.append(list(work.parts))
+        return whole(self, work)
+
+    monkeypatch.setattr(stages.NativeStages, "_collected", collected)
+    found = []
+    for native in (True, False):
+        folder = tmp_path / str(native)
+        folder.mkdir()
+        output = StorageLocation(folder.as_uri())
+        job = StageJob(uuid.uuid4().hex, "the stage", sql, tuple(relations), output, native=native)
+        result = spark.run(job)
+        assert (result.native, result.remark) == (native, "")
+        found.append(pq.read_table(folder))
+    assert found[0].schema.types == found[1].schema.types
+    assert sorted(map(repr, found[0].to_pylist())) == sorted(map(repr, found[1].to_pylist()))
+    assert {part.file.split("-")[1] for part in waves[0]} == {"s0", "s1"}
+    ranges = [(part.ranges[0].low, part.ranges[0].high) for part in waves[1]]
+    assert len(set(ranges)) > 1
+    assert len(ranges) > len(set(ranges)), "the frequent key's rows are in one part"
+    assert sorted(os.listdir(tmp_path / "True"))[0].startswith("part-")
 
 
 def test_a_cancelled_stage_leaves_no_task_and_no_file(

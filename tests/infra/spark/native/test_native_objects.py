@@ -24,6 +24,7 @@ from ebbflow.infra.spark.native.objects import (
     register_objects,
     scanned,
 )
+from ebbflow.infra.spark.native.slices import BUCKET, BUCKETS, Exchange, bucket_sizes, joining, writing
 from ebbflow.infra.spark.native.worker import Done, KeyRange, Part, Settings, Work
 from ebbflow.infra.storage import filesystems
 from ebbflow.infra.storage.files import FileEntry
@@ -141,6 +142,31 @@ def test_a_task_writes_its_part_file_as_a_whole(place: StorageLocation) -> None:
     assert names(place) == ["part-00000.parquet"]
     written = pq.read_table(place.path("out/part-00000.parquet"), filesystem=place.fs())
     assert sorted(written["v"].to_pylist()) == list(range(100, GROUP))
+
+
+def test_what_tasks_exchange_is_joined_range_by_range(place: StorageLocation) -> None:
+    scans = {
+        name: Relation(name, "s3", (stored(place, f"t/{name}.parquet"),), COLUMNS) for name in ("s0", "s1")
+    }
+    exchanges = {}
+    for name in scans:
+        hashed = f"CAST(hash(v) % {BUCKETS} AS INTEGER) AS {BUCKET}"
+        exchanges[name] = Exchange(f"SELECT *, {hashed} FROM {name} ORDER BY {BUCKET}", ("v", "name"))
+    sizes = {}
+    for name, parts in writing(exchanges, scans, lambda size: 4).items():
+        assert len(parts) == 2
+        assert [run(work_of(place, part)).rows for part in parts] == [ROWS // 2] * 2
+        infos = place.fs().get_file_info([place.path(f"out/{part.file}") for part in parts])
+        entries = [FileEntry(info.path, info.size, 0.0) for info in infos]
+        scans[name] = exchanges[name].of(scans[name], "s3", entries)
+        sizes[name], rows = bucket_sizes(scans[name])
+        assert rows == [ROWS // 2] * 2
+    statement = "SELECT s0.v AS v, s1.name AS name FROM s0 JOIN s1 ON s0.v = s1.v"
+    joined = joining(statement, scans, sizes, "s0", "part-{:05d}.parquet", lambda probed, built: 3)
+    assert len(joined) == 3
+    assert sum(run(work_of(place, part)).rows for part in joined) == ROWS
+    found = [pq.read_table(place.path(f"out/{p.file}"), filesystem=place.fs()).to_pylist() for p in joined]
+    assert {(row["v"], row["name"]) for rows in found for row in rows} == {(v, f"n{v}") for v in range(ROWS)}
 
 
 def test_a_task_that_fails_leaves_no_file(place: StorageLocation) -> None:

@@ -16,7 +16,6 @@ from ebbflow.planners.query.costs.cost import (
     Size,
     aggregate,
     calibrate,
-    join_cost,
     join_work,
     partitions,
     scan,
@@ -70,7 +69,7 @@ def test_other_operators_count_their_own_work():
 def test_a_price_agrees_with_the_work_counted(method, sizes, equality, nodes):
     left, right, out = sizes
     share = Share.uniform(2.0 * nodes, 8.0 * nodes, nodes)
-    cost = join_cost(SPARK, method, left, right, out, share, equality=equality)
+    cost = JoinCostModel(SPARK, share).price(method, left, right, out, equality=equality)
     work = join_work(method, left, right, out, share, equality=equality)
     assert cost.core_seconds == pytest.approx(SPARK.core_seconds(work))
     assert cost.serial <= cost.core_seconds * (1 + 1e-9)
@@ -80,8 +79,8 @@ def test_a_price_agrees_with_the_work_counted(method, sizes, equality, nodes):
 @given(METHODS, SIZES, SIZES, SIZES, st.floats(1, 100))
 def test_more_rows_never_cost_less(method, left, right, out, factor):
     bigger = Size(left.rows * factor, left.bytes * factor)
-    before = join_cost(SPARK, method, left, right, out, SHARE)
-    after = join_cost(SPARK, method, bigger, right, out, SHARE)
+    before = JoinCostModel(SPARK, SHARE).price(method, left, right, out)
+    after = JoinCostModel(SPARK, SHARE).price(method, bigger, right, out)
     assert after.core_seconds >= before.core_seconds * (1 - 1e-9)
 
 
