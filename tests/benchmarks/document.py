@@ -58,6 +58,7 @@ def main() -> None:
             parts.append(_tpch(_read(f"tpch-{engine}")))
     for name, section in (
         ("generated-queries", document_tables.generated),
+        ("published-queries", document_tables.published),
         ("logged-tables", document_tables.logged),
     ):
         if (FOLDER / f"{name}.json").exists():

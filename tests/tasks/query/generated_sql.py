@@ -311,12 +311,18 @@ def distinct(names: Sequence[str]) -> tuple[str, ...]:
 def _rows(table: Any) -> tuple[str, ...]:
     columns = [column.to_pylist() for column in table.columns]
     return tuple(
-        sorted(repr(tuple(_plain_value(value) for value in row)) for row in zip(*columns, strict=True))
+        sorted(repr(tuple(plain_value(value) for value in row)) for row in zip(*columns, strict=True))
     )
 
 
-def _plain_value(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Return a value without what only its type tells: a sum of integers is a decimal in Parquet."""
+    if isinstance(value, list):
+        return [plain_value(one) for one in value]
+    if isinstance(value, tuple):  # an entry of a map
+        return tuple(plain_value(one) for one in value)
+    if isinstance(value, dict):
+        return {key: plain_value(one) for key, one in value.items()}
     if isinstance(value, float):
         return float(f"{value:.12g}")
     if isinstance(value, Decimal):
