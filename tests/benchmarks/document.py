@@ -34,8 +34,8 @@ Where a section says nothing else, times are medians of runs in which the things
 more than seconds. Each section names its command; the figures are read from the JSON files in `docs/benchmarks` by
 `python -m tests.benchmarks.document`. `make bench` runs all of them but `make chaos` and
 `tests.benchmarks.aws_pipelines`, which take long, `tests.benchmarks.sql`, `tests.benchmarks.switching` and
-`tests.benchmarks.communication.nodes`, which need root, and `tests.benchmarks.undisturbed_cost`, which needs an older
-checkout.
+`tests.benchmarks.communication.nodes`, which need root, `tests.benchmarks.undisturbed_cost`, which needs an older
+checkout, and `tests.benchmarks.published_queries`, which needs checkouts of others' test suites.
 """
 
 

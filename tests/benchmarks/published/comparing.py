@@ -63,7 +63,7 @@ class _UnsuitedError(Exception):
 
 
 class Tables:
-    """What a script has made in DuckDB, written as Parquet files once a statement reads it, in types that Spark has."""
+    """What a script has made in DuckDB, written as Parquet files of types that Spark has once a query reads it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
