@@ -250,15 +250,16 @@ class DuckDbEngine:
         cursor.execute("SET enable_progress_bar_print = false")
         cursor.execute("SET progress_bar_time = 0")
         for relation in job.relations:
-            register_view(cursor, relation)
-        statement, columns = storable(cursor, job)
+            register_view(cursor, relation, own=True)
+        statement, columns, own = storable(cursor, job)
         cursor.execute("SET enable_profiling = 'no_output'")
         if running.cancelled.is_set():
             raise StageCancelledError(f"{job.name} was cancelled before it began")
         part = job.output.path(_PART)
         if job.output.local:
             divided = job.layout is not None and bool(job.layout.keys)
-            cursor.execute(copied(statement, job.output.path("data") if divided else part, job.layout))
+            target = job.output.path("data") if divided else part
+            cursor.execute(copied(statement, target, job.layout, own))
             told = cursor.fetchone()  # nothing where several statements were made of one, as of PIVOT ... ON
             rows = int(told[0]) if told is not None else count_rows(job.output)
             if not divided:
@@ -266,7 +267,7 @@ class DuckDbEngine:
             return rows, columns
         if job.layout is not None:
             return _stream_files(running, statement, job.layout), columns
-        rows = written(cursor, statement, job.output.scheme, part, lambda: _check(running))
+        rows = written(cursor, statement, job.output.scheme, part, lambda: _check(running), own=own)
         return rows, columns
 
     def _watch(self, running: _Running, listener: "_Listener") -> None:

@@ -1,12 +1,13 @@
 """What a job's statement is on DuckDB: views of its relations, and columns of types that Spark knows."""
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ebbflow.infra.errors import StageFailedError
 from ebbflow.infra.protocols import FileLayout, Relation, StageJob
-from ebbflow.infra.query.duckdbtypes import quoted, to_duckdb, to_spark
+from ebbflow.infra.query.duckdbtypes import quoted, restorable, to_duckdb, to_spark
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import filesystem
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
@@ -16,15 +17,19 @@ from ebbflow.infra.tables.logs.scans import live
 
 BATCH = 1 << 17  # rows
 BY_NAME = "union_by_name = true"  # of ``scan``, for several files
+OWN_TYPES = "ebbflow_types"  # key in the metadata of a stage's file
 _FILE = "__ebbflow_file"  # the column of a row's file
 _PATTERN = frozenset("*?[]{}\\")  # in a path, read_parquet takes these for a pattern
 
 
-def register_view(cursor: Any, relation: Relation, test: str = "true") -> None:
-    """Make ``relation`` a temporary view of exactly its declared columns and types, of rows that pass ``test``."""
+def register_view(cursor: Any, relation: Relation, test: str = "true", *, own: bool = False) -> None:
+    """Make ``relation`` a temporary view of exactly its declared columns and types, of rows that pass ``test``.
+
+    ``own``: columns of a stage of DuckDB's have the types that they had there, though Spark has none for them.
+    """
     if relation.external:
         return
-    columns = selected(relation)
+    columns = selected(relation, own_types(cursor, relation) if own else {})
     if not relation.files:
         columns = ", ".join(f"CAST(NULL AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
         source = "(SELECT 1 WHERE false)"
@@ -38,11 +43,29 @@ def register_view(cursor: Any, relation: Relation, test: str = "true") -> None:
     cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS SELECT * FROM {rows} WHERE {test}")
 
 
-def selected(relation: Relation) -> str:
-    """Return what is selected of ``scan`` to have exactly the declared columns and types."""
+def selected(relation: Relation, own: Mapping[str, str] | None = None) -> str:
+    """Return what is selected of ``scan`` to have exactly the declared columns and types, or those of ``own``."""
+    types = {name: to_duckdb(kind) for name, kind in relation.columns} | dict(own or {})
     return ", ".join(
-        f"CAST({quoted(relation.stored(n))} AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns
+        f"CAST({quoted(relation.stored(n))} AS {types[n]}) AS {quoted(n)}" for n, _ in relation.columns
     )
+
+
+def own_types(cursor: Any, relation: Relation) -> dict[str, str]:
+    """Return the DuckDB types that columns of a stage's output had before they were stored, by name: of those that
+    were cast, as ``storable`` tells them."""
+    if not relation.files or not relation.name.startswith("ckpt_"):
+        return {}
+    path = relation.files[0].path
+    if relation.scheme == "file":
+        said = f"SELECT value FROM parquet_kv_metadata({_text(path)}) WHERE key = {_text(OWN_TYPES)}"
+        found = cursor.execute(said).fetchone()
+        told = found[0] if found is not None else None
+    else:
+        told = (dataset(relation).schema.metadata or {}).get(OWN_TYPES.encode())
+    known = {name for name, _ in relation.columns}
+    types = json.loads(told) if told is not None else {}
+    return {name: kind for name, kind in types.items() if name in known}
 
 
 def register_deleted(cursor: Any, relation: Relation) -> None:
@@ -170,8 +193,9 @@ def dataset(relation: Relation) -> Any:
     )
 
 
-def storable(cursor: Any, job: StageJob) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the job's statement with a cast of every column that Spark has no type for, and its columns.
+def storable(cursor: Any, job: StageJob) -> tuple[str, tuple[tuple[str, str], ...], dict[str, str]]:
+    """Return the job's statement with a cast of every column that Spark has no type for, its columns, and the types
+    by name that a later stage can cast columns back to.
 
     Raises ``StageFailedError``.
     """
@@ -186,18 +210,27 @@ def storable(cursor: Any, job: StageJob) -> tuple[str, tuple[tuple[str, str], ..
     kinds = [to_spark(dtype) for dtype in plan.types]
     columns = tuple((name, spark) for name, (spark, _) in zip(names, kinds, strict=True))
     if all(cast is None for _, cast in kinds):
-        return sql + "\n", columns
+        return sql + "\n", columns, {}
+    own = {
+        name: str(dtype)
+        for name, dtype, (_, cast) in zip(names, plan.types, kinds, strict=True)
+        if cast and restorable(dtype)
+    }
     chosen = ", ".join(
         f"CAST({quoted(name)} AS {cast}) AS {quoted(name)}" if cast else quoted(name)
         for name, (_, cast) in zip(names, kinds, strict=True)
     )
-    return f"SELECT {chosen} FROM (\n{sql}\n)", columns
+    return f"SELECT {chosen} FROM (\n{sql}\n)", columns, own
 
 
-def copied(statement: str, target: str, layout: FileLayout | None) -> str:
+def copied(
+    statement: str, target: str, layout: FileLayout | None, own: Mapping[str, str] | None = None
+) -> str:
     """Return the statement that writes a statement's rows as Parquet to ``target``: a file, or where ``layout`` has
-    keys a directory."""
+    keys a directory. ``own`` are types of columns that the file tells, for ``own_types``."""
     options = ["FORMAT parquet"]
+    if own and layout is None:
+        options += [f"KV_METADATA {{{OWN_TYPES}: {_text(json.dumps(own))}}}"]
     if layout is not None and layout.keys:
         options += [f"PARTITION_BY ({', '.join(map(quoted, layout.keys))})"]
     if layout is not None and layout.ids:
@@ -207,11 +240,17 @@ def copied(statement: str, target: str, layout: FileLayout | None) -> str:
 
 
 def written(
-    cursor: Any, statement: str, scheme: str, path: str, check: Callable[[], None], group: int = 0
+    cursor: Any,
+    statement: str,
+    scheme: str,
+    path: str,
+    check: Callable[[], None],
+    group: int = 0,
+    own: Mapping[str, str] | None = None,
 ) -> int:
     """Write a statement's rows to ``path`` through pyarrow, whose S3 client follows the environment; return their
     number. ``check`` is called between batches, and ends it by an error. Row groups have at most ``group`` rows, if
-    it is given."""
+    it is given. ``own``: as of ``copied``."""
     import pyarrow.parquet as pq
 
     rows = 0
@@ -220,6 +259,8 @@ def written(
         private.output_stream(filesystem(scheme), scheme, path) as out,
         pq.ParquetWriter(out, reader.schema, compression="snappy") as writer,
     ):
+        if own:
+            writer.add_key_value_metadata({OWN_TYPES: json.dumps(dict(own))})
         for batch in reader:
             check()
             writer.write_batch(batch)

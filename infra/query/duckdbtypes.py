@@ -35,6 +35,11 @@ _FROM_DUCKDB: dict[str, tuple[str, str | None]] = {
     "timestamp with time zone": ("timestamp", None),
     "null": ("string", "VARCHAR"),
 }
+# what text, or a wider number, tells in full
+_RESTORABLE = frozenset({
+    "bignum", "bit", "enum", "hugeint", "interval", "time", "time with time zone", "timestamp_ms", "timestamp_s",
+    "ubigint", "uhugeint", "uinteger", "usmallint", "utinyint", "uuid",
+})  # fmt: skip
 _FROM_ARROW = {
     "bool": "BOOLEAN",
     "int8": "TINYINT",
@@ -97,6 +102,15 @@ def to_spark(dtype: Any) -> tuple[str, str | None]:
         stored = ", ".join(f"{quoted(name)} {cast or child}" for name, child, _, cast in fields)
         return f"struct<{spark}>", f"STRUCT({stored})" if any(f[3] for f in fields) else None
     return _FROM_DUCKDB.get(kind) or _FROM_DUCKDB.get(str(dtype).lower()) or ("string", "VARCHAR")
+
+
+def restorable(dtype: Any) -> bool:
+    """Tell whether what a column of a DuckDB type is stored as can be cast back to it without a loss."""
+    kind = str(dtype.id).lower()
+    if kind in ("list", "array", "map", "struct"):
+        parts = [part for _, part in dtype.children if hasattr(part, "id")]  # an array has its length, too
+        return all(to_spark(part)[1] is None or restorable(part) for part in parts)
+    return kind in _RESTORABLE
 
 
 def _field(name: str) -> str:

@@ -12,14 +12,14 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError, TableError
 from ebbflow.infra.protocols import Relation, SqlEngine
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
-from ebbflow.infra.query.duckdb_statements import output_names
+from ebbflow.infra.query.duckdb_statements import output_names, refusal
 from ebbflow.infra.query.pins import Pins
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.infra.tables import statistics
 from ebbflow.infra.tables.logs import snapshots
 from ebbflow.infra.tables.partitions import pruned
-from ebbflow.planners.errors import OptionError, UnknownColumnError
+from ebbflow.planners.errors import OptionError, SqlSyntaxError, UnknownColumnError, UnsupportedQueryError
 from ebbflow.planners.model import Catalogue, Measured, Table, Work
 from ebbflow.planners.query.costs.cost import DEFAULTS
 from ebbflow.planners.query.costs.sampling import questions
@@ -218,7 +218,10 @@ def _read(
         return _output_names(request, tree, [one for name, one in relations.items() if name in named], engine)
 
     try:
-        found = parsed(asked() if request.engine == "duckdb" else None)
+        outputs = asked() if request.engine == "duckdb" else None
+        found = parsed(outputs)
+        if outputs is None and request.engine == request.dialect.lower() == "duckdb":
+            _check_accepted(request, [one for name, one in relations.items() if name in named])
     except UnknownColumnError:
         outputs = asked() if request.engine == "spark" else None
         if outputs is None:
@@ -227,6 +230,15 @@ def _read(
     if found.unnamed and request.engine == "spark":
         found = parsed(asked())
     return found, relations, now, named
+
+
+def _check_accepted(request: QueryRequest, read: Sequence[Relation]) -> None:
+    """Raise what DuckDB says of a query in its own words that it refuses, though its parts may run."""
+    reason = refusal(request.sql, read, reaches_out(frozenset(request.allow_functions)))
+    if reason.startswith("Parser Error"):
+        raise SqlSyntaxError(f"DuckDB cannot read the query: {reason}")
+    if reason:
+        raise UnsupportedQueryError(f"DuckDB refuses the query: {reason}")
 
 
 def _output_names(

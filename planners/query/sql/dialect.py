@@ -12,6 +12,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.generator import Generator
 from sqlglot.generators.duckdb import DuckDBGenerator
 from sqlglot.generators.spark import SparkGenerator
+from sqlglot.parsers.duckdb import DuckDBParser
 from sqlglot.parsers.spark import SparkParser
 
 from ebbflow.planners.errors import UnsupportedQueryError
@@ -97,8 +98,42 @@ class UsingInPlace(Spark):
     USING_COLUMN_ORDER = UsingColumnOrder.IN_PLACE
 
 
+# as above, of DuckDB's: sqlglot compares the names in capitals, drops an argument or takes it for a name
+_VERBATIM_DUCKDB = ("DECODE", "JARO_WINKLER_SIMILARITY", "LOG10", "TIME_BUCKET")
+_OF_UNIT = ("DATEDIFF", "DATETRUNC", "DATE_DIFF", "DATE_TRUNC")
+_ORDERED = ("BOOL_AND", "BOOL_OR")
+
+
+def _of_text(name: str, known: Callable[[list[Any]], exp.Expr]) -> Callable[[list[Any]], exp.Expr]:
+    """Return a builder of calls whose unit is a text; a column in its place has a unit's name at most by chance."""
+
+    def build(args: list[Any]) -> exp.Expr:
+        literal = bool(args) and isinstance(args[0], exp.Literal)
+        return known(args) if literal else exp.Anonymous(this=name, expressions=args)
+
+    return build
+
+
+def _unordered(name: str, known: Callable[[list[Any]], exp.Expr]) -> Callable[[list[Any]], exp.Expr]:
+    """Return a builder of calls of an aggregate that sqlglot would write a cast around, its order and all."""
+
+    def build(args: list[Any]) -> exp.Expr:
+        ordered = any(isinstance(arg, exp.Order) for arg in args)
+        return exp.AnonymousAggFunc(this=name, expressions=args) if ordered else known(args)
+
+    return build
+
+
 class QuantileDuckDB(DuckDB):
-    """DuckDB's SQL with its names for Spark's percentiles."""
+    """DuckDB's SQL with its names for Spark's percentiles, and calls whose trees would lose their meaning as they
+    are written."""
+
+    class Parser(DuckDBParser):
+        FUNCTIONS: ClassVar = {
+            **{name: build for name, build in DuckDBParser.FUNCTIONS.items() if name not in _VERBATIM_DUCKDB},
+            **{name: _of_text(name, DuckDBParser.FUNCTIONS[name]) for name in _OF_UNIT},
+            **{name: _unordered(name, DuckDBParser.FUNCTIONS[name]) for name in _ORDERED},
+        }
 
     class Generator(DuckDBGenerator):
         TRANSFORMS: ClassVar = {
@@ -137,4 +172,9 @@ def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
         for call in tree.find_all(exp.GroupConcat):
             if call.args.get("separator") is None:  # else sqlglot writes a comma
                 call.set("separator", exp.Literal.string(""))
+    if dialect.lower() == "duckdb":
+        fields = [node.this for node in tree.find_all(exp.PropertyEQ) if isinstance(node.parent, exp.Struct)]
+        fields += [node.this for kind in tree.find_all(exp.DataType) for node in kind.find_all(exp.ColumnDef)]
+        for field in fields:
+            field.meta["case_sensitive"] = True  # names in rows are data: no pass turns them to lower case
     return tree

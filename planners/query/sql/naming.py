@@ -43,7 +43,7 @@ def named(
     if stars:
         free = [_is_made_up(item) for item in first.selects]
     else:
-        free = [not item.alias and not isinstance(item, exp.Column) for item in original.selects]
+        free = [not _alias(item) and not isinstance(item, exp.Column) for item in original.selects]
     cased = _stored_names(first, catalogue) if stars else [item.output_name for item in original.selects]
     wanted_names = [
         wanted if wanted.lower() == item.alias.lower() else item.alias
@@ -74,6 +74,11 @@ def named(
             item.set("alias", exp.to_identifier(fresh))
     _follow(qualified, first, {old: new for old, new in renamed.items() if old.lower() != new.lower()})
     return qualified, tuple(notes), any(free) and not theirs
+
+
+def _alias(item: exp.Expr) -> str:
+    """Return the name that a projection's author gave it: that of ``count(*) OVER w`` is its window's."""
+    return "" if isinstance(item, exp.Window) else item.alias
 
 
 def _is_made_up(item: exp.Expr) -> bool:

@@ -20,17 +20,24 @@ from ebbflow.planners.errors import (
     UnsupportedQueryError,
 )
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.sql.dialect import Spark4, UsingInPlace, check_interpreted, kept, spark_sql
+from ebbflow.planners.query.sql.aliases import expand_column_aliases
+from ebbflow.planners.query.sql.dialect import (
+    QuantileDuckDB,
+    Spark4,
+    UsingInPlace,
+    check_interpreted,
+    kept,
+    spark_sql,
+)
 from ebbflow.planners.query.sql.forbidden import check_reach
 from ebbflow.planners.query.sql.freezing import draws_again, freeze
-from ebbflow.planners.query.sql.functions import (
-    BARE,
-)
+from ebbflow.planners.query.sql.functions import BARE
 from ebbflow.planners.query.sql.naming import first_select, named, ordered_by_outputs
 from ebbflow.planners.query.sql.nesting import check_depth, check_length, within_bounds
 from ebbflow.planners.query.sql.using import remember_using, simplify_using
 
 _FAILURES = (AssertionError, AttributeError, LookupError, TypeError, ValueError)  # sqlglot's own, on some SQL
+_READ: dict[str, Any] = {"spark": Spark4, "duckdb": QuantileDuckDB}  # for sqlglot's own dialects
 _AFTER = ("with_", "distribute", "sort", "cluster", "order", "limit", "offset")  # what may follow a query
 
 
@@ -75,21 +82,28 @@ def parse(text: str, dialect: str = "spark", allowed: Collection[str] = ()) -> e
             f"got {statement.key.upper()}: {_short(text)!r}"
         )
     check_reach(statement, allowed)
+    _check_parts(statement, text)
+    return statement
+
+
+def _check_parts(statement: exp.Query, text: str) -> None:
+    """Raise ``SqlSyntaxError`` for what sqlglot reads though every engine refuses it."""
     for select in statement.find_all(exp.Select):
         if not select.expressions:
             raise SqlSyntaxError(
                 f"a SELECT names no column: {_short(spark_sql(select))!r} in {_short(text)!r}"
             )
-    return statement
+    for with_ in statement.find_all(exp.With):
+        seen: set[str] = set()
+        for name in (_folded(cte.alias) for cte in with_.expressions):
+            if name in seen:
+                raise SqlSyntaxError(f"WITH defines {_short(name)!r} twice: {_short(text)!r}")
+            seen.add(name)
 
 
 def _parsed(text: str, dialect: str) -> list[exp.Expr]:
     try:
-        return [
-            s
-            for s in sqlglot.parse(text, dialect=Spark4 if dialect.lower() == "spark" else dialect)
-            if s is not None
-        ]
+        return [s for s in sqlglot.parse(text, dialect=_READ.get(dialect.lower(), dialect)) if s is not None]
     except ParseError as error:
         raise SqlSyntaxError(_describe(error)) from error
     except TokenError as error:
@@ -358,9 +372,8 @@ def qualified_copy(query: exp.Query, catalogue: Catalogue, dialect: str = "spark
                 name = exp.to_identifier(f"_col_{position}")
                 item.replace(exp.Alias(this=item.copy(), alias=name))
     remember_using(query)
-    return simplify_using(
-        qualify(query, schema=schema, dialect=rules, quote_identifiers=False, identify=False)
-    )
+    qualified = qualify(query, schema=schema, dialect=rules, quote_identifiers=False, identify=False)
+    return simplify_using(expand_column_aliases(qualified, catalogue))
 
 
 def _defines_columns(query: exp.Query) -> bool:

@@ -18,6 +18,7 @@ from tests.benchmarks.published.logictest import steps_of
 
 SUITES = ("duckdb", "spark", "sqlglot")
 _QUERY = re.compile(r"[\s(]*(SELECT|WITH|VALUES|FROM|PIVOT|UNPIVOT|TABLE)\b", re.IGNORECASE)
+_FAILURES = (SqlglotError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _COMMENT = re.compile(r"\s*(--[^\n]*(\n|$)|/\*.*?\*/)", re.DOTALL)
 _WRITES = re.compile(r"\b(INSERT\s+(OR\s+\w+\s+)?INTO|UPDATE|DELETE\s+FROM|MERGE\s+INTO)\b", re.IGNORECASE)
 _ROWS = {
@@ -46,6 +47,7 @@ class Script:
     name: str
     steps: tuple[Step, ...] = ()
     skipped: str = ""
+    lone: bool = False  # one statement, whose tables nothing makes
 
 
 def scripts(suite: str, checkout: Path) -> Iterator[Script]:
@@ -106,17 +108,16 @@ def _as_duckdb(sql: str, dialect: str) -> str:
         return ";".join(
             tree.sql("duckdb", comments=False) for tree in sqlglot.parse(sql, dialect=dialect) if tree
         )
-    except (SqlglotError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except _FAILURES:
         return sql
 
 
 def _sqlglot(checkout: Path) -> Iterator[Script]:
     seen: set[str] = set()
     for name, line, sql in _sqlglot_statements(checkout):
-        script = _with_tables(f"{name}:{line}", sql, line)
-        if script is not None and script.steps[-1].sql not in seen:
-            seen.add(script.steps[-1].sql)
-            yield script
+        if sql.strip() and sql not in seen:
+            seen.add(sql)
+            yield Script(f"{name}:{line}", (Step(sql, line, True),), lone=True)
 
 
 def _sqlglot_statements(checkout: Path) -> Iterator[tuple[str, int, str]]:
@@ -160,39 +161,44 @@ def _texts(node: ast.AST, *, own: bool) -> Iterator[tuple[str, int]]:
                 yield value.value, value.lineno
 
 
-def _with_tables(name: str, sql: str, line: int) -> Script | None:
-    """Return a script of tables that ``sql`` can read, as far as one kind of column does, and itself.
+def with_tables(script: Script) -> Script:
+    """Return the script of a lone statement with tables that it can read, as far as one kind of column does.
 
-    An expression becomes the SELECT of it. ``None`` for what is no query.
+    An expression becomes the SELECT of it. What is no query leaves nothing.
     """
     import duckdb
 
+    if not script.lone:
+        return script
+    (step,) = script.steps
+    nothing = replace(script, steps=())
     try:
-        trees = sqlglot.parse(sql, dialect="duckdb")
-    except (SqlglotError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return Script(name, (Step(sql, line, True),)) if is_query(sql) else None
+        trees = sqlglot.parse(step.sql, dialect="duckdb")
+    except _FAILURES:
+        return script if is_query(step.sql) else nothing
     if len(trees) != 1 or trees[0] is None:
-        return None
-    tree = trees[0]
-    if not is_query(sql):
-        if isinstance(tree, exp.Command | exp.DDL | exp.Alias | exp.DML) or not isinstance(
-            tree, exp.Condition
-        ):
-            return None
+        return nothing
+    tree: exp.Expr = trees[0]
+    if not is_query(step.sql):
+        if isinstance(tree, exp.Command | exp.DDL | exp.DML) or not isinstance(tree, exp.Condition):
+            return nothing
         tables = " FROM made" if tree.find(exp.Column) else ""
-        sql = f"SELECT {sql}{tables}"
-        tree = sqlglot.parse_one(sql, dialect="duckdb")
-    scripts = [Script(name, (*_tables(tree, kind), Step(sql, line, True))) for kind in _ROWS]
-    for script in scripts:
+        step = replace(step, sql=f"SELECT {step.sql}{tables}")
+        try:
+            tree = sqlglot.parse_one(step.sql, dialect="duckdb")
+        except _FAILURES:
+            return nothing
+    found = [replace(script, steps=(*_tables(tree, kind), step)) for kind in _ROWS]
+    for one in found:
         with duckdb.connect() as connection:
             try:
-                for step in script.steps[:-1]:
-                    connection.execute(step.sql)
-                connection.sql(sql)
-            except duckdb.Error:
+                for before in one.steps[:-1]:
+                    connection.execute(before.sql)
+                connection.sql(step.sql)
+            except (duckdb.Error, RuntimeError):
                 continue
-            return script
-    return scripts[0]
+            return one
+    return found[0]
 
 
 def _tables(tree: exp.Expr, kind: str) -> tuple[Step, ...]:
