@@ -175,6 +175,7 @@ def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
     if dialect.lower() == "duckdb":
         fields = [node.this for node in tree.find_all(exp.PropertyEQ) if isinstance(node.parent, exp.Struct)]
         fields += [node.this for kind in tree.find_all(exp.DataType) for node in kind.find_all(exp.ColumnDef)]
+        fields += [node.expression for node in tree.find_all(exp.Dot)]
         for field in fields:
             field.meta["case_sensitive"] = True  # names in rows are data: no pass turns them to lower case
     return tree

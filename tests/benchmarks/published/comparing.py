@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Answer:
-    """Names and rows in their order, or an error and its class: syntax and names, which are told before anything runs, or execution."""
+    """Names and rows in their order, or an error and its class: syntax, names, execution."""
 
     names: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()

@@ -36,8 +36,8 @@ WRITTEN = (
     "WITH v AS (SELECT 1), v AS (SELECT 2) FROM v",
     "SELECT count(*) OVER w, k FROM a WINDOW w AS (PARTITION BY k)",
     "SELECT (q.h + INTERVAL 1 HOUR)::VARCHAR, a.t + q.i, typeof(q.n), q.e > 'B' FROM (SELECT k, sum(n) AS n, "
-    "max(TIME '10:00') AS h, max(INTERVAL 1 MONTH * k) AS i, max(s::ENUM('ab', 'B', 'a', '')) AS e FROM b GROUP BY k) q "
-    "JOIN c ON q.k = c.k JOIN a ON a.k = c.n",
+    "max(TIME '10:00') AS h, max(INTERVAL 1 MONTH * k) AS i, max(s::ENUM('ab', 'B', 'a', '')) AS e FROM b GROUP BY k"
+    ") q JOIN c ON q.k = c.k JOIN a ON a.k = c.n",
     "SELECT jaro_winkler_similarity(s, 'A'), jaro_winkler_similarity(s, 'Ab', 0.9), log10(k + 1000.5) FROM a",
     "SELECT date_trunc(u, t), date_diff(u, t, DATE '2025-01-01') FROM a, (SELECT 'year' AS u) x",
     "SELECT time_bucket(INTERVAL 1 DAY, t::TIMESTAMPTZ, 'Europe/Paris')::VARCHAR, bool_and(k > 1 ORDER BY n) "
