@@ -1,22 +1,26 @@
-"""Names that FROM gives to the columns of a table or view, made names of a derived table."""
+"""Names that FROM gives to columns, made those of a derived table; and columns that only an engine knows."""
+
+from collections.abc import Iterator
 
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
 
 
-def expand_column_aliases(query: exp.Query, catalogue: Catalogue) -> exp.Query:
+def expand_column_aliases(query: exp.Query, catalogue: Catalogue, *, fewer: bool) -> exp.Query:
     """Return a qualified query whose tables and views have no column aliases in FROM.
 
     Before: ``SELECT t.x FROM a AS t(x)``; after: ``SELECT t.x FROM (SELECT t.k AS x, t.v AS v FROM a AS t) AS t``.
-    Changes ``query``. Raises ``ValueError`` where the columns of such a table are not known.
+    ``fewer``: the first columns alone may have other names, as in DuckDB. Changes ``query``. Raises ``ValueError``
+    where the columns of such a table are not known.
     """
     for table in list(query.find_all(exp.Table)):
         names = table.alias_column_names
         if not names or not isinstance(table.this, exp.Identifier):
             continue
         columns = _columns(table, catalogue)
-        if len(names) > len(columns) or any(table.args.get(key) for key in ("pivots", "sample", "joins")):
+        fits = len(names) <= len(columns) if fewer else len(names) == len(columns)
+        if not fits or any(table.args.get(key) for key in ("pivots", "sample", "joins")):
             raise ValueError(f"columns of {table.name} have other names in FROM")
         alias = table.alias
         items = [
@@ -31,19 +35,53 @@ def expand_column_aliases(query: exp.Query, catalogue: Catalogue) -> exp.Query:
 
 def _columns(table: exp.Table, catalogue: Catalogue) -> list[str]:
     """Return the names of a table's or view's columns, none where they are not known."""
-    below, node = table, table.parent
+    below: exp.Expr = table
+    node = table.parent
     while node is not None:
         with_ = node.args.get("with_")
         for cte in reversed(with_.expressions if with_ is not None and with_ is not below else ()):
             if cte.alias == table.name:
-                return cte.this.named_selects
+                return list(cte.this.named_selects)
         if isinstance(node, exp.With):
             if node.recursive:
                 return []
             before = node.expressions[: next(i for i, c in enumerate(node.expressions) if c is below)]
             for cte in reversed(before):
                 if cte.alias == table.name:
-                    return cte.this.named_selects
+                    return list(cte.this.named_selects)
         below, node = node, node.parent
     known = catalogue.get(table.name)
     return [name.lower() for name, _ in known.columns] if known is not None else []
+
+
+def expanded_by_engine(query: exp.Query) -> str:
+    """Return why only an engine knows the columns of a query that is not qualified yet, if that is so."""
+    if query.find(exp.Columns) is not None:
+        return "COLUMNS(...) names columns that the engine looks up"
+    if any(isinstance(node.this, exp.Pivot) for node in query.find_all(exp.Subquery)):
+        return "the columns of PIVOT ... ON and UNPIVOT ... ON follow from the rows"
+    for node in query.find_all(exp.CTE, exp.Subquery):
+        if node.alias_column_names and any(map(_takes_all_of_function, _arms(node.this))):
+            return "only the engine knows the columns of * of a table function, which get other names"
+    return ""
+
+
+def _arms(node: exp.Expr) -> Iterator[exp.Select]:
+    node = node.unnest()
+    if isinstance(node, exp.SetOperation):
+        yield from _arms(node.this)
+        yield from _arms(node.expression)
+    elif isinstance(node, exp.Select):
+        yield node
+
+
+def _takes_all_of_function(select: exp.Select) -> bool:
+    start = select.args.get("from_")
+    sources = [start.this] if start is not None else []
+    sources += [join.this for join in select.args.get("joins") or ()]
+    unknown = any(
+        not isinstance(one.this, exp.Identifier) and not one.alias_column_names
+        for one in sources
+        if isinstance(one, exp.Table)
+    )
+    return unknown and any(item.is_star for item in select.expressions)

@@ -20,7 +20,7 @@ from ebbflow.planners.errors import (
     UnsupportedQueryError,
 )
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.sql.aliases import expand_column_aliases
+from ebbflow.planners.query.sql.aliases import expand_column_aliases, expanded_by_engine
 from ebbflow.planners.query.sql.dialect import (
     QuantileDuckDB,
     Spark4,
@@ -288,7 +288,7 @@ def parse_query(
     """
     query = _unqualified(_divided(parse(text, dialect, allowed), dialect), catalogue)
     check_tables(query, catalogue)
-    reason = _expanded_by_engine(query)
+    reason = expanded_by_engine(query)
     if draws_again(query):
         reason = "an alias of what is not deterministic is used again in its SELECT"
     if not reason:
@@ -308,15 +308,6 @@ def parse_query(
     final, renamed, unnamed = named(ordered_by_outputs(qualified), query, catalogue, outputs)
     frozen, notes = freeze(final, now)  # after qualify, which names the projections
     return ParsedQuery(frozen, text, (*notes, *renamed), unnamed=unnamed)
-
-
-def _expanded_by_engine(query: exp.Query) -> str:
-    """Return why only an engine knows the columns of ``query``, if that is so."""
-    if query.find(exp.Columns) is not None:
-        return "COLUMNS(...) names columns that the engine looks up"
-    if any(isinstance(node.this, exp.Pivot) for node in query.find_all(exp.Subquery)):
-        return "the columns of PIVOT ... ON and UNPIVOT ... ON follow from the rows"
-    return ""
 
 
 def _misnumbered(first: exp.Query, outputs: Sequence[str] | None) -> str:
@@ -349,9 +340,9 @@ def _divided(query: exp.Query, dialect: str) -> exp.Query:
     six or so digits, whose rounding adds up."""
     if dialect.lower() == "duckdb":
         for node in reversed(list(query.find_all(exp.Div))):  # inner ones first
-            left = node.this
-            if not (isinstance(left, exp.Cast) and left.to.this == exp.DType.DOUBLE):
-                node.set("this", exp.cast(left, exp.DType.DOUBLE))
+            right = node.expression  # not the left: that may be an interval
+            if not (isinstance(right, exp.Cast) and right.to.this == exp.DType.DOUBLE):
+                node.set("expression", exp.cast(right, exp.DType.DOUBLE))
     return query
 
 
@@ -373,7 +364,7 @@ def qualified_copy(query: exp.Query, catalogue: Catalogue, dialect: str = "spark
                 item.replace(exp.Alias(this=item.copy(), alias=name))
     remember_using(query)
     qualified = qualify(query, schema=schema, dialect=rules, quote_identifiers=False, identify=False)
-    return simplify_using(expand_column_aliases(qualified, catalogue))
+    return simplify_using(expand_column_aliases(qualified, catalogue, fewer=dialect.lower() == "duckdb"))
 
 
 def _defines_columns(query: exp.Query) -> bool:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.infra.protocols import Relation
-from ebbflow.infra.query.duckdb_statements import dataset
+from ebbflow.infra.protocols import Relation, StageJob
+from ebbflow.infra.query.duckdb_statements import copied, dataset, own_types, register_view, storable, written
 from ebbflow.infra.query.duckdbtypes import to_duckdb, to_spark
 from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.places import StorageLocation
 
 SIMPLE = st.sampled_from(
     ["boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary", "date",
@@ -80,3 +81,31 @@ def test_timestamps_of_96_bits_keep_their_year_where_arrow_reads_them(tmp_path: 
     pq.write_table(table, path, use_deprecated_int96_timestamps=True)
     relation = Relation("t", "file", (FileEntry(str(path), path.stat().st_size, 0),), (("at", "timestamp"),))
     assert dataset(relation).to_table().column("at").to_pylist() == [last]
+
+
+@pytest.mark.parametrize("by_arrow", [False, True])
+def test_a_stage_reads_columns_in_the_types_that_the_one_before_it_had(
+    by_arrow: bool, tmp_path: Path
+) -> None:
+    sql = (
+        "SELECT TIME '10:00:01.5' AS t, INTERVAL '1 month 2 days' AS i, 'b'::ENUM('b', 'a') AS e, 3::UTINYINT AS u, "
+        "sum(2) AS h, [TIME '09:00'] AS l, {'f': 'a'::ENUM('b', 'a')} AS s, 'x' AS plain, "
+        "TIMESTAMP_NS '2020-01-01 00:00:00.000001' AS n"
+    )
+    file = tmp_path / "part-00000.parquet"
+    with duckdb.connect() as connection:
+        kinds = [str(kind) for kind in connection.sql(sql).types]
+        job = StageJob("j", "stage", sql, (), StorageLocation(str(tmp_path)))
+        statement, columns, own = storable(connection, job)
+        if by_arrow:
+            assert written(connection, statement, "file", str(file), lambda: None, own) == 1
+            assert b"ebbflow_types" in (pq.read_schema(file).metadata or pq.read_metadata(file).metadata)
+        else:
+            connection.execute(copied(statement, str(file), None, own))
+        entry = FileEntry(str(file), file.stat().st_size, 0)
+        relation = Relation("ckpt_1", "file", (entry,), columns)
+        assert own_types(connection, relation).keys() == {"t", "i", "e", "u", "h", "l", "s"}
+        register_view(connection, relation, own=True)
+        found = connection.sql("FROM ckpt_1")
+        assert [str(kind) for kind in found.types[:-1]] == kinds[:-1]
+        assert found.fetchall() == connection.sql(sql).fetchall()

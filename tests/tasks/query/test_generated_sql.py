@@ -39,6 +39,8 @@ WRITTEN = (
     "max(TIME '10:00') AS h, max(INTERVAL 1 MONTH * k) AS i, max(s::ENUM('ab', 'B', 'a', '')) AS e FROM b GROUP BY k"
     ") q JOIN c ON q.k = c.k JOIN a ON a.k = c.n",
     "SELECT jaro_winkler_similarity(s, 'A'), jaro_winkler_similarity(s, 'Ab', 0.9), log10(k + 1000.5) FROM a",
+    "SELECT t + INTERVAL 3 DAY / k, d / 3, k / 2, k / n / 2 FROM a WHERE k > 0",
+    "WITH v(z) AS (SELECT 0 UNION ALL SELECT * FROM range(2, 4)) SELECT z, k FROM v JOIN a ON k = z",
     "SELECT date_trunc(u, t), date_diff(u, t, DATE '2025-01-01') FROM a, (SELECT 'year' AS u) x",
     "SELECT time_bucket(INTERVAL 1 DAY, t::TIMESTAMPTZ, 'Europe/Paris')::VARCHAR, bool_and(k > 1 ORDER BY n) "
     "FROM b GROUP BY ALL",

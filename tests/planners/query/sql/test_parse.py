@@ -331,7 +331,7 @@ def test_what_orders_a_select_distinct_is_named_as_its_output():
 def test_duckdbs_division_is_one_of_doubles_on_every_engine():
     text = "SELECT o_total / 3 + CAST(o_key AS DOUBLE) / (o_total / 2 / 1) AS x FROM orders"
     assert spark_sql(parsed(text, dialect="duckdb").expression.selects[0].this) == (
-        "CAST(orders.o_total AS DOUBLE) / 3 + CAST(orders.o_key AS DOUBLE) / "
-        "(CAST(CAST(orders.o_total AS DOUBLE) / 2 AS DOUBLE) / 1)"
+        "orders.o_total / CAST(3 AS DOUBLE) + CAST(orders.o_key AS DOUBLE) / "
+        "CAST((orders.o_total / CAST(2 AS DOUBLE) / CAST(1 AS DOUBLE)) AS DOUBLE)"
     )
     assert "CAST" not in spark_sql(parsed("SELECT o_total / 3 AS x FROM orders").expression)

@@ -196,9 +196,16 @@ def test_columns_that_would_share_a_name_in_a_checkpoint_keep_the_joins_as_writt
     assert "share a name" in found.notes[0]
 
 
-def test_a_sampled_table_or_one_with_renamed_columns_is_no_relation_of_a_block():
+def test_a_sampled_table_is_no_relation_of_a_block():
     assert not analyse(f"{FROM} a JOIN b TABLESAMPLE (10 PERCENT) ON a.k = b.k", TABLES).blocks
-    assert not analyse(f"{FROM} a JOIN c AS o(p, q, r) ON a.k = o.p", TABLES).blocks
+
+
+def test_a_table_with_other_names_for_its_columns_is_a_relation_of_a_block():
+    width = len(TABLES.tables["c"].columns)
+    names = ", ".join("pqrst"[:width])
+    (found,) = analyse(f"{FROM} a JOIN c AS o({names}) ON a.k = o.p", TABLES).blocks.values()
+    assert len(found.graph.relations) == 2
+    assert not analyse(f"{FROM} a JOIN c AS o(p) ON a.k = o.p", TABLES).blocks  # Spark refuses fewer names
 
 
 def test_volatile_conditions_stay_on_top():
