@@ -105,7 +105,12 @@ def _bounds(statistics: Any) -> Bounds:
     if statistics is None:
         return Bounds(None)
     nulls = statistics.null_count if statistics.has_null_count else None
-    return Bounds(nulls, statistics.min, statistics.max) if statistics.has_min_max else Bounds(nulls)
+    if not statistics.has_min_max:
+        return Bounds(nulls)
+    try:
+        return Bounds(nulls, statistics.min, statistics.max)
+    except (OverflowError, ValueError):  # dates before the year 1 or after 9999, which Python has not
+        return Bounds(nulls)
 
 
 _known: OrderedDict[tuple[str, FileEntry], FileFooter] = OrderedDict()

@@ -32,6 +32,7 @@ _QUERIES = 60  # of a script: some repeat one for thousands of values
 _LARGE = 20_000  # rows; of larger results and tables nothing is compared
 _SETTINGS = {"threads": 1, "memory_limit": "1GiB", "autoinstall_known_extensions": "false", "TimeZone": "UTC"}
 _ALWAYS = "always_there"  # a table beside the script's: Ebbflow refuses directories without one
+_END = re.compile(r";?\s*(--[^\n]*\s*)*\Z")  # of a statement, and comments behind it
 _ORDERS = ("reverse", "hash")  # in which rows of tables are stored a second time
 
 
@@ -233,6 +234,7 @@ def _ordered(sql: str) -> bool:
 def _by_duckdb(sql: str, connection: duckdb.DuckDBPyConnection) -> Answer:
     """Return DuckDB's answer, in the types that Ebbflow stores results in; what has no place in those is an error
     about ``stored``."""
+    sql = _END.sub("", sql)
     try:
         result = connection.sql(sql)
         if result is None:
@@ -243,8 +245,7 @@ def _by_duckdb(sql: str, connection: duckdb.DuckDBPyConnection) -> Answer:
         if any(casts):
             parts = [f"CAST(c{i} AS {cast}) AS c{i}" if cast else f"c{i}" for i, cast in enumerate(casts)]
             columns = ", ".join(f"c{i}" for i in range(len(casts)))
-            inner = sql.strip().rstrip(";")
-            stored = connection.sql(f"SELECT {', '.join(parts)} FROM (\n{inner}\n) AS r({columns})")
+            stored = connection.sql(f"SELECT {', '.join(parts)} FROM (\n{sql}\n) AS r({columns})")
         try:
             return Answer(names, _rows(stored.limit(_LARGE + 1).to_arrow_table()))
         except duckdb.Error as error:

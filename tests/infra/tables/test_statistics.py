@@ -289,3 +289,9 @@ def test_of_very_many_files_few_are_sampled(tmp_path: Path, monkeypatch: pytest.
     assert len(groups) <= sampling.MOST_GROUPS
     assert (told.rows, told.columns["k"].low, told.columns["k"].high) == (800, 0.0, 799.0)
     assert told.columns["k"].distinct == pytest.approx(800, rel=0.05)
+
+
+def test_dates_that_python_has_not_leave_a_column_without_a_range(tmp_path: Path) -> None:
+    moments = pa.array([-(2**62), 0, 2**62], pa.int64()).cast(pa.timestamp("us"))
+    found = collect(relation(tmp_path, pa.table({"moment": moments, "n": [1, 2, 3]})))
+    assert (found.rows, found.columns["n"].high) == (3, 3)
