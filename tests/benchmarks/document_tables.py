@@ -81,7 +81,8 @@ each run by Ebbflow on DuckDB and by DuckDB alone over the same Parquet files, w
 make, in types that Spark has: the same rows, names and order of columns, the same order of rows under an ORDER BY,
 the same class of error (before anything runs; while it runs). Spark's are run on DuckDB as far as sqlglot can write
 them in its dialect; sqlglot's read tables made of the columns they name. Scripts are a sample of each suite, drawn
-by their names; of DuckDB's, from the directories about queries (`--under`). Refused: by Ebbflow alone, with a reason. Not compared: DuckDB's own answer changes with the order in
+by their names; of DuckDB's, from the directories about queries (`--under`). Refused: by Ebbflow alone, with a
+reason. Not compared: DuckDB's own answer changes with the order in
 which rows are stored or from run to run, no Parquet file can hold it, it has more than 20,000 rows, or it took longer
 than the limit.
 
