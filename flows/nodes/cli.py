@@ -133,6 +133,15 @@ def up(
             metavar="RATES",
         ),
     ] = None,
+    node_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Maximum memory of all processes of each node together, such as 2500m; beyond it the kernel kills "
+            "one of them (needs control groups). Default: no limit.",
+            rich_help_panel=_BOTH,
+            metavar="SIZE",
+        ),
+    ] = None,
     memory_lend: Annotated[
         str | None,
         typer.Option(
@@ -151,50 +160,36 @@ def up(
 
         ebbflow local up --spark 2 --gpu 2 --slots 2 --price 0.5
 
-        ebbflow local up --spark 3 --network 200mbit
+        ebbflow local up --spark 3 --network 200mbit --node-memory 2500m
 
         ebbflow local up --spark 3 --memory-lend 512MiB
     """
+    from ebbflow.flows.nodes.pools import pools_of
     from ebbflow.flows.nodes.status import print_status, status_of_fleet
-    from ebbflow.infra.local_fleet import LocalFleet, LocalPool
-    from ebbflow.infra.local_fleet.state.pools import PoolKind
+    from ebbflow.infra.local_fleet import LocalFleet
     from ebbflow.infra.machine.network.plan import parse_rates
-    from ebbflow.infra.spark.cluster.options import parse_memory
     from ebbflow.planners.hazard import hazard
-    from ebbflow.planners.model.numbers import parse_gib
 
     rates = parse_rates(network) if network is not None else ()
-    try:
-        lent = parse_gib(memory_lend) if memory_lend is not None else 0.0
-    except OptionError as error:
-        raise OptionError(f"--memory-lend {error}") from error
     if spark + gpu == 0 and not aggregation_cluster:
         raise OptionError("at least one of --spark and --gpu must be above 0; got 0 and 0")
     if aggregators and not aggregation_cluster:
         raise OptionError(f"--aggregators must come with --aggregation-cluster; got {aggregators}")
-    kinds: tuple[tuple[PoolKind, int, int, float], ...] = (
-        ("spark", spark, cores, parse_memory(memory) / 1024),
-        ("gpu", gpu, slots, 1.0),
-        ("cpu", aggregators, 1, 1.0),
+    pools = pools_of(
+        spark,
+        gpu,
+        aggregators,
+        cores=cores,
+        memory=memory,
+        slots=slots,
+        max_nodes=max_nodes,
+        price=price,
+        provision_time=provision_time,
+        cpus_per_slot=cpus_per_slot,
+        aggregation_cluster=aggregation_cluster,
+        memory_lend=memory_lend,
+        node_memory=node_memory,
     )
-    pools = [
-        LocalPool(
-            kind,
-            kind,
-            cores=each,
-            memory=gib,
-            slots=slots if kind == "gpu" else 1,
-            initial=count,
-            max_nodes=max(max_nodes, count),
-            price=price,
-            provision_time=provision_time,
-            cpus_per_slot=cpus_per_slot,
-            aggregation=aggregation_cluster if kind == "cpu" else "",
-            memory_lend=lent if kind != "cpu" else 0.0,
-        )
-        for kind, count, each, gib in kinds
-        if count or (kind == "cpu" and aggregation_cluster)
-    ]
     with messages.status("starting nodes"):
         fleet = LocalFleet.start(
             pools, name, stay=True, network=rates, hazard=hazard, wait=_UP_S + provision_time

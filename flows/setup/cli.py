@@ -63,13 +63,13 @@ Run the main job for real: queries, a training and a tuning run of two teams on 
 
     ebbflow demo --query 9 --scale 1      one TPC-H query on Spark workers
 
-    ebbflow demo --query 7 --network 200mbit      a switch of plan
+    ebbflow demo --query 9 --network 400mbit      a switch of plan
 
 It generates TPC-H data (kept for the next time), brings up Spark workers and GPU nodes of this machine, gives nodes \
 notice and kills some, re-plans, holds auctions, launches and terminates nodes, compares the results with DuckDB's, \
 writes a report, and leaves no process behind. Wants about 8 GiB of memory and two minutes. With --network \
-(as root) the query runs on nodes with limited links, whose number grows: once with the plan it began with, and once \
-re-planned.
+(as root) the query runs on nodes with limited links, whose number grows: three times with the plan it began with, \
+and three times re-planned, which takes some five minutes.
 
 Exit status: 0 done, 1 a step failed, 2 usage error, 3 a result differs from DuckDB's, 130 interrupted.
 """

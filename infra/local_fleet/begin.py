@@ -19,7 +19,7 @@ from pathlib import Path
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
 from ebbflow.infra.ledger.address import VARIABLE, default_address
-from ebbflow.infra.local_fleet.provider import network
+from ebbflow.infra.local_fleet.provider import network, node_memory
 from ebbflow.infra.local_fleet.provider.lending import providers
 from ebbflow.infra.local_fleet.provider.life import teardown
 from ebbflow.infra.local_fleet.provider.provider import RUNS
@@ -125,6 +125,7 @@ def claim(
         )
         for pool in found
     }
+    controller = node_memory.controller_for(found)
     plan = registry.reserve(uid, str(file.folder), rates) if rates else None
     with file.locked():
         current = file.read()
@@ -144,6 +145,8 @@ def claim(
             terminated=last.terminated,
             gpus=gpus,
             network=plan,
+            memory_version=controller.version if controller is not None else 0,
+            memory_folder=str(controller.folder) if controller is not None else "",
         )
         file.write(state)
     return uid

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.local_fleet.provider import node_memory
 from ebbflow.infra.local_fleet.provider.provider import BY, RUNS, work
 from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode
@@ -150,6 +151,9 @@ class FleetNodes(LocalNodes):
     def _namespace(self, name: str) -> str:
         network = self._fleet.state.network
         return "" if network is None else network.namespace(name)
+
+    def _memory_group(self, name: str) -> Path | None:
+        return node_memory.group(self._fleet.state, name)
 
     def _known_node(self, name: str) -> tuple[LocalFleetState, LocalNode]:
         state = self._fleet.state

@@ -1,11 +1,15 @@
-"""Hold a node's processes to a CPU quota by control groups, version 1 or 2.
+"""Hold a node's processes to a CPU quota and to a limit of memory by control groups, version 1 or 2.
 
 Several one-core workers on a machine with fewer cores would otherwise borrow each other's time: losing one
-would cost nothing, and capacity would be a fiction.
+would cost nothing, and capacity would be a fiction. So it is with memory.
+
+Version 1 keeps both kinds of groups apart. In version 2 a process is in one group: the CPU groups of a node are in
+that of its memory, whose other processes are in a group ``rest`` in it, as only the innermost groups have processes.
 """
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +18,16 @@ from typing import Literal
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 
+Kind = Literal["cpu", "memory"]
+
 _PERIOD = 100_000  # microseconds, the kernel's default
+_REST = "rest"  # in a memory group of version 2: where its processes are
 _DRIVER_ROOM = 0.1  # fraction of the machine's cores left to the driver and the master
 
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """A directory in which this process may make groups with a CPU quota."""
+    """A directory in which this process may make groups with a CPU quota, or with a limit of memory."""
 
     version: Literal[1, 2]
     folder: Path
@@ -33,26 +40,29 @@ def per_core_quota(machine_cores: int, asked_cores: int) -> float:
 
 
 def find_controller(
-    mounts: Path = Path("/proc/self/mounts"), membership: Path = Path("/proc/self/cgroup")
+    mounts: Path = Path("/proc/self/mounts"),
+    membership: Path = Path("/proc/self/cgroup"),
+    *,
+    kind: Kind = "cpu",
 ) -> Controller | None:
-    """Return where groups with a CPU quota can be made, or ``None`` when nowhere (tried by making one)."""
+    """Return where groups with a limit of this kind can be made, or ``None`` when nowhere (tried by making one)."""
     with contextlib.suppress(OSError, ValueError):
         table = [line.split()[1:4] for line in mounts.read_text().splitlines()]
         own = [line.split(":", 2) for line in membership.read_text().splitlines()]
-        for candidate in _candidates(table, own):
-            if _works(candidate):
+        for candidate in _candidates(table, own, kind):
+            if _works(candidate, kind):
                 return candidate
     return None
 
 
-def _candidates(table: list[list[str]], own: list[list[str]]) -> Iterable[Controller]:
-    for point, kind, options in table:
-        if kind == "cgroup" and "cpu" in options.split(","):
-            path = next((p for _, names, p in own if "cpu" in names.split(",")), "/")
+def _candidates(table: list[list[str]], own: list[list[str]], kind: Kind) -> Iterable[Controller]:
+    for point, name, options in table:
+        if name == "cgroup" and kind in options.split(","):
+            path = next((p for _, names, p in own if kind in names.split(",")), "/")
             yield Controller(1, Path(point) / path.lstrip("/"))
             yield Controller(1, Path(point))
-    for point, kind, _ in table:
-        if kind == "cgroup2":
+    for point, name, _ in table:
+        if name == "cgroup2":
             path = next((p for number, _, p in own if number == "0"), "/")
             # A group with processes cannot hand controllers to children, so one of the parents has to.
             folder = Path(point) / path.lstrip("/")
@@ -61,19 +71,22 @@ def _candidates(table: list[list[str]], own: list[list[str]]) -> Iterable[Contro
                 folder = folder.parent
 
 
-def _works(controller: Controller) -> bool:
+def _works(controller: Controller, kind: Kind) -> bool:
     folder = controller.folder
-    if controller.version == 2 and not _hands_down_cpu(folder):
+    if controller.version == 2 and not _hands_down(folder, kind):
         return False
     if not os.access(folder / "cgroup.procs", os.W_OK):
         return False  # joining a child needs the right to move processes within the parent
-    probe = folder / f"ebbflow-probe-{os.getpid()}"
+    probe = folder / f"ebbflow-probe-{os.getpid()}-{threading.get_ident()}"
     try:
         probe.mkdir()
     except OSError:
         return False
     try:
-        _limit(controller, probe, 1.0)
+        if kind == "cpu":
+            _limit(controller, probe, 1.0)
+        else:
+            _limit_memory(controller, probe, 1 << 30)
     except OSError:
         return False
     finally:
@@ -82,9 +95,9 @@ def _works(controller: Controller) -> bool:
     return True
 
 
-def _hands_down_cpu(folder: Path) -> bool:
+def _hands_down(folder: Path, kind: Kind) -> bool:
     with contextlib.suppress(OSError):
-        return "cpu" in (folder / "cgroup.subtree_control").read_text().split()
+        return kind in (folder / "cgroup.subtree_control").read_text().split()
     return False
 
 
@@ -95,6 +108,44 @@ def _limit(controller: Controller, group: Path, cpus: float) -> None:
         (group / "cpu.cfs_quota_us").write_text(str(quota))
     else:
         (group / "cpu.max").write_text(f"{quota} {_PERIOD}")
+
+
+def _limit_memory(controller: Controller, group: Path, size: int) -> None:
+    """Limit memory to ``size`` bytes, with nothing on swap, where the kernel keeps account of that."""
+    if controller.version == 1:
+        both = group / "memory.memsw.limit_in_bytes"  # never below the other
+        if both.exists():
+            both.write_text("-1")
+        (group / "memory.limit_in_bytes").write_text(str(size))
+        if both.exists():
+            both.write_text(str(size))
+    else:
+        (group / "memory.max").write_text(str(size))
+        if (group / "memory.swap.max").exists():
+            (group / "memory.swap.max").write_text("0")
+
+
+def create_memory(controller: Controller, name: str, size: int) -> Path:
+    """Make, or change, a group whose processes may have ``size`` bytes together, cached files and shared memory
+    included; beyond, the kernel drops cached files, then kills one of them. Raises ``ClusterError``."""
+    group = controller.folder / name
+    try:
+        group.mkdir(exist_ok=True)
+        _limit_memory(controller, group, size)
+        if controller.version == 2:
+            if "cpu" in (group / "cgroup.controllers").read_text().split():
+                (group / "cgroup.subtree_control").write_text("+cpu")
+            (group / _REST).mkdir(exist_ok=True)
+    except OSError as error:
+        raise ClusterError(
+            f"control group {group} cannot be made: {error}; go without a limit of memory"
+        ) from error
+    return group
+
+
+def inside(controller: Controller, memory: Path | None) -> Controller:
+    """Return where the CPU groups of a node are made whose memory group is ``memory``; ``None``: it has none."""
+    return controller if memory is None or controller.version == 1 else Controller(2, memory)
 
 
 def create(controller: Controller, name: str, cpus: float) -> Path:
@@ -109,10 +160,17 @@ def create(controller: Controller, name: str, cpus: float) -> Path:
 
 
 def join(group: Path, pids: Iterable[int]) -> None:
-    """Move processes, with all their threads, into ``group``; those gone meanwhile are passed over."""
+    """Move processes, with all their threads, into ``group``; those gone meanwhile are passed over.
+
+    Raises ``ClusterError`` for a group that is gone.
+    """
+    place = group / _REST if (group / _REST).is_dir() else group
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            (group / "cgroup.procs").write_text(str(pid))
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                (place / "cgroup.procs").write_text(str(pid))
+        except FileNotFoundError as error:
+            raise ClusterError(f"control group {group} is gone") from error
 
 
 def lift(group: Path) -> None:
@@ -125,11 +183,16 @@ def lift(group: Path) -> None:
 
 
 def remove(group: Path, clock: Clock, timeout: float = 10.0) -> None:
-    """Remove a group whose processes are gone; the kernel may need a moment to see that they are."""
+    """Remove a group, with those in it, whose processes are gone; the kernel may need a moment to see that."""
     end = clock.now() + timeout
     while group.is_dir():
         try:
+            for path in group.iterdir():
+                if path.is_dir():
+                    path.rmdir()
             group.rmdir()
+        except FileNotFoundError:
+            return  # another process has removed it
         except OSError:
             if clock.now() > end:
                 return  # an empty group left behind costs nothing; the next stop tries again

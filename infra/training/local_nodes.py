@@ -129,10 +129,13 @@ class LocalNodes:
             record = self._nodes[name] = _Record(
                 mark, child, folder, None, slots, gpus, self._quota(name, slots)
             )
+            if (memory := self._memory_group(name)) is not None:
+                cgroups.join(memory, [child.pid])
             if self._controller is not None:
                 # It starts with whole CPU cores: importing is no work of the training.
                 group = f"ebbflow-{self.uid}-{entry.key}"
-                record.group = cgroups.create(self._controller, group, max(float(slots), record.quota))
+                place = cgroups.inside(self._controller, memory)
+                record.group = cgroups.create(place, group, max(float(slots), record.quota))
                 cgroups.join(record.group, [child.pid])
 
     def lost(self, name: str) -> str:
@@ -260,6 +263,10 @@ class LocalNodes:
         """Return the network namespace that a node is in; "" is this process' own."""
         return ""
 
+    def _memory_group(self, name: str) -> Path | None:
+        """Return the control group that limits a node's memory; ``None``: nothing limits it."""
+        return None
+
     def _quota(self, name: str, slots: int) -> float:
         return (self._cpus or 1.0) * slots
 
@@ -268,7 +275,8 @@ class LocalNodes:
         if self._controller is None or record.group is None or record.settled or record.ended:
             return
         if (record.folder / _READY).exists():
-            cgroups.create(self._controller, record.group.name, record.quota)
+            place = replace(self._controller, folder=record.group.parent)
+            cgroups.create(place, record.group.name, record.quota)
             record.settled = True
 
     def _free_gpus(self, name: str, slots: int) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.local_fleet.provider import node_memory
 from ebbflow.infra.local_fleet.provider.provider import (
     AggregatorNodeProvider,
     GpuNodeProvider,
@@ -52,7 +53,7 @@ def launch_daemon(state: LocalFleetState, node: LocalNode, folder: Path, clock: 
         max_bytes=int(pool.memory_lend * (1 << 30)),
         follow=node.process.pid,
     )
-    process.launch(
+    _, child = process.launch(
         registry,
         command,
         name,
@@ -61,6 +62,7 @@ def launch_daemon(state: LocalFleetState, node: LocalNode, folder: Path, clock: 
         namespace="" if state.network is None else state.network.namespace(node.id),
         clock=clock,
     )
+    node_memory.hold(state, node.id, [child.pid])  # before it is asked for slabs
 
 
 class LendingNodeProvider:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
-from ebbflow.infra.local_fleet.provider import network
+from ebbflow.infra.local_fleet.provider import network, node_memory
 from ebbflow.infra.local_fleet.provider.provider import BY, RUNS, NodeProvider, work
 from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.fleet_state import Identity, LocalFleetState, LocalNode
@@ -78,6 +78,7 @@ def finish(
     with ThreadPoolExecutor(len(nodes), thread_name_prefix="ebbflow-end") as threads:
         list(threads.map(lambda node: _provider(state, node, providers).end(state, node), nodes))
     for node in nodes:
+        node_memory.disconnect(state, node, clock)
         network.disconnect(state, node)
         shutil.rmtree(work(file.folder, node.id), ignore_errors=True)
     now = clock.now()
@@ -144,6 +145,7 @@ def teardown(file: LocalFleetStateFile, uid: str, providers: Providers, clock: C
         return
     for provider in providers.values():
         provider.close(state)
+    node_memory.remove(state, clock)
     network.remove(state)
     for name in ("work", RUNS):
         shutil.rmtree(file.folder / name, ignore_errors=True)

@@ -17,7 +17,7 @@ from typing import Protocol
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.ledger.address import VARIABLE
-from ebbflow.infra.local_fleet.provider import network
+from ebbflow.infra.local_fleet.provider import network, node_memory
 from ebbflow.infra.local_fleet.state import labels
 from ebbflow.infra.local_fleet.state.clock import shift
 from ebbflow.infra.local_fleet.state.fleet_state import Identity, LocalFleetState, LocalNode
@@ -94,7 +94,9 @@ class GpuNodeProvider:
         log = self._folder / "logs" / f"{node.id}.log"
         mark = labels.machine_mark(state.uid, node.id)
         namespace = network.connect(state, node)
+        node_memory.connect(state, node)
         child = processes.spawn(command, processes.inherited(), mark, log, namespace=namespace)
+        node_memory.hold(state, node.id, [child.pid])
         end = self._clock.now() + _START
         while not (folder / READY).exists():
             if child.poll() is not None:
@@ -159,6 +161,7 @@ class AggregatorNodeProvider(GpuNodeProvider):
             log,
             namespace="" if state.network is None else state.network.namespace(node.id),
         )
+        node_memory.hold(state, node.id, [child.pid])
         found = labels.identity(child.pid)
         if found is None:
             raise ClusterError(f"the aggregator of {node.id} has ended; {processes.tail(log)}")
@@ -198,7 +201,8 @@ class SparkNodeProvider:
         assert state.spark is not None
         cluster = LocalSparkCluster.attach(state.spark.name, self._clock)
         namespace = network.connect(state, node)
-        cluster.add(self._timeout, node_id=node.id, host=node.host, namespace=namespace)
+        memory = node_memory.connect(state, node)
+        cluster.add(self._timeout, node_id=node.id, host=node.host, namespace=namespace, memory_group=memory)
         record = cluster.state.node(node.id)
         return StartedNode(record.host, labels.identity(record.pid))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError
-from ebbflow.infra.local_fleet.provider import network
+from ebbflow.infra.local_fleet.provider import network, node_memory
 from ebbflow.infra.local_fleet.provider.lender_keeper import LenderKeeper
 from ebbflow.infra.local_fleet.provider.lending import providers
 from ebbflow.infra.local_fleet.provider.life import abandoned, collect, finish, look, sweep, teardown
@@ -162,7 +162,7 @@ class NodeSupervisor:
             )
             if (found := state.node(node.id)) is None:
                 provider.end(state, node)
-                network.disconnect(state, node)
+                self._disconnect(state, node)
             elif found.fate:
                 finish(self._file, state, [found], self._providers, self._clock)
         except EbbflowError as error:
@@ -202,9 +202,13 @@ class NodeSupervisor:
             state = self._file.read()
             if state is not None and (pool := state.pool(node.pool)) is not None:
                 self._providers[pool.kind].end(state, node)
-                network.disconnect(state, node)
+                self._disconnect(state, node)
         with contextlib.suppress(InfraError):
             self._file.change(self._uid, change)
+
+    def _disconnect(self, state: LocalFleetState, node: LocalNode) -> None:
+        node_memory.disconnect(state, node, self._clock)
+        network.disconnect(state, node)
 
     def _drop_half_started(self) -> None:
         """End what an earlier supervisor was starting: nobody waits for it any more."""
@@ -213,7 +217,7 @@ class NodeSupervisor:
             if node.phase == "starting" and state is not None and (pool := state.pool(node.pool)) is not None:
                 with contextlib.suppress(InfraError):
                     self._providers[pool.kind].end(state, node)
-                    network.disconnect(state, node)
+                    self._disconnect(state, node)
                     self._drop(node, "its start was interrupted")
 
 
@@ -225,13 +229,15 @@ def main(folder: str, uid: str) -> None:
     me = labels.own()
     # Before this process is the supervisor: the guardian of the one before ends as soon as it sees the next.
     before = file.read()
-    guardian = network.guard(file, before) if before is not None and before.uid == uid else None
+    mine = before is not None and before.uid == uid
+    guardians = [network.guard(file, before), node_memory.guard(file, before)] if before and mine else []
     state = file.change(uid, lambda b: b if labels.alive(b.supervisor) else replace(b, supervisor=me))
     clock = MachineClock(state.offset)
     if state.supervisor == me:
         NodeSupervisor(file, uid, clock, common=lambda b, pool: ensure_cluster(file, b, pool, clock)).run()
-    if guardian is not None:
-        guardian.release()
+    for guardian in guardians:
+        if guardian is not None:
+            guardian.release()
 
 
 _kept: list[LocalSparkCluster] = []  # of this process, the supervisor: a cluster ends with who started it

@@ -5,10 +5,12 @@ Pure values. ``store`` keeps the state of one fleet in a file that several proce
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet.state.pools import LocalPool
+from ebbflow.infra.machine.cgroups import Controller
 from ebbflow.infra.machine.network.plan import NetworkPlan
 from ebbflow.planners.model.capacity import Market, Node, Notice
 from ebbflow.planners.model.fleet import PoolState
@@ -111,6 +113,15 @@ class LocalFleetState:
     gpus: tuple[str, ...] = ()  # of this machine that nodes share out; empty: slots are CPU cores
     spark: SparkPart | None = None
     network: NetworkPlan | None = None  # of the nodes; None: they are on loopback
+    memory_version: int = 0  # of the control groups that limit nodes' memory; 0: nothing does
+    memory_folder: str = ""  # where these are
+
+    @property
+    def memory_controller(self) -> Controller | None:
+        """Return where nodes' memory groups are made; ``None``: no pool limits its nodes' memory."""
+        if not self.memory_version:
+            return None
+        return Controller(1 if self.memory_version == 1 else 2, Path(self.memory_folder))
 
     def pool(self, name: str) -> LocalPool | None:
         return next((pool for pool in self.pools if pool.name == name), None)

@@ -11,8 +11,17 @@ from ebbflow.planners.model.capacity import Market
 PoolKind = Literal["spark", "gpu", "cpu"]
 _NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z][a-z0-9_]*)*")
 _COUNTS = ("cores", "slots", "min_nodes", "max_nodes", "initial", "base")
-_REALS = ("memory", "price", "on_demand_price", "provision_time", "cpus_per_slot", "memory_lend")
+_REALS = (
+    "memory",
+    "price",
+    "on_demand_price",
+    "provision_time",
+    "cpus_per_slot",
+    "memory_lend",
+    "memory_limit",
+)
 _MIN_LEND = 1 / 64  # GiB: a slab
+_WORKER = 0.375  # GiB that a Spark worker's own JVM takes, beside its executors
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,9 @@ class LocalPool:
     cpus_per_slot: float | None = None  # CPU cores behind one core or slot (control groups); None: by kind
     aggregation: str = ""  # cpu: the cluster, in the ledger, whose trainings its nodes serve as aggregators
     memory_lend: float = 0.0  # GiB that each node lends other nodes at most (``infra.memory``); 0: nothing
+    memory_limit: float = (
+        0.0  # GiB that all processes of a node may have together (control groups); 0: no limit
+    )
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or len(self.name) > 40:
@@ -85,6 +97,12 @@ class LocalPool:
                 f"memory_lend of pool {self.name} must be 0 or at least one slab, 16 MiB; got "
                 f"{1024 * self.memory_lend:.4g} MiB"
             )
+        if 0 < self.memory_limit < self._least_memory:
+            worker = ", of a Spark worker's own 0.375 GiB" if self.kind == "spark" else ""
+            raise OptionError(
+                f"memory_limit of pool {self.name} must be at least the sum of memory, of what it lends{worker}: "
+                f"{self._least_memory:g} GiB; got {self.memory_limit:g} GiB"
+            )
         if not 0 <= self.base <= self.max_nodes or not 0 <= self.min_nodes <= self.start <= self.max_nodes:
             raise OptionError(
                 f"pool {self.name}: 0 <= min_nodes <= initial <= max_nodes and 0 <= base <= max_nodes must hold; got "
@@ -95,6 +113,10 @@ class LocalPool:
     def start(self) -> int:
         """Return how many nodes there are to be at first."""
         return max(self.min_nodes, self.base) if self.initial is None else self.initial
+
+    @property
+    def _least_memory(self) -> float:
+        return self.memory + self.memory_lend + (_WORKER if self.kind == "spark" else 0.0)
 
     @property
     def gpus(self) -> int:

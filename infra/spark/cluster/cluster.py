@@ -174,17 +174,26 @@ class LocalSparkCluster:
 
     # --- what can happen to it ----------------------------------------------------------------------------
 
-    def add(self, timeout: float = 120.0, *, node_id: str = "", host: str = "", namespace: str = "") -> str:
+    def add(
+        self,
+        timeout: float = 120.0,
+        *,
+        node_id: str = "",
+        host: str = "",
+        namespace: str = "",
+        memory_group: Path | None = None,
+    ) -> str:
         """Start one more worker like the others, wait until it is registered, and return its id.
 
         It is called ``node_id``, or ``worker-N``, and is at ``host`` in a network namespace, or at a loopback address
-        of its own. Raises ``ClusterError``, also for an id that was used before.
+        of its own. Its processes are held to the control group ``memory_group``. Raises ``ClusterError``, also for an
+        id that was used before.
         """
         if not self.state.alive:
             raise ClusterError(
                 f"the master of cluster {self.name!r} does not run; stop the cluster and start it again"
             )
-        wanted = NodeRecord(node_id, host, namespace=namespace)
+        wanted = NodeRecord(node_id, host, namespace=namespace, memory_group=str(memory_group or ""))
         return self._grow([wanted], find_java(), spark_home(), timeout)[0]
 
     def notice(self, node_id: str, seconds: float = 120.0) -> float:
@@ -259,10 +268,7 @@ class LocalSparkCluster:
         self._ready("master", child, lambda: options.listens(child.pid, state.port, state.ui_port), timeout)
 
     def _grow(self, wanted: Sequence[NodeRecord], java: JavaInstall, home: Path, timeout: float) -> list[str]:
-        """Start workers side by side and wait until the master lists them as alive.
-
-        Each has the id, host and namespace that ``wanted`` names, where it names any.
-        """
+        """Start workers side by side, as ``wanted`` names them, and wait until the master lists them as alive."""
         ids: list[str] = []
         try:
             started = []
@@ -319,14 +325,17 @@ class LocalSparkCluster:
         return child
 
     def _hold(self, node_id: str, pid: int) -> None:
-        """Put a worker that is starting into its node's control group.
+        """Put a worker that is starting into its node's control groups.
 
         It starts with whole cores, because that is no work of an application. Executors, which a master may
         start in the same instant in which the worker registers, are born into the group.
         """
-        state = self.state
+        state, memory = self.state, self.state.node(node_id).memory_group
+        if memory:
+            cgroups.join(Path(memory), [pid])
         if state.cpus is not None:
-            group = cgroups.create(state.controller, f"ebbflow-{state.uid}-{node_id}", float(state.cores))
+            controller = cgroups.inside(state.controller, Path(memory) if memory else None)
+            group = cgroups.create(controller, f"ebbflow-{state.uid}-{node_id}", float(state.cores))
             self._update(methodcaller("with_node", node_id, cgroup=str(group)))
             cgroups.join(group, [pid])
 
@@ -334,7 +343,8 @@ class LocalSparkCluster:
         """Let a node that is registered count, held to its quota."""
         state = self.state
         if state.cpus is not None:
-            cgroups.create(state.controller, Path(state.node(node_id).cgroup).name, state.cpus)
+            group = Path(state.node(node_id).cgroup)
+            cgroups.create(replace(state.controller, folder=group.parent), group.name, state.cpus)
         self._update(methodcaller("with_node", node_id, phase="up"))
 
     def _ready(

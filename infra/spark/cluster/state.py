@@ -29,6 +29,7 @@ class NodeRecord:
     deadline: float | None = None  # seconds since the Unix epoch; when the node leaves, once it has a notice
     cgroup: str = ""  # its control group, or empty
     namespace: str = ""  # its network namespace; empty: it is on loopback
+    memory_group: str = ""  # the control group that limits its memory, kept by whoever has added it; or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class ClusterState:
 
     @property
     def controller(self) -> cgroups.Controller:
-        """Return where its nodes' control groups are; only with ``cpus``."""
+        """Return where its nodes' CPU groups are, but for those inside memory groups; only with ``cpus``."""
         return cgroups.Controller(1 if self.cap_version == 1 else 2, Path(self.cap_folder))
 
     @property

@@ -47,6 +47,12 @@ POOL = Section(
             formerly=("cpus",),
         ),
         Key(
+            "memory_limit",
+            Size(),
+            "Maximum memory of all processes of a node, such as 2500MiB; needs control groups. Default: none",
+            0.0,
+        ),
+        Key(
             "memory_lend",
             Size(),
             "Maximum memory that each node lends to other nodes, such as 512MiB. Default: none",

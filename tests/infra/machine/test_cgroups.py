@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.machine import cgroups
 from ebbflow.infra.machine.cgroups import Controller, find_controller, per_core_quota
 
@@ -60,6 +61,43 @@ def test_version_2_takes_the_nearest_parent_that_hands_down_cpu(tmp_path: Path) 
     assert controller == Controller(2, slice_)
     group = cgroups.create(controller, "node", 0.6)
     assert (group / "cpu.max").read_text() == "60000 100000"
+
+
+def test_a_memory_group_of_version_2_holds_the_cpu_groups_of_its_node(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.subtree_control").write_text("cpu memory")
+    (tmp_path / "cgroup.procs").touch()
+    mounts, own = tmp_path / "mounts", tmp_path / "cgroup"
+    mounts.write_text(f"cgroup2 {tmp_path} cgroup2 rw 0 0\n")
+    own.write_text("0::/\n")
+    controller = find_controller(mounts, own, kind="memory")
+    assert controller == Controller(2, tmp_path)
+    node = tmp_path / "node"
+    node.mkdir()
+    for name, text in (("cgroup.controllers", "cpu memory"), ("memory.swap.max", "max")):
+        (node / name).write_text(text)
+    (node / "rest").mkdir()
+    (node / "rest" / "cgroup.procs").touch()
+    assert cgroups.create_memory(controller, "node", 5 << 20) == node
+    assert (node / "memory.max").read_text() == str(5 << 20)
+    assert (node / "memory.swap.max").read_text() == "0"
+    assert (node / "cgroup.subtree_control").read_text() == "+cpu"
+    cgroups.join(node, [7])
+    assert (node / "rest" / "cgroup.procs").read_text() == "7"
+    assert cgroups.inside(controller, node) == Controller(2, node)
+    apart = Controller(1, tmp_path / "cpu")
+    assert (cgroups.inside(apart, node), cgroups.inside(controller, None)) == (apart, controller)
+
+
+def test_what_is_not_handed_down_makes_no_group(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.subtree_control").write_text("cpu")
+    (tmp_path / "cgroup.procs").touch()
+    (tmp_path / "mounts").write_text(f"cgroup2 {tmp_path} cgroup2 rw 0 0\n")
+    (tmp_path / "cgroup").write_text("0::/\n")
+    assert find_controller(tmp_path / "mounts", tmp_path / "cgroup", kind="memory") is None
+    with pytest.raises(ClusterError, match=r"cannot be made: .* go without a limit of memory"):
+        cgroups.create_memory(Controller(2, tmp_path / "absent"), "node", 1 << 20)
+    with pytest.raises(ClusterError, match="is gone"):
+        cgroups.join(tmp_path / "absent", [1])
 
 
 def test_no_cgroups_mean_no_controller(tmp_path: Path) -> None:
