@@ -109,7 +109,14 @@ def close_connections(plan: NetworkPlan, node: str, timeout: float = CLOSING) ->
     """
     name = plan.namespace(node)
     end = time.monotonic() + timeout
-    while namespaces.exists(name) and namespaces.within(name, _connections):
+    while namespaces.exists(name):
+        try:
+            if not namespaces.within(name, _connections):
+                return True
+        except ClusterError:
+            if namespaces.exists(name):
+                raise
+            return True  # another process has removed the node meanwhile
         if time.monotonic() >= end:
             return False
         time.sleep(_POLL)

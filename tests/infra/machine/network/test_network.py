@@ -194,3 +194,20 @@ def test_without_the_right_to_make_networks_it_says_so_and_what_to_do(
     monkeypatch.setattr(namespaces, "aside", refuse)
     with pytest.raises(ClusterError, match=r"needs the right to make network namespaces \(root.*loopback"):
         links.check()
+
+
+def test_a_node_that_another_process_removes_meanwhile_has_no_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = NetworkPlan("01234567", ())
+    there = [True, False]  # when it is looked for, and after it could not be entered
+    monkeypatch.setattr(namespaces, "exists", lambda name: there.pop(0))
+
+    def gone(name: str, do: object) -> int:
+        raise ClusterError(f"the network namespace {name} cannot be entered: No such file or directory")
+
+    monkeypatch.setattr(namespaces, "within", gone)
+    assert links.close_connections(plan, "gpu-1")
+    there[:] = [True, True]
+    with pytest.raises(ClusterError, match="cannot be entered"):
+        links.close_connections(plan, "gpu-1")
