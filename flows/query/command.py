@@ -16,7 +16,7 @@ from ebbflow.flows.runs.command import quiet_prefect, start_temporary_server
 from ebbflow.infra.query.calibration import calibrate
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.planners.query.costs.cost import DEFAULTS
-from ebbflow.planners.query.costs.cost import calibrate as fit
+from ebbflow.planners.query.costs.fitting import calibrate as fit
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.tasks.query.opening import arrived_capacity, choose_engine, opened_engine
 from ebbflow.tasks.query.planning import remember

@@ -53,6 +53,7 @@ class Executor:
     max_memory: int  # bytes that execution and storage share (spark.memory.fraction of the heap)
     tasks: int = 0  # running now
     shuffled: int = 0  # bytes that it has written for others to read
+    busy: float = 0.0  # seconds of tasks that it has run
 
     @property
     def driver(self) -> bool:
@@ -154,6 +155,7 @@ def _executor(entry: Mapping[str, Any]) -> Executor:
         max_memory=int(entry["maxMemory"]),
         tasks=int(entry.get("activeTasks", 0)),
         shuffled=int(entry.get("totalShuffleWrite", 0)),
+        busy=float(entry.get("totalDuration", 0)) / 1e3,
     )
 
 

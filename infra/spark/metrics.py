@@ -105,7 +105,9 @@ def group_metrics(api: StatusApi, stages: Iterable[int], clock: Clock) -> GroupM
     # Spark sums run times when a task reports; one whose executor vanished never does.
     lost = sum(f.seconds for f in api.failures(torn) if f.message.startswith("ExecutorLostFailure"))
     return GroupMetrics(
-        task_seconds=sum(a["executorRunTime"] for a in attempts) / 1e3 + lost,
+        # a new executor loads most of its classes before a task counts as running
+        task_seconds=sum(a["executorRunTime"] + a.get("executorDeserializeTime", 0) for a in attempts) / 1e3
+        + lost,
         tasks=sum(a["numCompleteTasks"] + a["numFailedTasks"] + a.get("numKilledTasks", 0) for a in attempts),
         failed_tasks=sum(a["numFailedTasks"] for a in attempts),
         retried_stages=sum(1 for a in attempts if a["attemptId"] > 0),

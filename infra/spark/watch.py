@@ -25,6 +25,7 @@ from ebbflow.infra.spark.master_api import (
 )
 from ebbflow.infra.spark.settings import ExecutorShape
 from ebbflow.planners.model import Capacity, Node, Notice, Resources
+from ebbflow.planners.model.capacity import warming
 
 _WARNING = 120.0  # seconds between notice and loss, where only the master tells of a notice (EC2's time)
 _FIRST = 60.0  # seconds for the first answer: the driver loads its REST service only when it is asked
@@ -130,6 +131,15 @@ def strangers(applications: Iterable[Application], ours: Collection[str]) -> int
     return sum(
         a.cores for a in applications if a.id not in ours and not (a.name == _OURS and a.age < _ARRIVING)
     )
+
+
+def cold_cores(nodes: Iterable[Node], executors: Iterable[Executor]) -> float:
+    """Return how many cores of ``nodes`` have executors, if any, that have yet to warm up."""
+    warm: defaultdict[str, float] = defaultdict(float)
+    for one in executors:
+        if one.active and one.cores:
+            warm[one.host] += one.cores * (1.0 - warming(one.busy / one.cores))
+    return sum(max(node.cores - warm[node.host], 0.0) for node in nodes)
 
 
 class Deadlines:
@@ -300,15 +310,16 @@ class ExecutorWatch:
         else:
             nodes = own
         notices = merge_notices(nodes, states, self._records, self._deadlines, now)
-        last = self._last
+        last, cold = self._last, cold_cores(nodes, executors)
         if last is None:
-            return Capacity(1, nodes, notices, now, self._hazard(0, 0.0), slot, network=self._network)
+            hazard = self._hazard(0, 0.0)
+            return Capacity(1, nodes, notices, now, hazard, slot, network=self._network, cold=cold)
         found = Capacity(last.revision, nodes, notices, now, network=self._network)
         self._node_seconds += len(last.usable) * max(0.0, now - last.at)
         self._losses += self._lost(last, found, states)
         hazard = self._hazard(self._losses, self._node_seconds)
         revision = last.revision if found.same_nodes(last) else last.revision + 1
-        return Capacity(revision, nodes, notices, now, hazard, slot, network=self._network)
+        return Capacity(revision, nodes, notices, now, hazard, slot, network=self._network, cold=cold)
 
     def _driver_as_node(self, executors: Iterable[Executor]) -> tuple[Node, ...]:
         return tuple(

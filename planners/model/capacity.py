@@ -1,12 +1,13 @@
 """Nodes, capacity and shares."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Literal, NamedTuple
 
 Market = Literal["spot", "on-demand"]
 NoticeKind = Literal["interruption", "rebalance"]
+WARM = 30.0  # s of tasks after which a core's process is warm, on a third of a core
 
 
 class Resources(NamedTuple):
@@ -76,6 +77,9 @@ class Capacity:
     slot: Resources | None = None  # the most that one task can be given; None: a whole node
     portion: Portion | None = None  # of it all that the query may count on; None: all
     network: float = 0.0  # MB/s of each node's link, each way; 0: not known, taken for unlimited
+    cold: float = (
+        0.0  # of the cores, those whose processes have yet to warm up (``warming``); 0 also if not known
+    )
 
     @property
     def usable(self) -> tuple[Node, ...]:
@@ -111,6 +115,7 @@ class Share:
     largest: Resources  # the largest single node: no task may demand more
     nodes: int
     hazard: float = 0.0  # expected losses per node-hour
+    cold: float = 0.0  # of the total cores, those whose processes have yet to warm up
 
     @property
     def link(self) -> float:
@@ -142,7 +147,14 @@ class Share:
             largest=largest,
             nodes=nodes,
             hazard=capacity.hazard,
+            cold=min(capacity.cold, capacity.cores) * fraction,
         )
+
+    def after(self, task_seconds: float) -> "Share":
+        """Return the share after its cores have run tasks of so many seconds in all, spread over them evenly."""
+        if self.cold <= 0.0 or self.total.cores <= 0.0 or task_seconds <= 0.0:
+            return self
+        return replace(self, cold=self.cold * warming(task_seconds / self.total.cores))
 
     @classmethod
     def uniform(
@@ -159,6 +171,14 @@ class Share:
         per = max(nodes, 1)
         total = Resources(cores, memory, network=network)
         return cls(revision, total, Resources(cores / per, memory / per), nodes, hazard)
+
+
+def warming(seconds: float) -> float:
+    """Return which part of its warming up a core has before it that has run tasks for ``seconds``, in [0, 1].
+
+    A process is slow at first: it loads code, translates it, opens connections.
+    """
+    return max(1.0 - seconds / WARM, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

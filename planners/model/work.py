@@ -42,3 +42,4 @@ class Measured:
     wall_seconds: float
     tasks: int
     cores: float  # cores available while it ran
+    cold: float = 0.0  # of these, those whose first tasks it ran; parts of cores that were warming up still

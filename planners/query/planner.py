@@ -375,6 +375,7 @@ class QueryPlanner:
             sink=unit.is_result,
             slicing=divided,
             keys=unit.keys,
+            warm_up=coster.model.warm_up,
         )
 
     def _name(self, unit: Unit) -> str:

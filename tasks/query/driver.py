@@ -153,7 +153,7 @@ class Driver:
         note = ", ".join(words for words in (_slices_words(outcome), _native_words(run, outcome)) if words)
         self.recorder.ended(run, now, self.session.plan.id, status, checkpoint, outcome.result, note)
         output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes, outcome.keys)
-        measured = self._work.measured(run, outcome)
+        measured = self._work.measured(run, outcome, self.session.cold_since(run.started))
         self._act(self.session.on_finished(stage, output, now, late=late, measured=measured))
 
     def _failed(self, outcome: StageOutcome, error: Exception, run: StageRun, now: float) -> None:
@@ -244,6 +244,7 @@ class Driver:
             [self._checkpoints[fp] for fp in stage.inputs],
             self.session.sources(stage.output_fp),
             self.session.fallback(stage),
+            cold=share.cold,
         )
         self._current[stage.output_fp] = job_id
         self.recorder.stage_started(stage)

@@ -8,6 +8,7 @@ from ebbflow.planners.model import Capacity
 from ebbflow.planners.query.coverage import coverage
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import ReplanDecision
+from ebbflow.planners.query.running.packing import stage_seconds
 from ebbflow.planners.query.running.session import Session
 from ebbflow.tasks.query.listening import Listener
 from ebbflow.tasks.query.report import (
@@ -93,7 +94,7 @@ class RunRecorder(Listener):
             now - run.started,
             result.tasks if result else run.progress.tasks_total,
             result.failed_tasks if result else run.progress.tasks_failed,
-            stage.latency + max(stage.duration, stage.core_seconds / max(run.cores, 1e-9)),
+            stage_seconds(stage, run.cores, run.cold),
             stage.rows,
             note=note,
         )

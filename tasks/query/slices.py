@@ -56,6 +56,7 @@ class StageRun:
     fallback: bool = False  # its statement is the one without broadcasts
     native: bool = False  # tasks of DuckDB's may compute it
     remark: str = ""  # why they are not to
+    cold: float = 0.0  # cores that were cold when it began
     progress: StageProgress = field(default_factory=lambda: StageProgress(0, 0))
     cancelled: threading.Event = field(default_factory=threading.Event)
     slices: "SliceRunner | None" = None  # of a stage that runs in slices

@@ -19,6 +19,7 @@ from ebbflow.infra.query.results import is_whole
 from ebbflow.infra.query.slices import SliceIndex, covers, together
 from ebbflow.infra.tables.keysamples import samples_of_keys
 from ebbflow.planners.model import Measured, Share
+from ebbflow.planners.query.costs.links import cold_tasks
 from ebbflow.planners.query.costs.stage_engines import StageEngineName, StageEngines
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.tasks.query.listening import Inbox, StageOutcome
@@ -135,16 +136,17 @@ class StageWork:
                     lost.append(checkpoint)
         return lost
 
-    def measured(self, run: StageRun, outcome: StageOutcome) -> Measured | None:
+    def measured(self, run: StageRun, outcome: StageOutcome, cold: float = 0.0) -> Measured | None:
         """Return the figures of a run that costs may be fitted to: of a stage that was computed as a whole, by an
-        engine that tells how long tasks took."""
+        engine that tells how long tasks took. ``cold`` are cores that had yet to warm up while it ran."""
         result = outcome.result
         if result is None or outcome.reused_slices or result.task_seconds <= 0.0:
             return None
         stage, seconds = run.stage, result.task_seconds
         seconds -= min(stage.waiting, seconds / 2)  # tasks count the time in which they wait as theirs
         engine = "native" if result.native else self.engine.name
-        return Measured(engine, stage.work, seconds, result.seconds, result.tasks, run.cores)
+        met = cold_tasks(result.tasks, cold, max(run.cores, cold))
+        return Measured(engine, stage.work, seconds, result.seconds, result.tasks, run.cores, met)
 
     def stop(self, run: StageRun) -> None:
         """Ask a run to end. The engine ignores the cancellation of a job that has not reached it yet."""

@@ -22,7 +22,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,16 @@ from typing import Any
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
 from ebbflow.infra.machine.network.plan import beginning, parse_rates
+from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.storage.files import home, write_text
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model import Measured
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.tasks.nodes import FAULTS, schedule_of
 from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
+from ebbflow.tasks.query.planning import read_history
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
@@ -167,6 +171,7 @@ def run(
         verify=True,
         interruption_rate=0.05,
     )
+    before = len(_history(store, request))
     faults = schedule_of(map(FAULTS.parse, schedule.faults), fleet, lambda line: None, CLOCK)
     with Links(fleet.state.network.tag).counting() as links, faults:
         report = execute(request, PlainOrchestrator(Beginning(faults.begin)), opened=opened).report
@@ -178,7 +183,7 @@ def run(
         "seconds": round(report.seconds, 2),
         "megabytes": round(links.megabytes, 1),
         "verified": report.verified,
-        "stages": _stages(report),
+        "stages": _stages(report, _history(store, request)[before:]),
         "capacity": [[round(c.at, 1), c.nodes] for c in report.capacity],
         "switches": [{"at": round(s.at, 1), "reason": s.reason} for s in report.switches],
         "load": os.getloadavg()[0],
@@ -190,7 +195,16 @@ def _text(number: int, tables: str) -> str:
     return (own if own.exists() else files("ebbflow.flows").joinpath("tpch", f"q{number}.sql")).read_text()
 
 
-def _stages(report: QueryReport) -> list[dict[str, Any]]:
+def _history(store: Path, request: QueryRequest) -> list[Measured]:
+    return read_history(ParquetCheckpointStore(StorageLocation(str(store))), request)
+
+
+def _stages(report: QueryReport, measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Return the stages, with what costs are fitted to where all that ended were measured."""
+    ended = [s for s in report.stages if s.status == "completed"]
+    figures = {id(s): asdict(m) for s, m in zip(ended, measured, strict=False)}
+    if len(ended) != len(measured):
+        figures = {}
     return [
         {
             "name": s.name,
@@ -201,6 +215,7 @@ def _stages(report: QueryReport) -> list[dict[str, Any]]:
             "started": round(s.started, 2),
             "note": s.note,
             "rows": s.rows,
+            "measured": figures.get(id(s)),
         }
         for s in report.stages
     ]
@@ -241,7 +256,7 @@ def q_errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         max(s["seconds"] / s["expected"], s["expected"] / s["seconds"])
         for r in rows
         for s in r["stages"]
-        if s["status"] == "completed" and s["expected"] and s["seconds"] and _undisturbed(s, r)
+        if s["status"] == "completed" and s["expected"] and s["seconds"] and undisturbed(s, r)
     )
     if not errors:
         return {}
@@ -252,7 +267,8 @@ def q_errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _undisturbed(stage: dict[str, Any], row: dict[str, Any]) -> bool:
+def undisturbed(stage: dict[str, Any], row: dict[str, Any]) -> bool:
+    """Tell whether nothing else ran beside a stage and no node came or went."""
     begun, ended = stage["started"], stage["started"] + stage["seconds"]
     changed = any(begun < at < ended for at, _ in row["capacity"])
     others = [s for s in row["stages"] if s is not stage and s["status"] != "reused"]

@@ -1,20 +1,15 @@
-"""What operators cost, what memory they take, and how measurements correct both.
+"""What operators cost, and what memory they take.
 
-The work itself is counted in ``operators``; its functions are offered here too.
+The work itself is counted in ``operators``, whose functions are offered here too; ``fitting`` corrects the rates by
+measurements.
 """
 
 import math
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from ebbflow.planners.model import Measured, Share, Work
-from ebbflow.planners.query.costs.bounded_fit import bounded_ridge
+from ebbflow.planners.model import Share, Work
 from ebbflow.planners.query.costs.links import (
     broadcast_seconds,
     elapsed_seconds,
@@ -50,7 +45,6 @@ __all__ = [
     "Size",
     "aggregate",
     "broadcast_join",
-    "calibrate",
     "cartesian_join",
     "join_work",
     "partitions",
@@ -61,17 +55,7 @@ __all__ = [
     "write",
 ]
 
-Array: TypeAlias = npt.NDArray[np.float64]
-
 GIB = float(2**30)
-BOUND = 10.0  # calibration keeps every rate within this factor of the prior
-PRIOR_SPREAD = 1.0  # standard deviation of a rate around the prior, relative to it
-PRIOR_NOISE = 0.3  # relative error of a stage's predicted time, before any is known
-NOISE_POINTS = 8.0  # measured stages that PRIOR_NOISE counts for
-LEVEL_POINTS = 2.0  # measured stages that the prior's overall level counts for
-UNDISTURBED = 1  # quartile of what stages waited: what disturbs one only adds to it
-ROUNDS = 20  # of reweighting, at most
-CAUCHY = 2.385  # tuning constant: 95 % efficiency under normal errors (Holland and Welsch 1977)
 
 
 @dataclass(frozen=True)
@@ -90,6 +74,7 @@ class CostModel:
     broadcast_wire: float = 1.25  # likewise per byte broadcast: of a hash table, compressed
     spill_rate: float = 1.5e-8  # seconds of a core per byte that is spilled and read again
     exchanges: bool = True  # by shuffles; else tasks build all that they join, or ``sliced_join`` says
+    warm_up: float = 0.0  # seconds that a stage's first tasks on a core take longer until its process is warm
     wide_key: float = 1.0  # rows that one counts for in a hash join whose key is no single machine word
 
     def keys(self, size: float) -> float:
@@ -115,16 +100,17 @@ class CostModel:
         return sum(rate * amount for rate, amount in zip(self.vector, work.vector(), strict=True))
 
     def slower(self, factor: float) -> "CostModel":
-        """Return this model with every rate and the latency times ``factor``."""
-        return self.with_rates(Work(*(r * factor for r in self.vector)), self.latency * factor)
+        """Return this model with every rate, the latency and the warm-up times ``factor``."""
+        slow = self.with_rates(Work(*(r * factor for r in self.vector)), self.latency * factor)
+        return replace(slow, warm_up=self.warm_up * factor)
 
     def with_rates(self, rates: Work, latency: float) -> "CostModel":
         """Return this model with other rates."""
         return replace(self, rates=rates, latency=latency)
 
 
-# First figures for one core; ``calibrate`` fits them to finished stages. Spark's are those of a young JVM, about
-# twice a warm one's, since a query usually has a driver and executors of its own.
+# First figures for one core; ``calibrate`` fits them to finished stages. Spark's rates are those of a young JVM,
+# about twice a warm one's, since a query usually has a driver and executors of its own; first tasks are slower still.
 SPARK = CostModel(
     engine="spark",
     rates=Work(
@@ -141,6 +127,7 @@ SPARK = CostModel(
         tasks=5.0e-2,
     ),
     latency=0.5,
+    warm_up=0.7,
     wide_key=1.6,  # a composite key is a row, a whole number itself
 )
 DUCKDB = CostModel(
@@ -173,6 +160,7 @@ NATIVE = replace(
     engine="native",
     rates=Work(*(1.5 * rate for rate in DUCKDB.rates.vector())),
     latency=0.4,
+    warm_up=0.5,  # a Python worker that imports DuckDB, beside a JVM that runs little
     broadcast_fraction=SPARK.broadcast_fraction,
     hash_fraction=SPARK.hash_fraction,
     broadcast_limit=SPARK.broadcast_limit,
@@ -328,70 +316,3 @@ class JoinCostModel:
         if not equality:
             return False
         return table / partitions(left.bytes + right.bytes, self._cores) <= self._most_hashed
-
-
-def calibrate(prior: CostModel, history: Sequence[Measured]) -> CostModel:
-    """Return ``prior`` with its rates fitted to finished stages of its engine.
-
-    First one factor for all rates (how fast this machine is), a median shrunk towards 1 with few stages; then
-    ``min Σ w_i ((x_i·β − y_i)/scale_i)² + (noise/PRIOR_SPREAD)² · Σ_j (β_j/prior_j − factor)²`` with
-    prior/BOUND ≤ β ≤ prior·BOUND (bounded ridge least squares) on task seconds ``y``. The weights w are
-    Cauchy's and the noise is the spread of the errors, both refitted until they settle: a stage slowed by
-    something else counts little, and clean measurements outweigh the prior sooner than scattered ones. Work
-    that no stage has done keeps its prior times the factor. The latency is a low quantile of wall time not spent
-    in tasks.
-    Deterministic; an empty history returns the prior.
-    """
-    used = [m for m in history if m.engine == prior.engine and _usable(m, prior)]
-    if not used:
-        return prior
-    base = np.array(prior.vector)
-    parts = np.array([m.work.vector() for m in used]) * base  # seconds by kind, as the prior predicts
-    seconds = np.array([m.task_seconds for m in used])
-    factor = _shrunk(seconds / parts.sum(axis=1), 2)
-    scale = np.maximum(seconds, factor * parts.sum(axis=1))
-    ratios = _robust_ridge(parts / scale[:, None], seconds / scale, factor)
-    rates = Work(*(float(b * r) for b, r in zip(base, ratios, strict=True)))
-    return prior.with_rates(rates, _fitted_latency(prior.latency, used))
-
-
-def _usable(measured: Measured, prior: CostModel) -> bool:
-    amounts = (*measured.work.vector(), measured.task_seconds, measured.wall_seconds)
-    if not all(math.isfinite(a) and a >= 0.0 for a in amounts):
-        return False
-    return measured.task_seconds > 0.0 and prior.core_seconds(measured.work) > 0.0
-
-
-def _shrunk(ratios: Array, quartile: int) -> float:
-    """Return a quartile of positive ratios, drawn towards 1 as if LEVEL_POINTS stages had said 1."""
-    weight = len(ratios) / (len(ratios) + LEVEL_POINTS)
-    logs = np.log(ratios).tolist() * (1 if len(ratios) > 1 else 2)
-    level = math.exp(weight * statistics.quantiles(logs, n=4, method="inclusive")[quartile - 1])
-    return min(max(level, 1.0 / BOUND), BOUND)
-
-
-def _robust_ridge(parts: Array, target: Array, centre: float) -> Array:
-    count, kinds = parts.shape
-    weights, noise = np.ones(count), PRIOR_NOISE
-    ratios = np.full(kinds, centre)
-    for _ in range(ROUNDS):
-        root, before = np.sqrt(weights)[:, None], ratios
-        bounds = (1.0 / BOUND, BOUND)
-        ratios = bounded_ridge(parts * root, target * root[:, 0], noise / PRIOR_SPREAD, centre, bounds)
-        moved = float(np.max(np.abs(ratios - before)))
-        errors = parts @ ratios - target
-        spread = 1.4826 * statistics.median(np.abs(errors).tolist())
-        noise = math.sqrt((NOISE_POINTS * PRIOR_NOISE**2 + count * spread**2) / (NOISE_POINTS + count))
-        weights = 1.0 / (1.0 + (errors / (CAUCHY * max(spread, 0.02))) ** 2)
-        if moved < 1e-6:
-            break
-    return ratios
-
-
-def _fitted_latency(prior: float, used: Sequence[Measured]) -> float:
-    """Return what an undisturbed stage waits beyond what its tasks need on their cores, shrunk to the prior."""
-    if prior <= 0.0:
-        return prior
-    floor = prior / BOUND
-    idle = [m.wall_seconds - m.task_seconds / max(min(m.cores, m.tasks), 1.0) for m in used]
-    return prior * _shrunk(np.array([max(i, floor) for i in idle]) / prior, UNDISTURBED)

@@ -1,4 +1,4 @@
-"""Seconds that a stage waits: for bytes on nodes' links, and for what does not fit into memory.
+"""Seconds that a stage waits: for bytes on nodes' links, for what does not fit into memory, for cold processes.
 
 A node's link carries ``share.link`` MB/s each way at once; without a known rate nothing waits for links.
 """
@@ -42,6 +42,17 @@ def broadcast_seconds(size: float, share: Share) -> float:
 def spilled_bytes(size: float, tasks: int, room: float) -> float:
     """Return how many of ``size`` bytes, in ``tasks`` equal parts, do not fit: each task has ``room`` bytes."""
     return max(size - room * max(tasks, 1), 0.0)
+
+
+def cold_tasks(tasks: int, cold: float, cores: float) -> float:
+    """Return how many of ``tasks`` that start on ``cores`` meet a cold one, of which there are ``cold``.
+
+    >>> cold_tasks(2, 3, 6), cold_tasks(12, 3, 6)
+    (1.0, 3)
+    """
+    if cold <= 0.0 or cores <= 0.0:
+        return 0.0
+    return min(cold, tasks * min(cold / cores, 1.0))
 
 
 def elapsed_seconds(core_seconds: float, tasks: int, slots: float) -> float:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ebbflow.planners.model import Measured, Work
-from ebbflow.planners.query.costs.cost import NATIVE, SPARK, CostModel, calibrate
+from ebbflow.planners.query.costs.cost import NATIVE, SPARK, CostModel
+from ebbflow.planners.query.costs.fitting import calibrate
 
 StageEngineName = Literal["spark", "native", "auto"]
 

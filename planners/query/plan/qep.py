@@ -108,6 +108,7 @@ class Stage:
     engine: str = ""  # of the ways to run a stage the one that it is costed by; empty: there is one only
     engine_reason: str = ""  # why
     keys: tuple[str, ...] = ()  # columns of its output that later joins go by, one for each equality class
+    warm_up: float = 0.0  # seconds that its first tasks take longer on a core whose process is cold
 
     @property
     def core_seconds(self) -> float:

@@ -181,6 +181,10 @@ class Execution:
         self._launch(now, "the query begins")
         return self._advance(now)
 
+    def warm(self, cold: float) -> None:
+        """Note how many cores of the newest share are cold still; no reason to weigh the plans."""
+        self._share = replace(self._share, cold=cold)
+
     def on_share(
         self,
         share: Share,
@@ -380,10 +384,9 @@ class Execution:
         room = self.max_parallel_stages - len(self._running) if self.max_parallel_stages else len(ready)
         actions: list[Action] = []
         for r in ready[: max(room, 0)]:
-            stage = r.stage
-            self._running[stage.output_fp] = _Run(stage, now, stage.tasks, now + stage.latency)
+            self._running[r.stage.output_fp] = _Run(r.stage, now, r.stage.tasks, now + r.stage.latency)
             self._launched = True
-            actions.append(Start(stage))
+            actions.append(Start(r.stage))
         return actions
 
     def _cancel(self, fp: str, reason: str) -> Cancel:

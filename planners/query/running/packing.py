@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
 from ebbflow.planners.model import Share
-from ebbflow.planners.query.plan.qep import QueryExecutionPlan
+from ebbflow.planners.model.capacity import warming
+from ebbflow.planners.query.costs.links import cold_tasks
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.running.progress import Remaining, RemainingStage, whole
 
 _SLACK = 1e-9  # of a share's capacity: rounding never keeps a task out
@@ -33,6 +35,9 @@ def simulate(plan: Remaining | QueryExecutionPlan, share: Share, max_parallel_st
     index. A started stage spends its latency before its first task, outside the workers. At most
     ``max_parallel_stages`` stages (0: any number) are started at once, by upward rank.
 
+    A stage's first tasks on cores whose processes are cold take its warm-up longer; with time cores get warm. Which
+    tasks meet cold ones cannot be known beforehand: as many as their part of all cores.
+
     A task larger than the share's largest node never runs: the time is infinite. Disk and network count
     only where the share offers them; a share without cores runs nothing. Identical tasks that start
     together are one event and whole rounds of a stage are skipped at once, with the same result as task by
@@ -48,6 +53,15 @@ def simulate(plan: Remaining | QueryExecutionPlan, share: Share, max_parallel_st
     if misfit:
         return Schedule(inf, misfit=misfit)
     return _ListScheduler(remaining, share, dimensions, max_parallel_stages).run()
+
+
+def stage_seconds(stage: Stage, cores: float, cold: float = 0.0) -> float:
+    """Return how long ``stage`` takes alone on ``cores`` of which ``cold`` have yet to warm up.
+
+    Tasks that meet a cold core end last, and the stage with them.
+    """
+    warm_up = stage.warm_up * min(cold_tasks(stage.tasks, cold, cores), 1.0)
+    return stage.latency + max(stage.duration, stage.core_seconds / max(cores, 1e-9)) + warm_up
 
 
 def alignment(demand: tuple[float, ...], available: list[float]) -> float:
@@ -109,6 +123,8 @@ class _ListScheduler:
         self.started: dict[int, float] = {}
         self.finished: dict[int, float] = {}
         self.now = 0.0
+        self.cold, self.cores = share.cold, share.total.cores
+        self.met: set[int] = set()  # stages whose first tasks have started
 
     def run(self) -> Schedule:
         self._admit()
@@ -219,7 +235,14 @@ class _ListScheduler:
             self.pending[i] -= tasks
             if self.pending[i] == 0:
                 self.ready.remove(i)
-            self._place(i, tasks, self.items[i].seconds)
+            cold = 0
+            if self.cold and i not in self.met:
+                self.met.add(i)
+                cold = floor(cold_tasks(tasks, self.cold * warming(self.now), self.cores) + 0.5)
+            if cold:
+                self._place(i, cold, self.items[i].seconds + self.items[i].stage.warm_up)
+            if tasks > cold:
+                self._place(i, tasks - cold, self.items[i].seconds)
 
     def _lead(self, i: int, j: int, gap: float) -> int:
         """Return after how many starts of stage ``i`` stage ``j`` would be the better choice."""

@@ -175,14 +175,15 @@ def repriced(running: RunningStage, seconds: float) -> RunningStage:
     return replace(running, stage=renewed)
 
 
-def drift(running: Iterable[RunningStage], cores: float, now: float) -> float:
+def drift(running: Iterable[RunningStage], cores: float, now: float, warming: float = 0.0) -> float:
     """Return how many times slower the running stages are than estimated, in [1/2, 8]; 1 when nothing tells.
 
     Stages that run side by side share the cores, so they are judged together: work W of which a fraction f is
     done after e seconds will take about e/f in all, and at least e. Both that and the estimate W/cores are
     lengthened by a few seconds, which a young executor may lose on anything. An estimate that is wrong for these
     stages is wrong for others too: the factor is meant for the whole cost model. ``cores`` are those that the stages
-    have had; of more than they have tasks, the rest does not help them.
+    have had; of more than they have tasks, the rest does not help them. ``warming`` are the seconds that each of them
+    is expected to have lost, on average, before it was warm, which later stages do not lose again.
     """
     known = [r for r in running if now - r.started >= _EVIDENCE]
     work = sum(r.stage.core_seconds for r in known)
@@ -191,7 +192,7 @@ def drift(running: Iterable[RunningStage], cores: float, now: float) -> float:
     done = sum(r.stage.core_seconds * r.tasks_done / r.tasks_total for r in known if r.tasks_total) / work
     elapsed = max(now - r.started for r in known)
     used = min(cores, sum(r.tasks_total for r in known))
-    expected = max(r.stage.latency for r in known) + work / max(used, 1.0)
+    expected = max(r.stage.latency for r in known) + work / max(used, 1.0) + warming
     if done > 0:
         implied = elapsed / done
     elif elapsed > expected:

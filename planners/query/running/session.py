@@ -12,7 +12,8 @@ from typing import Literal
 
 from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Capacity, Measured, Share
-from ebbflow.planners.query.costs.cost import CostModel, calibrate
+from ebbflow.planners.query.costs.cost import CostModel
+from ebbflow.planners.query.costs.fitting import calibrate
 from ebbflow.planners.query.costs.output_tiers import tier_changed
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.planners.query.plan.state import ReplanDecision, StageOutput
@@ -95,6 +96,7 @@ class Session:
         self.share = share  # the newest that was told
         self._capacity: Capacity | None = None  # likewise
         self._cores: list[tuple[float, float]] = []  # since when (s) there are how many
+        self._cold: list[tuple[float, float]] = []  # likewise cold ones
         self.measured: list[Measured] = []  # stages that this run has computed
         self.plans: dict[str, QueryExecutionPlan] = {}  # all that were considered, by id, as first made
         self._policy = policy
@@ -186,7 +188,7 @@ class Session:
             now: s since the Unix epoch, here and below.
             sliced: fractions of stages that they have left in slices.
         """
-        self._cores = [(now, self.share.total.cores)]
+        self._cores, self._cold = [(now, self.share.total.cores)], [(now, self.share.cold)]
         for fp, fraction in (sliced or {}).items():
             self.execution.on_slices(fp, fraction)
         return self._answer(self.execution.begin(self.share, found, now))
@@ -194,6 +196,7 @@ class Session:
     def on_capacity(self, change: str, now: float) -> list[Action]:
         """Plan anew for the present share; ``change`` says for people what has happened."""
         self._cores.append((now, self.share.total.cores))
+        self._cold.append((now, self.share.cold))
         plans = self._anew(now)
         return self._answer(self.execution.on_share(self.share, now, change, plans or None))
 
@@ -227,6 +230,9 @@ class Session:
         """
         if measured is not None:
             self.measured.append(measured)
+            self.share = self.share.after(measured.task_seconds)
+            self._cold.append((now, self.share.cold))
+            self.execution.warm(self.share.cold)
         actions = list[Action](self.execution.on_finished(output, now, late=late))
         if not any(isinstance(a, Finish) for a in actions) and _deviates(stage, output.rows):
             trigger = f"{stage.name}: {output.rows:,} rows, {stage.rows:,.0f} expected"
@@ -313,7 +319,14 @@ class Session:
             for r in self.execution.state(now).running.values()
         ]
         since = min((r.started for r in running), default=now)
-        return drift(running, mean_cores(self._cores, since, now), now)
+        cores = mean_cores(self._cores, since, now)
+        slowest = max((r.stage.warm_up for r in running), default=0.0)
+        return drift(running, cores, now, slowest * min(self.cold_since(since) / max(cores, 1.0), 1.0))
+
+    def cold_since(self, since: float) -> float:
+        """Return how many cores at most were cold at a time from ``since`` (s) on."""
+        before = [cold for at, cold in self._cold if at <= since]
+        return max([*before[-1:], *(cold for at, cold in self._cold if at > since)], default=0.0)
 
     def _learn(self, plans: Sequence[QueryExecutionPlan]) -> None:
         """Remember new plans, and which versions of which tables their stages are computed from."""

@@ -14,6 +14,7 @@ from ebbflow.infra.spark.master_api import parse_executors, parse_workers, state
 from ebbflow.infra.spark.settings import ExecutorShape
 from ebbflow.infra.spark.watch import ExecutorWatch
 from ebbflow.planners.model import Resources
+from ebbflow.planners.model.capacity import WARM
 from tests.infra.spark_payloads import driver, executor, master, worker
 
 MASTER = "spark://127.0.0.1:23660"
@@ -101,6 +102,24 @@ def test_answers_of_something_else_are_refused(wrong: Any) -> None:
 def test_a_dead_worker_does_not_hide_its_successor_on_the_same_host() -> None:
     workers = parse_workers(master(worker(ONE), worker(ONE, "DEAD"), worker(TWO, "DECOMMISSIONED")))
     assert states_by_host(workers) == {ONE: "ALIVE", TWO: "DECOMMISSIONED"}
+
+
+def test_cores_are_cold_until_their_executors_have_run_tasks_for_a_while(world: World) -> None:
+    world.cluster(NodeRecord("worker-1", ONE), NodeRecord("worker-2", TWO))
+    world.master = master(worker(ONE), worker(TWO))
+    half = 1000 * WARM / 2
+    world.executors = [driver(), executor("0", ONE, totalDuration=0), executor("1", TWO, totalDuration=half)]
+    watch = world.watch()
+    first = watch.capacity()
+    assert (first.cores, first.cold) == (2, 1.5)
+    world.executors = [driver(), executor("0", ONE, totalDuration=9e4), executor("1", TWO, totalDuration=9e4)]
+    later = watch.capacity()
+    assert later.cold == 0.0
+    assert later.revision == first.revision  # no change of capacity
+    shaped = world.watch(shape=ExecutorShape(1, "1400m"))
+    world.master |= {"activeapps": []}
+    world.executors = [driver(), executor("0", ONE, totalDuration=9e4)]
+    assert shaped.capacity().cold == 1.0  # a worker that has no executor of ours
 
 
 def test_only_executors_count_not_the_driver_nor_workers_without_one(world: World) -> None:

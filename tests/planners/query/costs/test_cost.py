@@ -8,14 +8,12 @@ from hypothesis import strategies as st
 
 from ebbflow.planners.model import Measured, Share, Work
 from ebbflow.planners.query.costs.cost import (
-    BOUND,
     DUCKDB,
     GIB,
     SPARK,
     JoinCostModel,
     Size,
     aggregate,
-    calibrate,
     join_work,
     partitions,
     scan,
@@ -23,6 +21,7 @@ from ebbflow.planners.query.costs.cost import (
     splits,
     write,
 )
+from ebbflow.planners.query.costs.fitting import BOUND, calibrate
 from ebbflow.planners.query.costs.operators import MOST_PARTITIONS, SMALLEST_READ, SPLIT, split_bytes
 
 SHARE = Share.uniform(8, 32, nodes=4)
@@ -166,6 +165,26 @@ def test_a_slower_machine_raises_even_rates_that_no_stage_has_used():
 
 def replace_seconds(measured: Measured, rates: Work) -> float:
     return replace(SPARK, rates=rates).core_seconds(replace(measured.work, sorted_rows=0.0))
+
+
+def test_what_cold_cores_lose_is_told_from_what_work_costs():
+    """Half of the stages met four cold cores, each of which lost 3 s, as JVMs on a third of a core do."""
+    warm = history(SPARK.rates, 0.3, 40, seed=5, noise=0.03)
+    cold = [
+        replace(m, cold=4.0, task_seconds=m.task_seconds + 12.0, wall_seconds=m.wall_seconds + 5.0)
+        for m in history(SPARK.rates, 0.3, 40, seed=6, noise=0.03)
+    ]
+    fitted = calibrate(SPARK, [*warm, *cold])
+    assert fitted.warm_up == pytest.approx(3.0, rel=0.1)
+    assert fitted.latency == pytest.approx(0.3, rel=0.1)  # of warm stages
+    blind = calibrate(SPARK, [replace(m, cold=0.0) for m in (*warm, *cold)])
+    others = history(SPARK.rates, 0.3, 20, seed=7)
+    knowing, averaging = (
+        np.median([abs(math.log(model.core_seconds(m.work) / m.task_seconds)) for m in others])
+        for model in (fitted, blind)
+    )
+    assert knowing < 0.1 < averaging
+    assert fitted.slower(2.0).warm_up == 2 * fitted.warm_up
 
 
 def test_little_history_moves_little():

@@ -1,6 +1,7 @@
 """List scheduling of remaining tasks."""
 
 import time
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -8,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.model import Resources, Share
-from ebbflow.planners.query.plan.qep import QueryExecutionPlan
+from ebbflow.planners.model.capacity import WARM
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.plan.state import ExecutionState, RunningStage
 from ebbflow.planners.query.running.execution import Execution
-from ebbflow.planners.query.running.packing import simulate
+from ebbflow.planners.query.running.packing import simulate, stage_seconds
 from ebbflow.planners.query.running.progress import propagate, whole
 from ebbflow.planners.query.running.replanner import Replanner
 from tests.planners.query.replanning_cases import Engine, fig_2_4, output, plan, queries, share, shares, stage
@@ -65,6 +67,33 @@ def test_the_better_aligned_task_starts_first_and_ties_go_to_the_longer_path() -
 
 def test_memory_limits_how_many_tasks_run_at_once() -> None:
     assert simulate(plan("q", stage("A", tasks=6, memory=4)), share(8, 8)).seconds == 3
+
+
+def test_the_first_tasks_of_a_stage_on_cold_cores_take_its_warm_up_longer_until_they_are_warm() -> None:
+    wide = plan("q", warming(stage("A", tasks=4)), warming(stage("AB", ("A",), tasks=4)))
+    assert simulate(wide, share(4)).finish == {"A": 1, "AB": 2}
+    assert simulate(wide, replace(share(4), cold=4)).finish == {"A": 4, "AB": 8}
+    assert simulate(wide, replace(share(4), cold=1)).finish == {"A": 4, "AB": 8}
+    late = plan("q", stage("A", tasks=4, duration=WARM), warming(stage("AB", ("A",), tasks=4)))
+    assert simulate(late, replace(share(4), cold=4)).finish == {"A": WARM, "AB": WARM + 1}
+    assert simulate(wide, replace(share(4), cold=0.2)).finish == {"A": 1, "AB": 2}  # all but warm
+    narrow = plan("q", warming(stage("A", tasks=1)), warming(stage("AB", ("A",), tasks=4)))
+    assert simulate(narrow, replace(share(4), cold=1)).finish == {"A": 1, "AB": 5}
+    many = plan("q", warming(stage("A", tasks=40)))
+    assert (
+        simulate(many, replace(share(4), cold=4)).seconds == 13
+    )  # rounds are not skipped while some are slow
+    assert simulate(many, replace(share(4), cold=1)).seconds == pytest.approx(11)
+
+
+def warming(one: Stage) -> Stage:
+    return replace(one, warm_up=3.0)
+
+
+def test_a_stage_alone_takes_its_warm_up_where_its_tasks_meet_cold_cores() -> None:
+    one = warming(stage("A", tasks=2, latency=0.5))
+    assert [stage_seconds(one, 4, cold) for cold in (0, 0.5, 1, 4)] == [1.5, 2.25, 3, 4.5]
+    assert stage_seconds(one, 1, 0) == 2.5
 
 
 def test_a_limit_on_parallel_stages_holds_back_the_shorter_path() -> None:

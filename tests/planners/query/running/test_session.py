@@ -9,6 +9,7 @@ import pytest
 
 from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Capacity, Measured, Node, Notice, Share, Work
+from ebbflow.planners.model.capacity import WARM
 from ebbflow.planners.query.costs.cost import DUCKDB, NATIVE
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Text
 from ebbflow.planners.query.plan.state import StageOutput
@@ -287,6 +288,30 @@ def test_costs_are_fitted_to_earlier_runs_and_to_this_one() -> None:
     query.on_finished(planner.plans[0].stages[0], rows("AB", 1), 0.5, measured=slower)
     assert query.measured[-1] is slower
     assert planner.model.core_seconds(work) > 2 * before
+
+
+def test_cold_nodes_are_no_slower_machine_and_get_warm() -> None:
+    """Of what running stages lose to nodes that are new nothing is expected of later stages."""
+    first = replace(stage("AB", tasks=4, duration=1.0), work=Work(scanned_rows=1e9), warm_up=6.0)
+    asked = {}
+    for cold in (0.0, 2.0):
+        planner = Drawn(plan("q", first, stage("ABC", ("AB",))))
+        query = session(planner)
+        query.see(replace(seen(2), cold=cold))
+        query.begin({}, 0.0)
+        query.on_progress(first, 4, 1, 2, 12.0)
+        query.see(seen(3, 2))
+        query.on_capacity("arrived: n2", 12.0)
+        asked[cold] = planner.model.core_seconds(first.work)
+    assert asked[2.0] < asked[0.0]
+
+    query = session(Drawn(plan("q", first, stage("ABC", ("AB",)))))
+    query.see(replace(seen(2), cold=2.0))
+    query.begin({}, 0.0)
+    done = Measured("duckdb", first.work, WARM, WARM / 2, 4, 2.0, cold=2.0)
+    query.on_finished(first, rows("AB", round(first.rows)), 3.0, measured=done)
+    assert query.share.cold == query.execution.share.cold == 1.0  # each core has run tasks for half of it
+    assert [query.cold_since(at) for at in (0.0, 2.9, 3.0, 9.0)] == [2.0, 2.0, 1.0, 1.0]
 
 
 # --- slices -----------------------------------------------------------------------------------------------
