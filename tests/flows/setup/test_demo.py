@@ -199,7 +199,7 @@ def test_one_query_loses_and_gains_workers_is_right_and_leaves_no_process(home: 
 def test_on_limited_links_a_query_switches_its_plan_as_nodes_come(home: Path) -> None:
     skip_without_rights()
     report_path = home / "out" / "switch.json"
-    with started(home, "--query", "7", "--network", "200mbit", "--report", report_path) as demo:
+    with started(home, "--query", "9", "--network", "400mbit", "--report", report_path) as demo:
         assert demo.process.wait(4 * _WHOLE) == 0, demo.log.read_text()
         eventually(lambda: not demo.left_behind(), 10.0)
         text = demo.log.read_text()
@@ -208,5 +208,5 @@ def test_on_limited_links_a_query_switches_its_plan_as_nodes_come(home: Path) ->
     assert report["verified"] is True
     assert report["capacity"][-1]["nodes"] == 5
     assert any(decision["action"] == "switch" for decision in report["decisions"])
-    assert "What the switch was worth" in text
+    assert re.search(r"What re-planning was worth.*pair 3.*times as fast re-planned", text, re.S)
     assert not re.search(r"warning|traceback", text, re.I), text
