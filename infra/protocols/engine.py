@@ -81,6 +81,7 @@ class StageJob:
     output: StorageLocation  # existing empty directory; the engine writes part files into it
     partitions: int = 0  # shuffle partitions; 0: the engine's default
     split_bytes: int = 0  # of a file that one task reads at most; 0: the engine's default
+    expected: float = 0.0  # core-seconds that it is expected to take; 0: not known
     native: bool = False  # tasks of DuckDB's may take the place of the engine's own operators
     layout: FileLayout | None = None  # of a table's files; ``None``: part files of a checkpoint
     arms: tuple[

@@ -196,6 +196,7 @@ class StageWork:
                 attempt.place,
                 stage.partitions,
                 split,
+                expected=stage.core_seconds,
                 native=run.native,
             )
             if run.cancelled.is_set():

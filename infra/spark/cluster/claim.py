@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,3 +108,19 @@ def claim(file: StateFile, state: ClusterState, clock: Clock) -> None:
 def _lives(state: ClusterState) -> bool:
     """Tell whether a cluster has processes, or is about to."""
     return bool(processes.members(state.mark)) or (state.master_pid == 0 and psutil.pid_exists(state.owner))
+
+
+def hold(state: ClusterState, node_id: str, pid: int, note: Callable[[str], object]) -> None:
+    """Put a worker that is starting into its node's control groups; ``note`` is told of one before it is used.
+
+    It starts with whole cores, because that is no work of an application. Executors, which a master may start in the
+    same instant in which the worker registers, are born into the group. Raises ``ClusterError``.
+    """
+    memory = state.node(node_id).memory_group
+    if memory:
+        cgroups.join(Path(memory), [pid])
+    if state.cpus is not None:
+        controller = cgroups.inside(state.controller, Path(memory) if memory else None)
+        group = cgroups.create(controller, f"ebbflow-{state.uid}-{node_id}", float(state.cores))
+        note(str(group))
+        cgroups.join(group, [pid])

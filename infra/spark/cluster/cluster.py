@@ -19,7 +19,7 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.machine import cgroups, processes
 from ebbflow.infra.spark.cluster import daemons, options, teardown
-from ebbflow.infra.spark.cluster.claim import Ports, claim, lay_out, with_other_ports, with_quota
+from ebbflow.infra.spark.cluster.claim import Ports, claim, hold, lay_out, with_other_ports, with_quota
 from ebbflow.infra.spark.cluster.guardian import Guardian
 from ebbflow.infra.spark.cluster.state import ClusterState, NodeRecord, StateFile, find_cluster, list_clusters
 from ebbflow.infra.spark.cluster.status import ClusterStatus, NodeStatus, node_status
@@ -321,23 +321,9 @@ class LocalSparkCluster:
         )
         self._children.append(child)
         self._update(lambda s: s.with_node(record.id, pid=child.pid))
-        self._hold(record.id, child.pid)
+        noted = partial(methodcaller, "with_node", record.id)
+        hold(self.state, record.id, child.pid, lambda group: self._update(noted(cgroup=group)))
         return child
-
-    def _hold(self, node_id: str, pid: int) -> None:
-        """Put a worker that is starting into its node's control groups.
-
-        It starts with whole cores, because that is no work of an application. Executors, which a master may
-        start in the same instant in which the worker registers, are born into the group.
-        """
-        state, memory = self.state, self.state.node(node_id).memory_group
-        if memory:
-            cgroups.join(Path(memory), [pid])
-        if state.cpus is not None:
-            controller = cgroups.inside(state.controller, Path(memory) if memory else None)
-            group = cgroups.create(controller, f"ebbflow-{state.uid}-{node_id}", float(state.cores))
-            self._update(methodcaller("with_node", node_id, cgroup=str(group)))
-            cgroups.join(group, [pid])
 
     def _settle(self, node_id: str) -> None:
         """Let a node that is registered count, held to its quota."""

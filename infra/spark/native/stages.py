@@ -34,6 +34,7 @@ from ebbflow.infra.storage.filesystems import public_settings
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
 
+_SHORTEST = 1.0  # expected core-seconds of a slice, likewise: few bytes may make many rows
 _SMALLEST = 8 << 20  # bytes of a slice below which another one costs more than it saves
 _LARGEST = 2 << 30  # bytes of a slice; beyond that there are more of them than cores...
 _MOST = 4  # ...up to this many a core
@@ -192,7 +193,7 @@ class NativeStages:
         scans = {number: relations[name] for number, name in made.scans.items()}
         sizes = {number: relation.bytes for number, relation in scans.items()}
         if made.sliced is not None:
-            count = self._count(sizes[made.sliced])
+            count = self._count(sizes[made.sliced], job.expected)
             exchange = slices.by_hash(made.keys, sizes, made.sliced, self._room, count)
             try:
                 found = self._cuts(made, scans, made.sliced, count)
@@ -213,10 +214,10 @@ class NativeStages:
     def _cores(self) -> int:
         return max(1, int(self._context.defaultParallelism) // self._threads)
 
-    def _count(self, size: float) -> int:
+    def _count(self, size: float, expected: float = 0.0) -> int:
         """Return how many slices of a relation, or of several that are exchanged, there are to be."""
-        count = max(min(self._cores, math.ceil(size / _SMALLEST)), math.ceil(size / _LARGEST))
-        return max(min(count, _MOST * self._cores), 1)
+        count = min(self._cores, max(math.ceil(size / _SMALLEST), math.ceil(expected / _SHORTEST)))
+        return max(min(max(count, math.ceil(size / _LARGEST)), _MOST * self._cores), 1)
 
     def _cuts(self, made: Program, scans: Mapping[int, Relation], sliced: int, count: int) -> list[_Slice]:
         relation = scans[sliced]
