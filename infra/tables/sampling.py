@@ -52,7 +52,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class _RowGroup:
+class RowGroup:
     file: FileEntry
     index: int  # within the file
     rows: int
@@ -72,7 +72,7 @@ def draw(
 
     clock = clock or SystemClock()
     names = [name for name, _ in relation.columns] if names is None else names
-    groups = _row_groups(relation, names)
+    groups = row_groups(relation, names)
     total = sum(group.rows for group in groups)
     entire = total <= ENTIRE_TIMES * sample_rows and len(groups) <= MOST_GROUPS
     chosen = list(range(len(groups))) if entire else _spread(groups)
@@ -85,8 +85,8 @@ def draw(
             break
         group = groups[position]
         limit = group.rows if entire else min(group.rows, max(1, DECODE_ROWS // len(chosen)))
-        part = _decode(relation, group, limit, names)
-        taken = part if entire else _some(part, -(-sample_rows // len(chosen)), position)
+        part = decode(relation, group, limit, names)
+        taken = part if entire else some_rows(part, -(-sample_rows // len(chosen)), position)
         tables.append(taken)
         blocks.append(Block(position, part.num_rows, taken.num_rows))
     table = pa.concat_tables(tables) if tables else _empty(relation).select(names)
@@ -97,10 +97,10 @@ def thinned(sample: Sample, sample_rows: int) -> Sample:
     """Return at most ``sample_rows`` random rows of ``sample``; a smaller one stays as it is."""
     if sample.table.num_rows <= sample_rows:
         return sample
-    return Sample(_some(sample.table, sample_rows, 0), sample.rows, ())
+    return Sample(some_rows(sample.table, sample_rows, 0), sample.rows, ())
 
 
-def _some(table: Any, count: int, seed: int) -> Any:
+def some_rows(table: Any, count: int, seed: int) -> Any:
     """Return ``count`` random rows in their order; all when there are no more."""
     import numpy as np
 
@@ -212,15 +212,15 @@ def _path(cache: JsonStore, key: tuple[str, int]) -> str:
 # --- reading ----------------------------------------------------------------------------------------------
 
 
-def _row_groups(relation: Relation, names: Sequence[str]) -> list[_RowGroup]:
+def row_groups(relation: Relation, names: Sequence[str]) -> list[RowGroup]:
     return [
-        _RowGroup(file, index, rows)
+        RowGroup(file, index, rows)
         for file, told in zip(relation.files, read_footers(relation, names), strict=True)
         for index, rows in enumerate(told.rows)
     ]
 
 
-def _spread(groups: list[_RowGroup]) -> list[int]:
+def _spread(groups: list[RowGroup]) -> list[int]:
     """Return evenly spaced positions of row groups, so many that about ``DECODE_ROWS`` rows are decoded."""
     average = max(1.0, sum(g.rows for g in groups) / len(groups))
     count = min(len(groups), max(1, min(LARGEST_BLOCKS, int(DECODE_ROWS / average))))
@@ -230,7 +230,7 @@ def _spread(groups: list[_RowGroup]) -> list[int]:
     return sorted({int((i + 0.5) * len(groups) / count) for i in range(count)})
 
 
-def _decode(relation: Relation, group: _RowGroup, limit: int, names: Sequence[str]) -> Any:
+def decode(relation: Relation, group: RowGroup, limit: int, names: Sequence[str]) -> Any:
     """Return the columns ``names`` of the first ``limit`` rows of a row group, with plain strings in place of string
     views."""
     import pyarrow as pa

@@ -199,7 +199,15 @@ def execute(
             leaving.callback(_follow(memory, request, inbox))
         each = StageEngines(ways.stages, gathered.history) if ways.stages != "spark" else None
         work = StageWork(
-            engine, store, gathered.relations, slices, inbox, reuse=request.reuse, since=started, engines=each
+            engine,
+            store,
+            gathered.relations,
+            slices,
+            inbox,
+            reuse=request.reuse,
+            since=started,
+            engines=each,
+            sampled=session.execution.policy.replans,
         )
         with log_ids(run=run), _watched(source, capacity, inbox, orchestrator, clock):
             result = Driver(session, work, book, orchestrator, clock).run(capacity)

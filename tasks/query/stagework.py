@@ -42,6 +42,7 @@ class StageWork:
         reuse: take what earlier runs have left.
         since: s since the Unix epoch; without ``reuse``, what is older is not taken.
         engines: by which of Spark's ways a stage runs; by its SQL unless given.
+        sampled: draw samples of the join keys of what stages write, for whoever re-plans.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class StageWork:
         reuse: bool,
         since: float,
         engines: StageEngines | None = None,
+        sampled: bool = False,
     ) -> None:
+        self._sampled = sampled
         self._engines = engines
         self._logged = False  # that nothing can run natively
         self.engine = engine
@@ -160,7 +163,7 @@ class StageWork:
     def execute(self, run: StageRun) -> StageOutcome:
         """Run one stage and commit its checkpoint. Raises what the engine and the store raise."""
         outcome = self._executed(run)
-        if run.stage.keys and outcome.checkpoint is not None and not run.cancelled.is_set():
+        if self._sampled and run.stage.keys and outcome.checkpoint is not None and not run.cancelled.is_set():
             outcome = replace(outcome, keys=samples_of_keys(outcome.checkpoint.relation, run.stage.keys))
         return outcome
 

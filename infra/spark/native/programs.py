@@ -90,7 +90,10 @@ def program(
 def _hashed(
     writer: Writer, below: Node, sliced: int, narrowed: Sequence[Narrowing], first: str
 ) -> dict[tuple[int, str], Exchange]:
-    """Return the statements that write rows by the hash of a key: of the sliced scan and of those that it narrows."""
+    """Return the statements that write rows by the hash of a key: of the sliced scan and of those that it narrows.
+
+    Not of scans in subqueries: none of their columns or rows could be left out, as Spark does.
+    """
     used = Counter(re.findall(r"\bc\d+\b", first))
     found = {}
     for one in narrowed:
@@ -98,7 +101,7 @@ def _hashed(
             view = writer.scans[number][1]
             kinds = {c.name: c.type for c in columns(view)}
             alike = _hash_type(kinds[column]) == _hash_type(one.type)  # hashes of other types are others
-            if alike and BUCKET not in {name.lower() for name in kinds}:
+            if alike and on_path(below, view) and BUCKET not in {name.lower() for name in kinds}:
                 found[number, column] = _by_hash(writer, below, view, column, used)
     return found
 
@@ -110,10 +113,9 @@ def _hash_type(kind: str) -> str:
 def _by_hash(writer: Writer, below: Node, view: Node, column: str, used: Mapping[str, int]) -> Exchange:
     scan = writer.scan(view)
     # a column that the statement names only where it reads the scan is in no result
-    least = 2 if on_path(below, view) else 0
     listed, key = [], ""
     for c in scan.columns:
-        read = used[c.column] >= least or c.name == column
+        read = used[c.column] > 1 or c.name == column
         listed.append(f"{c.column if read else cast('NULL', c.type)} AS {identifier(c.name)}")
         if c.name == column:
             key = cast(c.column, _hash_type(c.type))

@@ -34,8 +34,8 @@ from ebbflow.infra.storage.filesystems import public_settings
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
 
-_SHORTEST = 1.0  # expected core-seconds of a slice, likewise: few bytes may make many rows
 _SMALLEST = 8 << 20  # bytes of a slice below which another one costs more than it saves
+_SHORTEST = 1.0  # expected core-seconds of a slice, likewise: few bytes may make many rows
 _LARGEST = 2 << 30  # bytes of a slice; beyond that there are more of them than cores...
 _MOST = 4  # ...up to this many a core
 _ALONE = 512 << 20  # bytes that a stage may read in one task
@@ -237,6 +237,8 @@ class NativeStages:
                     shares[scan] = min(shares[scan], share)
             read = sum(r.bytes * shares[number] for number, r in scans.items() if number != sliced)
             if read > self._room:
+                if ranges and count < _MOST * self._cores:  # of a narrower range others need less
+                    return self._cuts(made, scans, sliced, 2 * count)
                 raise NotNativeError("tables that each task reads do not fit into its memory")
             found.append(_Slice(cut, tuple(ranges), read))
         return found

@@ -243,13 +243,13 @@ def test_only_the_columns_that_are_named_are_read_and_others_are_added_later(
 ) -> None:
     cache = JsonStore(StorageLocation(tmp_path))
     read: list[tuple[str, ...]] = []
-    real = sampling._decode
+    real = sampling.decode
 
     def decode(relation: Relation, group: Any, limit: int, names: Any) -> Any:
         read.append(tuple(names))
         return real(relation, group, limit, names)
 
-    monkeypatch.setattr(sampling, "_decode", decode)
+    monkeypatch.setattr(sampling, "decode", decode)
     monkeypatch.setattr(sampling, "_memory", type(sampling._memory)())
     first = collect(sampled, cache, SAMPLE, names=["small", "day"])
     assert set(first.columns) == {"small", "day"}
@@ -283,8 +283,8 @@ def test_of_very_many_files_few_are_sampled(tmp_path: Path, monkeypatch: pytest.
         pq.write_table(part, tmp_path / "t" / f"{number:03d}.parquet")
     (many,) = discover(StorageLocation(tmp_path))
     groups: list[int] = []
-    real = sampling._decode
-    monkeypatch.setattr(sampling, "_decode", lambda *a: groups.append(1) or real(*a))
+    real = sampling.decode
+    monkeypatch.setattr(sampling, "decode", lambda *a: groups.append(1) or real(*a))
     told = collect(many)
     assert len(groups) <= sampling.MOST_GROUPS
     assert (told.rows, told.columns["k"].low, told.columns["k"].high) == (800, 0.0, 799.0)
