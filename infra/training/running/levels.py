@@ -103,6 +103,7 @@ class SaveLevels:
         self._store, self._open = store, memory
         self._memory: BlockStore | None = None
         self._behind = StoreBehind(store)
+        self._numbered: BlockStore | None = None  # in memory, whose segments have numbers of their own
         self._renew = False  # memory lacks something: it begins anew once the store has everything
         self._newer: Sequence[Record] = ()  # than the store's, of an earlier process
         self._speeds: list[float] = []  # of the last saves to memory, bytes/s
@@ -189,6 +190,10 @@ class SaveLevels:
                 return False
             if not self._memory.whole():
                 raise StorageError(f"{self._memory.uri} has lost segments")
+            if self._numbered is not self._memory:
+                # nodes that come back may have pieces of any earlier number, which a lost manifest does not tell
+                self._memory.renumber(time.time_ns() // 1_000_000)
+                self._numbered = self._memory
             written = self._memory.commit(records)
         except StorageError as exc:
             self.refusals += 1

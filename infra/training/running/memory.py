@@ -3,7 +3,8 @@
 A ``BlockStore`` keeps the same there as in a store, segments and a manifest, so that a save counts as a whole or not
 at all, and whoever reads compares the same checksums. Each entry is on two nodes, where there are two: either may go.
 Whoever reads asks all nodes: others may have begun to lend since. Of a file that is replaced each copy has a stamp: a
-node that could not be reached then may still have an older one, and the newest counts.
+node that could not be reached then may still have an older one, and the newest counts. Pieces have none, so
+segments never get a number that another may have had (``BlockStore.renumber``).
 """
 
 import logging

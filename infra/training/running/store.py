@@ -26,7 +26,7 @@ from ebbflow.infra.training.running import segments
 from ebbflow.infra.training.running.segments import Record
 
 MANIFEST = "manifest.json"
-_SEGMENT = re.compile(r"segment-(\d{10})\.seg")
+_SEGMENT = re.compile(r"segment-(\d{10,})\.seg")
 _VERSION = 1
 
 
@@ -185,8 +185,19 @@ class BlockStore:
             self._place.remove(MANIFEST)
             for number in {*before.sizes, *before.unused, begun + 1, begun + 2}:
                 self._place.remove(_segment(number))
-        self.contents = Contents(before.number)
+        self.contents = Contents(begun + 2)
         self._delete_unused()
+
+    def renumber(self, least: int) -> None:
+        """Have segments from now on get numbers above ``least``, and above those that a killed process may have used.
+
+        The manifest says so, and names the latter to be deleted. Raises ``StorageError``.
+        """
+        before = self.contents
+        begun = max([before.number, *before.sizes])
+        unused = tuple(sorted({*before.unused, begun + 1, begun + 2}))
+        with translated(f"write the running checkpoint {self.uri}"):
+            self._publish(replace(before, number=max(begun + 2, least), unused=unused))
 
     def _decoded(self, name: str, data: memoryview, block: int, entry: Entry) -> Record:
         try:

@@ -18,6 +18,7 @@ from ebbflow.infra.training.running import levels, memory
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import RunningFolder, read_whole
 from ebbflow.infra.training.running.memory import MemoryFiles, NodeMemory
+from ebbflow.infra.training.running.store import MANIFEST
 from tests.infra.memory.lenders import Lender
 from tests.infra.training.memory_nodes import Gate, Nodes
 from tests.infra.training.running import Walk
@@ -174,6 +175,69 @@ def test_nothing_is_left_of_processes_that_were_killed_once_another_one_ends(
         assert after.kept
         again.close(150)
         assert not after.kept
+
+
+def manifest_of(made: RunningCheckpoint) -> bytes:
+    """Return the key of the manifest in memory."""
+    assert made._store is not None
+    assert made._store._memory is not None
+    place: Any = made._store._memory._place
+    key: bytes = place._key(MANIFEST, -1)
+    return key
+
+
+def test_a_node_that_comes_back_has_pieces_of_no_segment_that_was_written_since(
+    tmp_path: Path, gate: Gate
+) -> None:
+    nodes, walk = Nodes(), Walk()
+    made = started(tmp_path, walk, nodes)
+    made.initialize({"iteration": 0})
+    for _ in range(4):
+        save(made, walk)
+    made.wait(150)
+    away = dict(nodes.kept)  # of a node that cannot be reached from now on
+    nodes.kept.clear()  # the host of the other one took its memory back
+    save(made, walk)
+    gate.open.clear()
+    for _ in range(6):
+        last, manifest = save(made, walk), manifest_of(made)
+        after = Nodes()
+        after.kept = nodes.kept | away | {manifest: nodes.kept[manifest]}  # it is asked first for all pieces
+        again = started(tmp_path, Walk(1), after)
+        assert again.recover_all().iteration == last
+        check(again, walk)
+
+
+def test_a_writer_that_continues_uses_no_number_of_a_killed_one_and_deletes_what_that_left(
+    tmp_path: Path, gate: Gate
+) -> None:
+    nodes, walk = Nodes(), Walk()
+
+    def cut_off(made: RunningCheckpoint) -> dict[bytes, bytes]:
+        """Return what nodes keep where a save is cut off just before it counts."""
+        assert made._store is not None
+        gate.killed.add(id(made._store._store))
+        nodes.moments = []
+        save(made, walk)
+        manifest = manifest_of(made)
+        return [kept for kept in nodes.moments if kept[manifest] != nodes.kept[manifest]][-1]
+
+    made = started(tmp_path, walk, nodes)
+    made.initialize({"iteration": 0})
+    for _ in range(2):
+        save(made, walk)
+    made.wait(150)
+    before = dict(nodes.kept)
+    left = cut_off(made)
+    for _ in range(2):
+        half = left.keys() - before.keys()
+        assert half
+        nodes = Nodes()
+        nodes.kept = dict(left)
+        again = started(tmp_path, walk, nodes)
+        again.recover_all()
+        before, left = left, cut_off(again)
+        assert not half & nodes.kept.keys()
 
 
 def test_what_is_not_needed_any_more_is_forgotten_though_the_store_is_slow(
