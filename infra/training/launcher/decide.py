@@ -53,6 +53,14 @@ class Persist:
         return found
 
 
+def after_loss(stop: StopRequest | None, reason: str, deadline: float) -> StopRequest:
+    """Return what to ask of those that are left: they end by ``deadline``, or by that of the stop under way.
+
+    A stop's deadline stays, as one may be saving by it.
+    """
+    return StopRequest(reason, deadline, lost=True) if stop is None else replace(stop, lost=True)
+
+
 def _own_fault(end: GenerationEnd) -> bool:
     """Return whether it was an error of the script's own, which would come again."""
     first = end.failures[0] if end.failures else None

@@ -140,7 +140,7 @@ class Generation:
     def ask_to_stop(self, reason: str, deadline: float) -> None:
         """Ask all processes to save and leave; those left at the deadline are killed."""
         if self.stop is None or self.stop.deadline is None or deadline < self.stop.deadline:
-            self.stop = StopRequest(reason, deadline)
+            self.stop = StopRequest(reason, deadline, lost=self.stop is not None and self.stop.lost)
             self._request(self.stop)
             self.note("stop-requested", reason=reason, deadline=deadline)
             self._cut(deadline + _SPARE)
@@ -220,12 +220,13 @@ class Generation:
 
     def _end_after_loss(self, reason: str, now: float) -> None:
         """Somebody is gone: the others cannot continue, and get a while to save what they have."""
-        if self.stop is None:
-            self.stop = StopRequest(reason, now + self.rescue, lost=True)
+        before, self.stop = self.stop, decide.after_loss(self.stop, reason, now + self.rescue)
+        if before is None or not (before.lost or self.own_checkpoints):  # which SIGTERM tells, once
             self._request(self.stop)
         # workers that have not met wait for each other, and have nothing to save
         waits = self.workforce is not None and not self.workforce.formed and "started" not in self._said
-        self._cut(now if waits else now + self.rescue)
+        if waits or before is None:
+            self._cut(now if waits else now + self.rescue)
 
     def _listen(self, now: float) -> None:
         for report in self._channel.reports() if self._channel is not None else ():
@@ -281,8 +282,7 @@ class Generation:
         if not self.own_checkpoints or shown.last_step <= self._last:
             return
         if self._first < 0:
-            self._first = shown.first_step
-            self._watch.rule = self.hang
+            self._first, self._watch.rule = shown.first_step, self.hang
             self.on_report(Report("started", 0, now, self._first))
         self._last = shown.last_step
         self._watch.report(now)

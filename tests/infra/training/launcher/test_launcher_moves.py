@@ -8,15 +8,17 @@ import pytest
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.machine import cgroups, devices
-from ebbflow.infra.training.channel.wire import Entry, Heartbeat, Order
+from ebbflow.infra.training.channel.wire import AgentEnd, Entry, Heartbeat, Order
+from ebbflow.infra.training.launcher import generation as generations
+from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.job import Options
 from ebbflow.infra.training.launcher.journal import Record
-from ebbflow.infra.training.launcher.members import Members
+from ebbflow.infra.training.launcher.members import Loss, Members
 from ebbflow.infra.training.launcher.moves import Control, Resizer
 from ebbflow.infra.training.launcher.pool import Admit, admit_none
 from ebbflow.infra.training.launcher.service import Workforce
 from ebbflow.infra.training.local_nodes import LocalNodes
-from ebbflow.infra.training.process.channel import Report
+from ebbflow.infra.training.process.channel import Report, StopRequest
 from ebbflow.planners.errors import OptionError
 from tests.infra.training.workforces import make_workforce
 
@@ -52,6 +54,7 @@ class Exchange:
     address, public = "127.0.0.1:1", "00" * 32
     listened = 0.0  # seconds
     said: Heartbeat | None = None
+    ended: AgentEnd | None = None
 
     def wire(self, key: str) -> "Exchange":
         return self
@@ -62,6 +65,9 @@ class Exchange:
 
     def beat(self) -> Heartbeat | None:
         return self.said
+
+    def agent_end(self, generation: int) -> AgentEnd | None:
+        return self.ended
 
     def close(self) -> None: ...
 
@@ -164,6 +170,67 @@ def in_place(world: World) -> Workforce:
     """Let the world's workers come and go while the others train."""
     made = world.generation.workforce = make_workforce("node-1", "node-2", "node-3")
     return made
+
+
+class Now(SystemClock):
+    time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class Workers:
+    """A generation's channel to processes that say nothing."""
+
+    def __init__(self) -> None:
+        self.asked: list[StopRequest] = []
+
+    def request_stop(self, stop: StopRequest) -> None:
+        self.asked.append(stop)
+
+    def reports(self) -> tuple[Report, ...]:
+        return ()
+
+
+def launched(world: World, clock: Now) -> tuple[generations.Generation, Workers]:
+    """Return a generation whose processes train."""
+    made = generations.Generation(
+        3, {"node-1": 1, "node-2": 1}, world.members, world.exchange, clock, world.record.note,
+        HangRule(), rescue=20.0, form=600.0,
+    )  # type: ignore[arg-type]  # fmt: skip
+    workers = Workers()
+    made._channel = workers  # type: ignore[assignment]
+    return made, workers
+
+
+def test_who_is_left_hears_of_a_loss_whether_a_stop_is_asked_for_before_it_or_after() -> None:
+    world, clock = World(9), Now()
+    made, workers = launched(world, clock)
+    made.ask_to_stop("notice", 1120.0)
+    made.look({"node-2": Loss("gone")})
+    assert workers.asked == [StopRequest("notice", 1120.0), StopRequest("notice", 1120.0, lost=True)]
+    made.look({})
+    assert len(workers.asked) == 2
+    made, workers = launched(world, clock)
+    made.look({"node-2": Loss("gone")})
+    made.ask_to_stop("notice", 1010.0)
+    assert [(stop.deadline, stop.lost) for stop in workers.asked] == [(1020.0, True), (1010.0, True)]
+
+
+def test_a_loss_during_a_stop_leaves_a_save_the_time_that_the_stop_has() -> None:
+    world, clock = World(9), Now()
+    made, _ = launched(world, clock)
+    made.ask_to_stop("notice", 1060.0)
+    wire = Exchange()
+    wire.ended = AgentEnd("failed")
+    world.members["node-2"].wire = wire  # type: ignore[assignment]
+    assert not made.look({})
+    clock.time = 1055.0  # later than survivors get where nothing is asked
+    assert not made.look({})
+    assert "cut-off" not in world.kinds()
+    clock.time = 1063.0
+    assert not made.look({})
+    assert "cut-off" in world.kinds()
 
 
 def test_nodes_leave_in_place_while_enough_are_left() -> None:
