@@ -185,7 +185,7 @@ class Resizer:
                 join(generation, ready)
             if failed:
                 self._go_without(failed, target, generation)
-            elif target == placement:
+            elif target == placement and not workforce.retired & set(target):  # which start again
                 control.drop(target)
         return True
 

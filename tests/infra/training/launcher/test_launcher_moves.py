@@ -258,6 +258,22 @@ def test_nodes_that_are_wanted_again_before_they_have_left_stay() -> None:
     world.control.resize({"node-1": 1, "node-2": 1, "node-3": 1})
     world.moves.serve(world.generation, grace=1.0)
     assert workforce.retired == {"node-3"}, "it has left, and is done without until it joins"
+    assert world.control.target == {"node-1": 1, "node-2": 1, "node-3": 1}, "once its processes are gone"
+    del world.generation.placement["node-3"]
+    workforce.leave("node-3", "it was asked to leave")
+    world.members.end(["node-3"])
+    joined: list[object] = []
+    world.moves.serve(world.generation, 1.0, lambda generation, nodes: joined.append(nodes))
+    world.members["node-3"].beat = Heartbeat(1, 0)
+    world.moves.serve(world.generation, 1.0, lambda generation, nodes: joined.append(nodes))
+    assert joined == [{"node-3": 1}]
+    world.generation.placement["node-3"] = 1
+    rank = workforce.take_in("node-3", "key", 1).start
+    world.moves.serve(world.generation, grace=1.0)
+    assert world.control.target is None
+    members.enter(rank)
+    members._pass_boundary()
+    assert members.view.members == (0, 1, rank)
     world.control.resize({"node-1": 1})
     world.moves.serve(world.generation, grace=1.0)
     assert workforce.retired == {"node-2", "node-3"}, "it may be asked again"
