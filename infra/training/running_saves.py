@@ -49,7 +49,7 @@ class RunningSaves:
         run, settings = generation.place, generation.settings
         wanted = settings.partial_checkpoint_interval > 0 and not generation.trial
         self._place = run.under("running") if run is not None and wanted else None
-        self._world, self._settings = generation.world, settings
+        self._world, self._link, self._settings = generation.world, generation.link, settings
         self._running: RunningCheckpoint | None = None
         asked = self._place is not None and settings.partial_checkpoint_memory
         self._memory = NodeMemory() if asked else None
@@ -182,7 +182,7 @@ class RunningSaves:
         said = []
         if running.failures > failed:
             said.append({"reason": "running checkpoint", "error": running.last_error})
-        if self._memory is not None and (problem := self._memory.problem()) and self._world.rank == 0:
+        if self._memory is not None and (problem := self._memory.problem(self._link.claim)):
             said.append({"reason": NODES_MEMORY, "error": problem})
         return said
 

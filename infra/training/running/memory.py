@@ -197,7 +197,7 @@ class NodeMemory:
         self._registry = registry or MemoryRegistry()
         self.client = client or EntryClient(self._registry)
         self._told: set[str] = set()  # ways in which it cannot be used that are known
-        self._untold: list[str] = []
+        self._untold: list[tuple[str, str]] = []
 
     @property
     def there(self) -> bool:
@@ -239,9 +239,16 @@ class NodeMemory:
         files.remove(MANIFEST)
         return BlockStore(files)
 
-    def problem(self) -> str:
-        """Return why memory cannot be used, each reason once; else an empty text."""
-        return self._untold.pop(0) if self._untold else ""
+    def problem(self, claim: Callable[[str], bool] = lambda name: True) -> str:
+        """Return why memory cannot be used, each reason once; else an empty text.
+
+        ``claim`` tells whether this one of several processes is the first to say it.
+        """
+        while self._untold:
+            what, text = self._untold.pop(0)
+            if claim(f"nodes-memory-{what}"):
+                return text
+        return ""
 
     def close(self) -> None:
         """End all connections; what is kept stays."""
@@ -259,5 +266,5 @@ class NodeMemory:
     def _tell(self, what: str, text: str) -> None:
         if what not in self._told:
             self._told.add(what)
-            self._untold.append(text)
+            self._untold.append((what, text))
             log.warning("%s", text)

@@ -1,5 +1,6 @@
 """Which of a run's checkpoints is taken up, the full one or the running one, when nodes' memory changes meanwhile."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -66,10 +67,13 @@ class Training:
         return {value for one in self.inner.parameters() for value in one.flatten().tolist()}
 
 
-def saves(place: Path, nodes: Nodes, world: Any = None) -> RunningSaves:
+def saves(
+    place: Path, nodes: Nodes, world: Any = None, claim: Callable[[str], bool] = lambda name: True
+) -> RunningSaves:
     generation = SimpleNamespace(
-        place=StorageLocation(place), settings=SETTINGS, trial=False, world=world or World()
-    )
+        place=StorageLocation(place), settings=SETTINGS, trial=False, world=world or World(),
+        link=SimpleNamespace(claim=claim),
+    )  # fmt: skip
     made = RunningSaves(cast(Any, generation))
     made._memory = nodes.memory()
     return made
@@ -137,6 +141,31 @@ def test_that_memory_cannot_be_used_is_reported_once_and_is_no_failure(tmp_path:
         made._running._writer.join(150)
     assert {"reason": "running checkpoint", "error": "the disk is full"} in said
     gate.refuses = False
+    made.close()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_first_process_to_find_memory_full_reports_it_whichever_it_is(
+    tmp_path: Path, gate: Gate, first: bool
+) -> None:
+    nodes, claimed = Nodes(), []
+    nodes.room = 0
+
+    def claim(name: str) -> bool:
+        claimed.append(name)
+        return first
+
+    made, training = saves(tmp_path, nodes, claim=claim), cast(Any, Training(0))
+    made.begin(training, None)
+    cast(Any, made)._world = SimpleNamespace(rank=3)  # which holds shards that others do not
+    said = []
+    for step in (1, 2, 3):
+        training.move(step)
+        said += made.step(training)
+        assert made._running is not None
+        made._running._finish(150)
+    assert claimed == ["nodes-memory-full"]
+    assert [one["reason"] for one in said] == [NODES_MEMORY] * first
     made.close()
 
 
