@@ -36,7 +36,8 @@ class ProcessExit:
     def watch(self) -> None:
         """Request that the listening thread saves before a deadline that training does not keep."""
         if not self._trial:
-            self._link.before_deadline(RESERVE + 2 * self._saver.costs.write, self._at_last_moment)
+            reserve = RESERVE + nccl.patience() + 2 * self._saver.costs.write
+            self._link.before_deadline(reserve, self._at_last_moment)
 
     def stop(self, save: bool) -> NoReturn:
         """Leave on request; all processes come here after the same step. Raises ``StorageError`` if it fails."""

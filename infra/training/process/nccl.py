@@ -72,12 +72,29 @@ def finish(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def close() -> None:
-    """End the process groups, for at most 5 s.
+def patience() -> float:
+    """Return how many seconds ``abort`` may take."""
+    return _CLOSING if any(True for _ in _groups()) else 0.0
+
+
+def close() -> bool:
+    """End the process groups, for at most 5 s; return whether that was enough.
 
     Others may be gone, and NCCL waits until CUDA graphs with its collectives are gone, too (since 2.26).
     """
-    _within(dist.destroy_process_group, "process groups")
+    return _within(dist.destroy_process_group, "process groups")
+
+
+def dissolve(failed: Callable[[str], None]) -> None:
+    """End the process groups, of which some processes may be gone, so that others can be made.
+
+    Raises ``DistBackendError`` where those over NCCL do not end, after a call of ``failed`` with the reason.
+    """
+    if not abort():  # to end its communicators in order NCCL would wait for those that are gone
+        dist.destroy_process_group()
+    elif not close() or dist.is_initialized():
+        failed("a process group over NCCL does not end")
+        raise dist.DistBackendError("NCCL communicator was aborted, and its process group does not end")
 
 
 class LossWatch:
@@ -103,8 +120,8 @@ class LossWatch:
         return True
 
 
-def _within(act: Callable[[], None], what: str) -> None:
-    """Do what may hang in a thread of its own."""
+def _within(act: Callable[[], None], what: str) -> bool:
+    """Do what may hang in a thread of its own; return whether it has ended."""
 
     def run() -> None:
         with suppress(RuntimeError):  # of groups whose peers are gone
@@ -115,6 +132,8 @@ def _within(act: Callable[[], None], what: str) -> None:
     closing.join(_CLOSING)
     if closing.is_alive():
         log.warning("%s did not end within %g s", what, _CLOSING)
+        return False
+    return True
 
 
 def _abort_all(groups: Sequence[Any]) -> None:

@@ -259,8 +259,7 @@ class ReplicaWorld(MemberWorld):
         group = dist.group.WORLD if dist.is_initialized() else None
         self._group.release()
         if group is not None:
-            nccl.abort()  # to end its communicators in order NCCL would wait for those that are gone
-            dist.destroy_process_group()
+            nccl.dissolve(self.fix)
             await_release(group)
         nccl.begun()
 

@@ -13,8 +13,11 @@ import torch.distributed as dist
 
 from ebbflow.infra.training import ElasticRun
 from ebbflow.infra.training.channel.messages import StopRequest
+from ebbflow.infra.training.ending import ProcessExit
 from ebbflow.infra.training.process import nccl
 from ebbflow.infra.training.process.world import World, peer_lost
+from ebbflow.infra.training.replicas.world import ReplicaWorld
+from ebbflow.infra.training.saver import Costs
 
 
 class Error(Enum):
@@ -155,3 +158,41 @@ def test_groups_that_do_not_end_hold_no_process(
     nccl.close()
     freed.set()
     assert "did not end" in caplog.text
+
+
+def test_a_group_that_does_not_end_lets_its_process_start_again(
+    made: list[Communicators], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = ReplicaWorld(SimpleNamespace(), SimpleNamespace(), 0, 1, torch.device("cuda"))  # type: ignore[arg-type]
+    freed, destroyed = threading.Event(), list[str]()
+    monkeypatch.setattr(dist, "is_initialized", lambda: not destroyed)
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=object()))
+    monkeypatch.setattr("ebbflow.infra.training.replicas.world.await_release", lambda group: True)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: freed.wait(150))
+    monkeypatch.setattr(nccl, "_CLOSING", 0.01)
+    with pytest.raises(dist.DistBackendError, match="does not end") as caught:
+        world._dissolve()
+    freed.set()
+    assert not world.lost(caught.value), "a step that is repeated would wait for it again"
+    assert peer_lost(caught.value)
+    monkeypatch.setattr(nccl, "_CLOSING", 150.0)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: destroyed.append("all"))
+    world._dissolve()
+    assert destroyed == ["all"]
+    nccl.check()
+
+
+def test_a_save_at_the_last_moment_keeps_the_time_that_aborting_may_take(
+    made: list[Communicators], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    link = SimpleNamespace(before_deadline=lambda reserve, act: asked.append(reserve))
+    generation, saver = (
+        SimpleNamespace(link=link, trial=False, clock=None),
+        SimpleNamespace(costs=Costs(0.1, 4.0)),
+    )
+    end = ProcessExit(generation, saver)  # type: ignore[arg-type]
+    end.watch()
+    monkeypatch.delattr(dist, "ProcessGroupNCCL")
+    end.watch()
+    assert asked == [1.0 + 5.0 + 8.0, 1.0 + 8.0]
