@@ -84,4 +84,4 @@ def _spread(columns: Sequence[Any]) -> bool:
     if len(columns) < 2 or not known:
         return False
     whole = max(high for _, high in known) - min(low for low, _ in known)
-    return sum(high - low for low, high in known) >= _CLUSTERED * whole * len(known)
+    return bool(sum(high - low for low, high in known) >= _CLUSTERED * whole * len(known))
