@@ -63,6 +63,7 @@ class Run:
                 status.state == "running"
                 and status.placement == placement
                 and self.steps(status.generation) > 3
+                and not self.has("generation-ended", status.generation)  # before the next has begun
             )
 
         self.until(reached, f"training on {placement}")
