@@ -10,7 +10,7 @@ that of its memory, whose other processes are in a group ``rest`` in it, as only
 import contextlib
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,7 @@ from ebbflow.infra.errors import ClusterError
 Kind = Literal["cpu", "memory"]
 
 _PERIOD = 100_000  # microseconds, the kernel's default
+_HAS = "cgroup.controllers"  # in a group of version 2: what can be limited in it
 _REST = "rest"  # in a memory group of version 2: where its processes are
 _DRIVER_ROOM = 0.1  # fraction of the machine's cores left to the driver and the master
 
@@ -45,13 +46,18 @@ def find_controller(
     *,
     kind: Kind = "cpu",
 ) -> Controller | None:
-    """Return where groups with a limit of this kind can be made, or ``None`` when nowhere (tried by making one)."""
+    """Return where groups with a limit of this kind can be made, or ``None`` when nowhere (tried by making one).
+
+    In version 2 a group's memory is limited where its CPU can be, too, if there is such a place.
+    """
     with contextlib.suppress(OSError, ValueError):
         table = [line.split()[1:4] for line in mounts.read_text().splitlines()]
         own = [line.split(":", 2) for line in membership.read_text().splitlines()]
-        for candidate in _candidates(table, own, kind):
-            if _works(candidate, kind):
-                return candidate
+        wanted: list[tuple[Kind, ...]] = [(kind, "cpu"), (kind,)] if kind == "memory" else [(kind,)]
+        for kinds in wanted:
+            for candidate in _candidates(table, own, kind):
+                if _works(candidate, kinds if candidate.version == 2 else (kind,)):
+                    return candidate
     return None
 
 
@@ -71,9 +77,9 @@ def _candidates(table: list[list[str]], own: list[list[str]], kind: Kind) -> Ite
                 folder = folder.parent
 
 
-def _works(controller: Controller, kind: Kind) -> bool:
+def _works(controller: Controller, kinds: Sequence[Kind]) -> bool:
     folder = controller.folder
-    if controller.version == 2 and not _hands_down(folder, kind):
+    if controller.version == 2 and not set(kinds) <= _listed(folder / "cgroup.subtree_control"):
         return False
     if not os.access(folder / "cgroup.procs", os.W_OK):
         return False  # joining a child needs the right to move processes within the parent
@@ -83,9 +89,9 @@ def _works(controller: Controller, kind: Kind) -> bool:
     except OSError:
         return False
     try:
-        if kind == "cpu":
+        if "cpu" in kinds:
             _limit(controller, probe, 1.0)
-        else:
+        if "memory" in kinds:
             _limit_memory(controller, probe, 1 << 30)
     except OSError:
         return False
@@ -95,10 +101,10 @@ def _works(controller: Controller, kind: Kind) -> bool:
     return True
 
 
-def _hands_down(folder: Path, kind: Kind) -> bool:
+def _listed(file: Path) -> set[str]:
     with contextlib.suppress(OSError):
-        return kind in (folder / "cgroup.subtree_control").read_text().split()
-    return False
+        return set(file.read_text().split())
+    return set()
 
 
 def _limit(controller: Controller, group: Path, cpus: float) -> None:
@@ -133,7 +139,7 @@ def create_memory(controller: Controller, name: str, size: int) -> Path:
         group.mkdir(exist_ok=True)
         _limit_memory(controller, group, size)
         if controller.version == 2:
-            if "cpu" in (group / "cgroup.controllers").read_text().split():
+            if "cpu" in _listed(group / _HAS):
                 (group / "cgroup.subtree_control").write_text("+cpu")
             (group / _REST).mkdir(exist_ok=True)
     except OSError as error:
@@ -143,9 +149,14 @@ def create_memory(controller: Controller, name: str, size: int) -> Path:
     return group
 
 
-def inside(controller: Controller, memory: Path | None) -> Controller:
-    """Return where the CPU groups of a node are made whose memory group is ``memory``; ``None``: it has none."""
-    return controller if memory is None or controller.version == 1 else Controller(2, memory)
+def inside(controller: Controller, memory: Path | None) -> Controller | None:
+    """Return where the CPU groups of a node are made whose memory group is ``memory``; ``None``: it has none.
+
+    Returns ``None`` where the node can have no CPU group: it would have to be in a memory group that has no CPU.
+    """
+    if memory is None or controller.version == 1 or not (memory / _HAS).exists():
+        return controller  # the two kinds are apart
+    return Controller(2, memory) if "cpu" in _listed(memory / _HAS) else None
 
 
 def create(controller: Controller, name: str, cpus: float) -> Path:

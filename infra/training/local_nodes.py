@@ -129,14 +129,11 @@ class LocalNodes:
             record = self._nodes[name] = _Record(
                 mark, child, folder, None, slots, gpus, self._quota(name, slots)
             )
-            if (memory := self._memory_group(name)) is not None:
-                cgroups.join(memory, [child.pid])
-            if self._controller is not None:
-                # It starts with whole CPU cores: importing is no work of the training.
-                group = f"ebbflow-{self.uid}-{entry.key}"
-                place = cgroups.inside(self._controller, memory)
-                record.group = cgroups.create(place, group, max(float(slots), record.quota))
-                cgroups.join(record.group, [child.pid])
+            try:
+                self._hold(name, record, f"ebbflow-{self.uid}-{entry.key}")
+            except BaseException:
+                self._destroy(record, "it could not be held to its limits")
+                raise
 
     def lost(self, name: str) -> str:
         """Return how a node went that is gone; empty while it is there."""
@@ -269,6 +266,16 @@ class LocalNodes:
 
     def _quota(self, name: str, slots: int) -> float:
         return (self._cpus or 1.0) * slots
+
+    def _hold(self, name: str, record: _Record, group: str) -> None:
+        """Put a node that starts into its control groups. Raises ``ClusterError``."""
+        if (memory := self._memory_group(name)) is not None:
+            cgroups.join(memory, [record.child.pid])
+        place = cgroups.inside(self._controller, memory) if self._controller is not None else None
+        if place is not None:
+            # It starts with whole CPU cores: importing is no work of the training.
+            record.group = cgroups.create(place, group, max(float(record.slots), record.quota))
+            cgroups.join(record.group, [record.child.pid])
 
     def _settle(self, record: _Record) -> None:
         """Hold a node that has come up to its quota."""

@@ -114,13 +114,16 @@ def hold(state: ClusterState, node_id: str, pid: int, note: Callable[[str], obje
     """Put a worker that is starting into its node's control groups; ``note`` is told of one before it is used.
 
     It starts with whole cores, because that is no work of an application. Executors, which a master may start in the
-    same instant in which the worker registers, are born into the group. Raises ``ClusterError``.
+    same instant in which the worker registers, are born into the group. A worker whose memory group has no CPU to
+    limit is in that alone. Raises ``ClusterError``.
     """
     memory = state.node(node_id).memory_group
     if memory:
         cgroups.join(Path(memory), [pid])
     if state.cpus is not None:
         controller = cgroups.inside(state.controller, Path(memory) if memory else None)
+        if controller is None:
+            return
         group = cgroups.create(controller, f"ebbflow-{state.uid}-{node_id}", float(state.cores))
         note(str(group))
         cgroups.join(group, [pid])

@@ -328,9 +328,11 @@ class LocalSparkCluster:
     def _settle(self, node_id: str) -> None:
         """Let a node that is registered count, held to its quota."""
         state = self.state
-        if state.cpus is not None:
-            group = Path(state.node(node_id).cgroup)
+        if state.cpus is not None and (name := state.node(node_id).cgroup):
+            group = Path(name)
             cgroups.create(replace(state.controller, folder=group.parent), group.name, state.cpus)
+        elif state.cpus is not None:
+            self._update(lambda s: replace(s, cap="no CPU cap: the group that limits memory has no CPU"))
         self._update(methodcaller("with_node", node_id, phase="up"))
 
     def _ready(

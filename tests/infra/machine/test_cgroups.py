@@ -88,6 +88,30 @@ def test_a_memory_group_of_version_2_holds_the_cpu_groups_of_its_node(tmp_path: 
     assert (cgroups.inside(apart, node), cgroups.inside(controller, None)) == (apart, controller)
 
 
+def test_memory_is_limited_where_cpu_can_be_too_else_without_a_cpu_group(tmp_path: Path) -> None:
+    user = tmp_path / "user.slice" / "user-0.slice"
+    user.mkdir(parents=True)
+    for folder, controllers in ((tmp_path, "cpu memory"), (user.parent, "memory"), (user, "memory pids")):
+        (folder / "cgroup.subtree_control").write_text(controllers)
+        (folder / "cgroup.procs").touch()
+    mounts, own = tmp_path / "mounts", tmp_path / "cgroup"
+    mounts.write_text(f"cgroup2 {tmp_path} cgroup2 rw 0 0\n")
+    own.write_text("0::/user.slice/user-0.slice\n")
+    both = Controller(2, tmp_path)
+    assert find_controller(mounts, own, kind="memory") == both
+    (tmp_path / "cgroup.subtree_control").write_text("memory")
+    assert find_controller(mounts, own) is None
+    assert find_controller(mounts, own, kind="memory") == Controller(2, user)
+    node = user / "node"
+    node.mkdir()
+    (node / "cgroup.controllers").write_text("memory pids")
+    cgroups.create_memory(Controller(2, user), "node", 1 << 20)
+    assert not (node / "cgroup.subtree_control").exists()
+    assert cgroups.inside(both, node) is None, "of another process, which may limit CPU elsewhere"
+    (tmp_path / "apart").mkdir()
+    assert cgroups.inside(both, tmp_path / "apart") == both, "a memory group of version 1"
+
+
 def test_what_is_not_handed_down_makes_no_group(tmp_path: Path) -> None:
     (tmp_path / "cgroup.subtree_control").write_text("cpu")
     (tmp_path / "cgroup.procs").touch()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.spark.cluster import options
+from ebbflow.infra.spark.cluster.claim import hold
 from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 from ebbflow.infra.spark.cluster.state import ClusterState, NodeRecord, StateFile, find_cluster, list_clusters
 from ebbflow.planners.errors import OptionError
@@ -107,6 +108,22 @@ def test_state_survives_the_file() -> None:
     file.write(state)
     assert file.read() == state
     assert state.node("worker-1") is node
+
+
+def test_a_worker_whose_memory_group_has_no_cpu_is_in_that_alone(tmp_path: Path) -> None:
+    memory, noted = tmp_path / "memory", list[str]()
+    memory.mkdir()
+    (memory / "cgroup.controllers").write_text("memory pids")
+    (memory / "cgroup.procs").touch()
+    node = NodeRecord("worker-1", "127.0.0.2", memory_group=str(memory))
+    hold(
+        replace(STATE, nodes=(node,), cpus=0.6, cap_version=2, cap_folder=str(tmp_path)),
+        "worker-1",
+        7,
+        noted.append,
+    )
+    assert ((memory / "cgroup.procs").read_text(), noted) == ("7", [])
+    assert sorted(path.name for path in memory.iterdir()) == ["cgroup.controllers", "cgroup.procs"]
 
 
 def test_an_unknown_node_is_answered_with_the_known_ones() -> None:

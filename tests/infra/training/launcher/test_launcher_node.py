@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.machine import processes
+from ebbflow.infra.training import local_nodes
 from ebbflow.infra.training.channel.exchange import Exchange
 from ebbflow.infra.training.channel.wire import AgentEnd, Entry, Order
 from ebbflow.infra.training.local_nodes import LocalNodes
@@ -176,3 +179,15 @@ if __name__ == "__main__":
 """
     assert launcher.run(source, start="spawn").state == "succeeded"
     assert (launcher.logs / "rank-0.out").read_text()
+
+
+def test_a_node_that_cannot_be_held_to_its_memory_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(local_nodes, "_NODE", "tests.infra.local_fleet.sleeper")
+    monkeypatch.setattr(LocalNodes, "_memory_group", lambda *_: tmp_path / "absent")
+    with LocalNodes(tmp_path) as nodes:
+        with pytest.raises(ClusterError, match="absent is gone"):
+            nodes.start("n1", 1, Entry("x:1", "00" * 32, "run", "n1", "key", "", ""))
+        assert nodes.lost("n1") == "it could not be held to its limits"
+        assert processes.members(f"{nodes.uid}/") == []
