@@ -58,6 +58,15 @@ def run_command(aggregator: Aggregator, line: str) -> dict[str, Any]:
     return {"done": command["do"]}
 
 
+def _numbered(line: str) -> dict[str, Any]:
+    """Return the number of a command that has one: its answer has it, too, however late it is read."""
+    with contextlib.suppress(ValueError, RecursionError):
+        command = json.loads(line)
+        if isinstance(command, dict) and "id" in command:
+            return {"id": command["id"]}
+    return {}
+
+
 def _record(aggregator: Aggregator) -> dict[str, Any]:
     """Return the plain values of an aggregator's ``AggregatorRecord``."""
     summaries = aggregator.summaries()
@@ -82,7 +91,7 @@ def serve(aggregator: Aggregator, commands: TextIO, answers: TextIO, linger_s: f
         while line := commands.readline(_MAX_LINE):
             if line.strip() == _END:
                 return
-            _write(answers, run_command(aggregator, line))
+            _write(answers, {**run_command(aggregator, line), **_numbered(line)})
         SystemClock().sleep(linger_s)
     except BrokenPipeError:
         pass  # the parent has ended
@@ -121,6 +130,7 @@ class AggregatorProcess:
     ) -> None:
         self._name, self._timeout = name, timeout_s
         self._rest = b""
+        self._sent = 0  # commands
         arguments = [
             sys.executable,
             "-P",
@@ -134,7 +144,7 @@ class AggregatorProcess:
         ]
         self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
-            begun = self._answer()
+            begun = self._answer(None, timeout_s)
             self.where = AggregatorAddress(str(begun["address"]), str(begun["public"]))
         except BaseException:
             self.close()
@@ -150,18 +160,27 @@ class AggregatorProcess:
         """Tell whether its process is gone."""
         return self._process.poll() is not None
 
-    def command(self, **values: Any) -> dict[str, Any]:
-        """Send a command and return its answer.
+    def command(self, timeout_s: float | None = None, /, **values: Any) -> dict[str, Any]:
+        """Send a command and return its answer; those to earlier ones that came too late are passed over.
+
+        Args:
+            timeout_s: seconds in which it must answer; ``None``: those of this process.
+            values: of the command.
 
         Raises ``AggregationError`` where it is refused or the process does not answer in time.
         """
         assert self._process.stdin is not None
+        self._sent += 1
+        line = json.dumps({**values, "id": self._sent}).encode() + b"\n"
+        if len(line) > _MAX_LINE:
+            raise AggregationError(f"a command must be at most {_MAX_LINE} bytes; got {len(line)}")
         try:
-            self._process.stdin.write(json.dumps(values).encode() + b"\n")
+            self._process.stdin.write(line)
             self._process.stdin.flush()
         except OSError as exc:
             raise AggregationError(f"aggregator {self._name} has ended") from exc
-        answer = self._answer()
+        answer = self._answer(self._sent, self._timeout if timeout_s is None else timeout_s)
+        answer.pop("id")
         if "error" in answer:
             raise AggregationError(str(answer["error"]))
         return answer
@@ -180,15 +199,20 @@ class AggregatorProcess:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self, number: int | None, timeout_s: float) -> dict[str, Any]:
+        end = time.monotonic() + timeout_s
+        while (found := self._line(end, timeout_s)).get("id") != number:
+            pass
+        return found
+
+    def _line(self, end: float, timeout_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None
-        end = time.monotonic() + self._timeout
         with selectors.DefaultSelector() as ready:
             ready.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._rest:
                 if not ready.select(max(end - time.monotonic(), 0)):
                     raise AggregationError(
-                        f"aggregator {self._name} must answer within {self._timeout:g} s, and did not"
+                        f"aggregator {self._name} must answer within {timeout_s:g} s, and did not"
                     )
                 got = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not got:

@@ -14,6 +14,7 @@ from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.training.service.joining import AGGREGATORS
 from ebbflow.planners.model.trainings import RunSettings
 
+_TOLD = 2.0  # seconds in which an aggregator must say what it holds
 _LINGER = 30.0  # seconds that aggregators outlive a launcher that is gone, in which workers save
 
 
@@ -117,7 +118,8 @@ class AggregatorGroup:
         found = {}
         for name, one in self._processes.items():
             with contextlib.suppress(AggregationError):  # a report is not worth a failure
-                found[name] = one.command(do="held")["record"]
+                if (record := one.command(_TOLD, do="held").get("record")) is not None:
+                    found[name] = record
         return found
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import cast
 
@@ -20,6 +21,7 @@ from ebbflow.infra.aggregation.timing import HeldTensor
 from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.machine.encrypted_router import CurveKeys
+from ebbflow.infra.training.service.aggregator_sets import AggregatorGroup
 from tests.infra.aggregation.round_worker import RoundWorker
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -92,6 +94,25 @@ def test_commands_that_break_their_form(process: AggregatorProcess) -> None:
             process.command(**wrong)
     with pytest.raises(AggregationError, match="64 hexadecimal digits"):
         process.command(do="admit", job="a", workers={"w": "short"})
+
+
+def test_answers_that_come_too_late_are_those_of_no_other_command() -> None:
+    group = AggregatorGroup("127.0.0.1", 1)
+    try:
+        group.start()
+        (pid,) = group.pids.values()
+        os.kill(pid, signal.SIGSTOP)
+        assert group.held() == {}
+        os.kill(pid, signal.SIGCONT)
+        group.remove("job")
+        with pytest.raises(AggregationError, match="64 hexadecimal digits"):
+            group.admit("job", {"w": "short"})
+        end = time.monotonic() + 150.0
+        while not (found := group.held()):
+            assert time.monotonic() < end
+        assert found["aggregator-1"]["held"] == {}
+    finally:
+        group.close()
 
 
 def test_an_aggregator_that_is_killed_is_noticed(process: AggregatorProcess) -> None:
