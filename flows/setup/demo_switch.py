@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from rich.console import Console
 from rich.padding import Padding
@@ -32,6 +32,7 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
 from ebbflow.infra.machine.network.plan import parse_rates
+from ebbflow.infra.spark.watch import ExecutorWatch
 from ebbflow.infra.storage.files import home
 from ebbflow.tasks.nodes import FAULTS, schedule_of
 from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
@@ -191,13 +192,14 @@ def _wait_for(fleet: LocalFleet, opened: OpenedEngine, nodes: int, clock: Clock)
         fleet.remove(_POOL, there - nodes)
     elif there < nodes:
         fleet.add(_POOL, nodes - there)
-    end = clock.now() + _ARRIVAL
+    watch, end = cast(ExecutorWatch, opened.source), clock.now() + _ARRIVAL
     # Spark's driver notices late that a machine is silent: until then it would give it tasks
-    while (found := len(opened.source.capacity().usable)) != nodes or (
-        getattr(opened.source, "held", nodes) != nodes
-    ):
+    while len((found := watch.capacity()).usable) != nodes or watch.held != found.cores:
         if clock.now() > end:
-            raise ClusterError(f"{nodes} nodes were to be there within {_ARRIVAL:.0f} s; there are {found}")
+            raise ClusterError(
+                f"{nodes} nodes were to be there within {_ARRIVAL:.0f} s; there are {len(found.usable)} of "
+                f"{found.cores} cores, of which the query's executors have {watch.held}"
+            )
         clock.sleep(_LOOK)
 
 
@@ -216,22 +218,33 @@ def print_comparison(pairs: Sequence[Pair], console: Console) -> None:
 
 
 def findings(pairs: Sequence[Pair]) -> list[str]:
-    """Return what the pairs show, as sentences: no more than they do."""
-    kept, replanned = (
-        statistics.median(getattr(pair, name).seconds for pair in pairs) for name in ("kept", "replanned")
-    )
-    gain, switched = kept / max(replanned, 1e-9), [pair for pair in pairs if pair.replanned.switches]
-    gains = ", ".join(f"{pair.gain:.2f}" for pair in pairs)
-    said = [f"medians {kept:.1f} and {replanned:.1f} s: {gain:.2f} times as fast re-planned ({gains})"]
+    """Return what the pairs show, as sentences: no more than they do. Pairs without a switch show nothing of it."""
+    switched = [pair for pair in pairs if pair.replanned.switches]
+    gain, text = _medians(pairs)
+    said = [f"medians {text}"]
     if not switched:
-        said.append("no run changed its plan: what differs is chance")
-    elif gain >= 1.0 + _CHANCE and all(pair.gain > 1.0 for pair in switched):
+        return [*said, "no run changed its plan: what differs is chance"]
+    if len(switched) < len(pairs):
+        gain, text = _medians(switched)
+        said.append(f"{len(switched)} of {len(pairs)} runs changed their plan; their medians {text}")
+    if gain >= 1.0 + _CHANCE and all(pair.gain > 1.0 for pair in switched):
         said.append("the switch paid in every run that changed its plan")
     elif gain >= 1.0 + _CHANCE:
         said.append("the switch paid in the median, not in every run")
+    elif gain <= 1.0 - _CHANCE:
+        said.append("the switch lost here")
     else:
         said.append("the switch did not pay here: runs of one plan differ as much")
     return said
+
+
+def _medians(pairs: Sequence[Pair]) -> tuple[float, str]:
+    """Return how many times as fast the median was re-planned, and a text with both medians."""
+    kept, replanned = (
+        statistics.median(getattr(pair, name).seconds for pair in pairs) for name in ("kept", "replanned")
+    )
+    gain, gains = kept / max(replanned, 1e-9), ", ".join(f"{pair.gain:.2f}" for pair in pairs)
+    return gain, f"{kept:.1f} and {replanned:.1f} s: {gain:.2f} times as fast re-planned ({gains})"
 
 
 def _arrivals(report: QueryReport) -> str:
