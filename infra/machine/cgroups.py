@@ -200,10 +200,11 @@ def remove(group: Path, clock: Clock, timeout: float = 10.0) -> None:
         try:
             for path in group.iterdir():
                 if path.is_dir():
-                    path.rmdir()
+                    with contextlib.suppress(FileNotFoundError):  # another process has removed that one
+                        path.rmdir()
             group.rmdir()
         except FileNotFoundError:
-            return  # another process has removed it
+            return
         except OSError:
             if clock.now() > end:
                 return  # an empty group left behind costs nothing; the next stop tries again

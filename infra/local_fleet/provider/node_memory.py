@@ -2,7 +2,8 @@
 
 Run as ``python -m ebbflow.infra.local_fleet.provider.node_memory FOLDER UID SUPERVISOR``, this module outlives the
 node supervisor: once that is gone, and neither another one has come nor anything runs on the nodes, which terminate
-themselves, it removes the groups.
+themselves, it removes the groups, again and again until they are gone: the kernel may take long to see that they are
+empty.
 """
 
 import contextlib
@@ -74,9 +75,8 @@ def disconnect(state: LocalFleetState, node: LocalNode, clock: Clock) -> None:
 
 def remove(state: LocalFleetState, clock: Clock) -> None:
     """Remove the groups of all of a fleet's nodes, those of earlier ones among them."""
-    if state.memory_controller is not None:
-        for place in state.memory_controller.folder.glob(_name(state.uid, "*")):
-            cgroups.remove(place, clock, _FINAL)
+    for place in _groups(state):
+        cgroups.remove(place, clock, _FINAL)
 
 
 def guard(file: LocalFleetStateFile, state: LocalFleetState) -> Guardian | None:
@@ -85,6 +85,11 @@ def guard(file: LocalFleetStateFile, state: LocalFleetState) -> Guardian | None:
         return None
     log = file.folder / "logs" / "memory-groups.log"
     return Guardian(__name__, [str(file.folder), state.uid, str(os.getpid())], file.folder, log)
+
+
+def _groups(state: LocalFleetState) -> list[Path]:
+    place = state.memory_controller
+    return [] if place is None else list(place.folder.glob(_name(state.uid, "*")))
 
 
 def _name(uid: str, node: str) -> str:
@@ -109,7 +114,8 @@ def _watch(folder: Path, uid: str, supervisor: int, clock: Clock) -> None:
         spark = first.spark is not None and processes.members(f"{first.spark.uid}/")
         if not spark and not labels.nodes(uid):
             remove(first, clock)
-            return
+            if not _groups(first):
+                return
         clock.sleep(_POLL)
 
 

@@ -13,10 +13,13 @@ import pytest
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
 from ebbflow.infra.local_fleet.provider import node_memory
+from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState
+from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.machine import cgroups, processes
 from ebbflow.infra.training import local_nodes as training_nodes
 from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.planners.errors import OptionError
+from tests.training_fakes import ScriptedClock
 
 ROOT = Path(__file__).parents[3]
 POOL = LocalPool("gpu", "gpu", memory=0.125, initial=1, max_nodes=1, memory_limit=0.25)
@@ -90,6 +93,28 @@ def test_no_group_is_left_when_owner_supervisor_and_nodes_are_killed(groups):
         os.kill(pid, signal.SIGKILL)
     owner.communicate(timeout=150)
     eventually(lambda: groups(uid) == [])
+
+
+def test_what_outlives_a_supervisor_removes_groups_until_none_is_left(monkeypatch, tmp_path):
+    clock, groups = ScriptedClock(), tmp_path / "groups"
+    state = LocalFleetState("lab", "uid", memory_version=2, memory_folder=str(groups))
+    LocalFleetStateFile(tmp_path / "lab").write(state)
+    busy = groups / "ebbflow-memory-uid-gpu-1" / "cgroup.procs"
+    busy.parent.mkdir(parents=True)
+    busy.touch()
+    (groups / "ebbflow-memory-uid-gpu-2").mkdir()
+    (groups / "ebbflow-memory-other-gpu-1").mkdir()
+    began = clock.now()
+
+    def pause(seconds):
+        clock.time += seconds
+        if clock.time - began > 30.0:
+            busy.unlink(missing_ok=True)  # the kernel sees that the processes are gone
+
+    clock.sleep = pause
+    monkeypatch.setattr(node_memory, "outlive", lambda *_: True)
+    node_memory._watch(tmp_path / "lab", "uid", 0, clock)
+    assert [path.name for path in groups.iterdir()] == ["ebbflow-memory-other-gpu-1"]
 
 
 def test_without_control_groups_a_limit_is_refused_before_anything_starts(monkeypatch, tmp_path):

@@ -124,6 +124,22 @@ def test_what_is_not_handed_down_makes_no_group(tmp_path: Path) -> None:
         cgroups.join(tmp_path / "absent", [1])
 
 
+def test_a_group_goes_although_another_process_removes_one_in_it_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    group, rmdir = tmp_path / "node", Path.rmdir
+    (group / "cpu").mkdir(parents=True)
+
+    def late(self: Path) -> None:
+        if self.name == "cpu" and self.exists():
+            rmdir(self)  # by another process
+        rmdir(self)
+
+    monkeypatch.setattr(Path, "rmdir", late)
+    cgroups.remove(group, SystemClock())
+    assert not group.exists()
+
+
 def test_no_cgroups_mean_no_controller(tmp_path: Path) -> None:
     (tmp_path / "mounts").write_text("proc /proc proc rw 0 0\n")
     (tmp_path / "cgroup").write_text("")
