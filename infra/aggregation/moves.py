@@ -365,6 +365,8 @@ class TensorMoves:
         near = frame.options.get("near") is True
 
         def filled() -> None:
+            if self._tensors.get((tensor.job_id, tensor.name)) is not tensor:
+                return  # its training was removed, or another copy is expected
             if near:
                 tensor.slots = self._slots(tensor.job_id, tensor.parameters.nbytes)
                 self._apart(tensor.warm, ready)
@@ -386,11 +388,8 @@ class TensorMoves:
         """Take note of a gradient that came before its tensor: with the last of a view the training waits."""
         if tensor.host.status == "serving" or tensor.awaited:
             return
-        same = (
-            one
-            for _, one in tensor.waiting
-            if (one.kind, one.round, one.view) == (push.kind, push.round, push.view)
-        )
+        wanted = push.kind, push.round, push.view
+        same = (one for _, one in tensor.waiting if (one.kind, one.round, one.view) == wanted)
         if len({one.place for one in same}) >= push.places:
             tensor.awaited = time.monotonic()
 

@@ -228,6 +228,38 @@ def test_what_is_not_taken_in_time_is_not_waited_for(monkeypatch: pytest.MonkeyP
         _until(lambda: service.hosts("job") == {"weight": {"A"}}, "B does not expect it any more")
 
 
+def test_a_training_that_is_removed_while_a_copy_is_taken_gets_no_memory_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, int]] = []
+    tensor = MasterCopy.expected("B", "job", "weight", 1)
+    tensors = {("job", "weight"): tensor}
+
+    def apart(act: Callable[[], None], then: Callable[[], None]) -> None:
+        act()
+        then()
+
+    def slots(job: str, size: int) -> tuple[()]:
+        asked.append((job, size))
+        return ()
+
+    one = moves.TensorMoves(
+        "B", tensors, lambda *_: None, apart, lambda act: act(), lambda _: None, lambda *_: None, lambda _: None,
+        slots,
+    )  # fmt: skip
+
+    def fill(self: MasterCopy, _: TensorFrame) -> None:
+        self.parameters = np.zeros(4, np.float32)
+        tensors.clear()
+
+    monkeypatch.setattr(MasterCopy, "fill", fill)
+    try:
+        one._take_copy(tensor, "A", 1, TensorFrame(Kind.MOVE, "weight", 0, b"", options={"near": True}))
+    finally:
+        one.close()
+    assert asked == []
+
+
 def test_workers_go_on_with_a_mirror_where_a_copy_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     with MovingService("A", "B", "C") as service:
         (worker,) = service.team("job", {"weight": ["A", "C"]}, 1)
