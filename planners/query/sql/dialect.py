@@ -115,11 +115,12 @@ def _of_text(name: str, known: Callable[[list[Any]], exp.Expr]) -> Callable[[lis
 
 
 def _unordered(name: str, known: Callable[[list[Any]], exp.Expr]) -> Callable[[list[Any]], exp.Expr]:
-    """Return a builder of calls of an aggregate that sqlglot would write a cast around, its order and all."""
+    """Return a builder of calls of an aggregate that sqlglot would write a cast around, its order or DISTINCT and
+    all."""
 
     def build(args: list[Any]) -> exp.Expr:
-        ordered = any(isinstance(arg, exp.Order) for arg in args)
-        return exp.AnonymousAggFunc(this=name, expressions=args) if ordered else known(args)
+        verbatim = any(isinstance(arg, exp.Order | exp.Distinct) for arg in args)
+        return exp.AnonymousAggFunc(this=name, expressions=args) if verbatim else known(args)
 
     return build
 
@@ -178,4 +179,19 @@ def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
         fields += [node.expression for node in tree.find_all(exp.Dot)]
         for field in fields:
             field.meta["case_sensitive"] = True  # names in rows are data: no pass turns them to lower case
+    for column in tree.find_all(exp.Column):
+        for part in column.parts[1:]:  # keys of maps and JSON look like columns until names are resolved
+            part.meta["written"] = part.name
+    for dot in tree.find_all(exp.Dot):
+        if isinstance(dot.expression, exp.Identifier):
+            dot.expression.meta["written"] = dot.expression.name
+    return tree
+
+
+def restored(tree: exp.Query) -> exp.Query:
+    """Give what follows columns behind dots in ``tree``, qualified after ``kept``, the case that it was written in:
+    to a map or to JSON another case is another key. Changes ``tree``."""
+    for dot in tree.find_all(exp.Dot):
+        if written := dot.expression.meta.get("written"):
+            dot.expression.set("this", written)
     return tree

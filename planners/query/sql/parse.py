@@ -27,6 +27,7 @@ from ebbflow.planners.query.sql.dialect import (
     UsingInPlace,
     check_interpreted,
     kept,
+    restored,
     spark_sql,
 )
 from ebbflow.planners.query.sql.forbidden import check_reach
@@ -364,7 +365,9 @@ def qualified_copy(query: exp.Query, catalogue: Catalogue, dialect: str = "spark
                 item.replace(exp.Alias(this=item.copy(), alias=name))
     remember_using(query)
     qualified = qualify(query, schema=schema, dialect=rules, quote_identifiers=False, identify=False)
-    return simplify_using(expand_column_aliases(qualified, catalogue, fewer=dialect.lower() == "duckdb"))
+    return simplify_using(
+        expand_column_aliases(restored(qualified), catalogue, fewer=dialect.lower() == "duckdb")
+    )
 
 
 def _defines_columns(query: exp.Query) -> bool:

@@ -45,6 +45,11 @@ WRITTEN = (
     "SELECT time_bucket(INTERVAL 1 DAY, t::TIMESTAMPTZ, 'Europe/Paris')::VARCHAR, bool_and(k > 1 ORDER BY n) "
     "FROM b GROUP BY ALL",
     'SELECT {\'Camel\': k, "Up": n}, ROW(k)::STRUCT("Xy" INTEGER) FROM c',
+    "SELECT q.m.Color, m.color, (q.m).Color FROM (SELECT map{'Color': k} AS m FROM a) q WHERE m.Color > 1",
+    """SELECT count(*), sum(CAST(q.j.Family.Name AS INTEGER)) FROM (
+    SELECT CAST('{"Family": {"Name": 7}}' AS JSON) AS j FROM a) q WHERE j.Family IS NOT NULL""",
+    "SELECT r.X, e.R.x, count(*) FROM a e GROUP BY r.x ORDER BY r.X",
+    "SELECT bool_or(DISTINCT k > 1), bool_and(DISTINCT n > 0) FROM a",
     "VALUES (1, 2)",
     "SELECT * FROM range(3)",
     "SELECT a FROM a",
