@@ -12,6 +12,7 @@ from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import filesystem
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 from ebbflow.infra.tables.datatypes import arrow_type
+from ebbflow.infra.tables.filefooters import footer
 from ebbflow.infra.tables.logs import deletions
 from ebbflow.infra.tables.logs.scans import live
 
@@ -29,7 +30,7 @@ def register_view(cursor: Any, relation: Relation, test: str = "true", *, own: b
     """
     if relation.external:
         return
-    columns = selected(relation, own_types(cursor, relation) if own else {})
+    columns = selected(relation, own_types(relation) if own else {})
     if not relation.files:
         columns = ", ".join(f"CAST(NULL AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
         source = "(SELECT 1 WHERE false)"
@@ -51,18 +52,12 @@ def selected(relation: Relation, own: Mapping[str, str] | None = None) -> str:
     )
 
 
-def own_types(cursor: Any, relation: Relation) -> dict[str, str]:
+def own_types(relation: Relation) -> dict[str, str]:
     """Return the DuckDB types that columns of a stage's output had before they were stored, by name: of those that
-    were cast, as ``storable`` tells them."""
+    were cast, as ``storable`` tells them. Raises ``TableError``."""
     if not relation.files or not relation.name.startswith("ckpt_"):
         return {}
-    path = relation.files[0].path
-    if relation.scheme == "file":
-        said = f"SELECT value FROM parquet_kv_metadata({_text(path)}) WHERE key = {_text(OWN_TYPES)}"
-        found = cursor.execute(said).fetchone()
-        told = found[0] if found is not None else None
-    else:
-        told = (dataset(relation).schema.metadata or {}).get(OWN_TYPES.encode())
+    told = (footer(relation.scheme, relation.files[0]).metadata or {}).get(OWN_TYPES.encode())
     known = {name for name, _ in relation.columns}
     types = json.loads(told) if told is not None else {}
     return {name: kind for name, kind in types.items() if name in known}
@@ -245,6 +240,7 @@ def written(
     scheme: str,
     path: str,
     check: Callable[[], None],
+    *,
     group: int = 0,
     own: Mapping[str, str] | None = None,
 ) -> int:

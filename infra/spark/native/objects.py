@@ -167,7 +167,7 @@ class ObjectParts:
 
     def write(self, cursor: Any, statement: str, name: str, check: Callable[[], None], group: int = 0) -> int:
         self._unfinished = f"{self._folder}/.{name.lstrip('.')}-{uuid.uuid4().hex[:12]}.tmp"
-        rows = written(cursor, statement, self._scheme, self._unfinished, check, group)
+        rows = written(cursor, statement, self._scheme, self._unfinished, check, group=group)
         check()
         if self.cancelled():  # what it is cancelled for may be that others write the same
             raise ValueError("cancelled")

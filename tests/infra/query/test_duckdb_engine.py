@@ -49,6 +49,17 @@ def test_relations_and_outputs_on_s3(engine: DuckDbEngine, s3: Callable[[], str]
     assert table["s"].to_pylist()[:1] == [499500]
 
 
+def test_a_stage_on_s3_hands_its_own_types_to_the_next(engine: DuckDbEngine, s3: Callable[[], str]) -> None:
+    uri = s3()
+    made = engine.run(_job("SELECT TIME '10:00:01.5' AS t", f"{uri}/first"))
+    filesystem, path = resolve(f"{uri}/first/part-00000.parquet")
+    size = filesystem.get_file_info(path).size
+    first = Relation("ckpt_1", "s3", (FileEntry(path, size, 0.0),), made.columns)
+    engine.run(_job("SELECT typeof(t) AS kind FROM ckpt_1", f"{uri}/second", first))
+    filesystem, path = resolve(f"{uri}/second/part-00000.parquet")
+    assert pq.read_table(path, filesystem=filesystem).to_pydict() == {"kind": ["TIME"]}
+
+
 def test_an_empty_result_on_s3_has_a_schema(engine: DuckDbEngine, s3: Callable[[], str]) -> None:
     uri = s3()
     assert engine.run(_job("SELECT v FROM numbers WHERE v < 0", f"{uri}/out", _numbers(uri))).rows == 0

@@ -98,13 +98,13 @@ def test_a_stage_reads_columns_in_the_types_that_the_one_before_it_had(
         job = StageJob("j", "stage", sql, (), StorageLocation(str(tmp_path)))
         statement, columns, own = storable(connection, job)
         if by_arrow:
-            assert written(connection, statement, "file", str(file), lambda: None, own) == 1
+            assert written(connection, statement, "file", str(file), lambda: None, own=own) == 1
             assert b"ebbflow_types" in (pq.read_schema(file).metadata or pq.read_metadata(file).metadata)
         else:
             connection.execute(copied(statement, str(file), None, own))
         entry = FileEntry(str(file), file.stat().st_size, 0)
         relation = Relation("ckpt_1", "file", (entry,), columns)
-        assert own_types(connection, relation).keys() == {"t", "i", "e", "u", "h", "l", "s"}
+        assert own_types(relation).keys() == {"t", "i", "e", "u", "h", "l", "s"}
         register_view(connection, relation, own=True)
         found = connection.sql("FROM ckpt_1")
         assert [str(kind) for kind in found.types[:-1]] == kinds[:-1]
