@@ -20,7 +20,7 @@ def expand_column_aliases(query: exp.Query, catalogue: Catalogue, *, fewer: bool
             continue
         columns = _columns(table, catalogue)
         fits = len(names) <= len(columns) if fewer else len(names) == len(columns)
-        if not fits or any(table.args.get(key) for key in ("pivots", "sample", "joins")):
+        if not fits or any(said for key, said in table.args.items() if key not in ("this", "alias")):
             raise ValueError(f"columns of {table.name} have other names in FROM")
         alias = table.alias
         items = [

@@ -304,6 +304,22 @@ def test_columns_that_only_the_engine_knows_leave_the_query_whole_instead_of_fai
     assert any("runs whole" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("version", "dialect"),
+    [
+        ("VERSION AS OF 3", "spark"),
+        ("TIMESTAMP AS OF '2026-01-01'", "spark"),
+        ("AT (VERSION => 3)", "duckdb"),
+    ],
+)
+def test_a_table_whose_columns_get_other_names_keeps_its_version(version, dialect):
+    text = f"SELECT x FROM orders {version} AS t(x, y, z)"
+    assert parse(text, dialect).find(exp.Table).args.get("version" if dialect == "spark" else "when")
+    found = parsed(text, dialect=dialect)
+    assert not found.qualified
+    assert any("runs whole" in note for note in found.notes)
+
+
 def test_table_names_are_those_that_no_with_in_scope_defines():
     text = (
         "WITH orders AS (SELECT * FROM orders), x AS (SELECT * FROM orders) SELECT * FROM x, lines, range(3)"
