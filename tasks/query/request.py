@@ -318,9 +318,9 @@ def meaning(request: QueryRequest) -> str:
     """Return what decides, besides SQL and tables, over results: the engine, and those settings that may change
     what a statement means. Checkpoints made under others are not reused."""
     told = [(key, request.conf[key]) for key in settings_of_meaning(request)]
-    return (
-        f"{request.engine}-{hashlib.sha256(repr(told).encode()).hexdigest()[:12]}" if told else request.engine
-    )
+    # raise the number when the types or values that DuckDB stores change: older outputs are not read then
+    engine = "duckdb-2" if request.engine == "duckdb" else request.engine
+    return f"{engine}-{hashlib.sha256(repr(told).encode()).hexdigest()[:12]}" if told else engine
 
 
 def settings_of_meaning(request: QueryRequest) -> list[str]:

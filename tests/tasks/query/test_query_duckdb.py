@@ -111,6 +111,19 @@ def test_every_output_that_was_asked_for_is_written(tpch: str, tmp_path: Path) -
     assert outcome.report.verified is None
 
 
+def test_what_an_older_version_stored_is_not_reused(
+    tpch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = QueryRequest(
+        "SELECT count(*) AS n FROM region", tables=tpch, engine="duckdb", store=str(tmp_path)
+    )
+    with monkeypatch.context() as older:
+        older.setattr("ebbflow.tasks.query.planning.meaning", lambda _: "duckdb")
+        runs = [execute(request, PlainOrchestrator()) for _ in range(2)]
+    runs += [execute(request, PlainOrchestrator()) for _ in range(2)]
+    assert [one.report.stages[-1].status for one in runs] == ["completed", "reused"] * 2
+
+
 def test_checkpoints_of_another_engine_or_meaning_are_not_reused(tpch: str) -> None:
     def of(engine: str = "spark", **settings: str) -> str:
         conf = {f"spark.sql.{key.replace('_', '.')}": value for key, value in settings.items()}
