@@ -302,6 +302,7 @@ def joining(
     sliced: str,
     file: str,
     count: Callable[[float, float], int],
+    room: float,
 ) -> list[Part]:
     """Return the parts that join ranges of what was exchanged.
 
@@ -312,12 +313,17 @@ def joining(
         sliced: the scan each of whose rows is to be in one part.
         file: name of a part's file, for its number.
         count: tells the tasks for the bytes of ``sliced`` and of all others that are exchanged.
+        room: bytes of the latter that a task can hold.
+
+    Raises ``NotDoneError`` where one part would hold more.
     """
     probed = sizes[sliced]
     built = [sum(one) for one in zip(*(f for n, fs in sizes.items() if n != sliced for f in fs), strict=True)]
     tasks = count(sum(map(sum, probed)), sum(built))
     parts = []
     for number, (low, high, some) in enumerate(hash_ranges(probed, built, tasks)):
+        if sum(built[low : high + 1]) > room:
+            raise NotDoneError("rows of one key do not fit into a task's memory")
         own = replace(scans[sliced], files=tuple(scans[sliced].files[n] for n in some))
         reads = tuple(own if name == sliced else relation for name, relation in scans.items())
         ranges = tuple(KeyRange(name, BUCKET, low, high) for name in sizes)

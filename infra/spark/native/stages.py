@@ -287,18 +287,20 @@ class NativeStages:
         self, made: Program, job: StageJob, way: ByHash, scans: Sequence[Relation], cancelled: threading.Event
     ) -> tuple[list[Part], list[Done]]:
         """Have tasks write what is exchanged; return the parts that join it, and what became of those tasks."""
-        output = job.output
         exchanges = {f"s{number}": made.hashed[number, column] for number, column in way.keys.items()}
         by_name = {relation.name: relation for relation in scans}
         parts = slices.writing(exchanges, by_name, self._count)
         done = self._job(job, [part for listed in parts.values() for part in listed], cancelled)
-        by_name, sizes = slices.exchanged(exchanges, by_name, parts, output, sum(one.rows for one in done))
+        by_name, sizes = slices.exchanged(
+            exchanges, by_name, parts, job.output, sum(one.rows for one in done)
+        )
         room = self._room - way.others
 
         def count(probed: float, built: float) -> int:
             return min(max(self._count(probed), math.ceil(2 * built / room)), slices.BUCKETS)
 
-        return slices.joining(made.first, by_name, sizes, f"s{made.sliced}", made.file, count), done
+        joins = slices.joining(made.first, by_name, sizes, f"s{made.sliced}", made.file, count, room)
+        return joins, done
 
     def _job(self, job: StageJob, parts: Sequence[Part], cancelled: threading.Event) -> list[Done]:
         if cancelled.is_set():

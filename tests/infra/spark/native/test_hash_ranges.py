@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.infra.protocols import Relation
+from ebbflow.infra.spark.native.catalyst import NotDoneError
 from ebbflow.infra.spark.native.slices import (
     BUCKET,
     BUCKETS,
@@ -17,6 +18,7 @@ from ebbflow.infra.spark.native.slices import (
     bucket_sizes,
     by_hash,
     hash_ranges,
+    joining,
 )
 from ebbflow.infra.storage.files import FileEntry
 
@@ -56,6 +58,18 @@ def test_the_cheapest_exchange_that_fits_is_taken() -> None:
     assert by_hash(keys[:2], sizes, 0, 400, 4) is None
     assert by_hash(keys, sizes, 0, 100_000, 4) is None, "all of them are small"
     assert by_hash([{0: "a"}], sizes, 0, 400, 4) is None
+
+
+def test_no_task_gets_more_rows_of_one_key_than_it_can_hold() -> None:
+    scans = {n: Relation(n, "file", (FileEntry(f"/{n}", 10, 0.0),), (("v", "bigint"),)) for n in ("s0", "s1")}
+
+    def parts(built: list[float]) -> int:
+        sizes = {"s0": [[10.0] * MANY], "s1": [built]}
+        return len(joining("SELECT 1", scans, sizes, "s0", "{}", lambda *_: 4, 50.0))
+
+    assert parts([10.0] * MANY) == 4
+    with pytest.raises(NotDoneError, match="do not fit"):
+        parts([60.0] + [1.0] * (MANY - 1))
 
 
 def test_sizes_by_hash_are_those_of_row_groups(tmp_path: Path) -> None:
