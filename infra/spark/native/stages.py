@@ -291,9 +291,7 @@ class NativeStages:
         by_name = {relation.name: relation for relation in scans}
         parts = slices.writing(exchanges, by_name, self._count)
         done = self._job(job, [part for listed in parts.values() for part in listed], cancelled)
-        by_name, sizes = slices.exchanged(
-            exchanges, by_name, parts, job.output, sum(one.rows for one in done)
-        )
+        by_name, sizes = slices.exchanged(exchanges, by_name, parts, job.output, sum(d.rows for d in done))
         room = self._room - way.others
 
         def count(probed: float, built: float) -> int:

@@ -338,7 +338,7 @@ def _called(query: exp.Query, catalogue: Catalogue) -> exp.Query:
 
 def _divided(query: exp.Query, dialect: str) -> exp.Query:
     """Make ``/`` mean what it does in the query's dialect: DuckDB divides decimals as doubles, Spark as decimals of
-    six or so digits, whose rounding adds up."""
+    six or so digits, whose rounding adds up. A quotient of FLOATs, which is a FLOAT to DuckDB, becomes a double."""
     if dialect.lower() == "duckdb":
         for node in reversed(list(query.find_all(exp.Div))):  # inner ones first
             right = node.expression  # not the left: that may be an interval
