@@ -115,6 +115,14 @@ class KeyBounds:
         read = sum(rows for rows, b in found if not _known(b) or (b.low <= high and b.high >= low))
         return read / total if total else 1.0
 
+    def spread(self) -> int:
+        """Return how many values the column may have at most, as footers tell; 0 where they do not."""
+        found = [b for path in self._files for _, rows, b in self._groups(path) if rows]
+        if not found or not all(map(_known, found)):
+            return 0
+        low, high = min(b.low for b in found), max(b.high for b in found)
+        return (high - low).days + 1 if isinstance(low, date) else int(high - low) + 1
+
     def _groups(self, path: str) -> list[tuple[int, int, Bounds]]:
         """Return the row groups of a file: first row, number of rows, bounds."""
         told = self._files.get(path)
@@ -166,7 +174,12 @@ class ByHash(NamedTuple):
 
 
 def by_hash(
-    keys: Sequence[Mapping[int, str]], sizes: Mapping[int, int], sliced: int, memory: int, tasks: int
+    keys: Sequence[Mapping[int, str]],
+    sizes: Mapping[int, int],
+    sliced: int,
+    memory: int,
+    tasks: int,
+    scans: Mapping[int, Relation],
 ) -> ByHash | None:
     """Return the cheapest way to exchange; ``None``: each leaves more for every task to read than it can hold.
 
@@ -176,6 +189,9 @@ def by_hash(
         sliced: the scan each of whose rows is to be in one task.
         memory: bytes that a task can hold; half of them are for what is exchanged.
         tasks: that join what is exchanged.
+        scans: all of them; of ways that cost the same, the one whose key may have most values in them is taken.
+
+    Raises ``TableError``.
     """
     found = []
     for columns in keys:
@@ -183,7 +199,11 @@ def by_hash(
         left = sum(size for number, size in sizes.items() if number not in large)
         if len(large) > 1 and 2 * left <= memory:
             found.append(ByHash(large, left))
-    return min(found, key=lambda way: way.cost(sizes, tasks), default=None)
+    least = min((way.cost(sizes, tasks) for way in found), default=0.0)
+    cheapest = [way for way in found if way.cost(sizes, tasks) == least]
+    if len(cheapest) > 1:
+        cheapest.sort(key=lambda way: -KeyBounds(scans[sliced], way.keys[sliced]).spread())
+    return cheapest[0] if cheapest else None
 
 
 class HashRange(NamedTuple):

@@ -194,7 +194,7 @@ class NativeStages:
         sizes = {number: relation.bytes for number, relation in scans.items()}
         if made.sliced is not None:
             count = self._count(sizes[made.sliced], job.expected)
-            exchange = slices.by_hash(made.keys, sizes, made.sliced, self._room, count)
+            exchange = slices.by_hash(made.keys, sizes, made.sliced, self._room, count, scans)
             try:
                 found = self._cuts(made, scans, made.sliced, count)
             except NotNativeError:

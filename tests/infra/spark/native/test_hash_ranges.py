@@ -53,11 +53,22 @@ def test_a_frequent_key_is_divided_by_files_and_others_are_balanced() -> None:
 def test_the_cheapest_exchange_that_fits_is_taken() -> None:
     sizes = {0: 1000, 1: 900, 2: 800, 3: 10}
     keys = [{0: "a", 1: "a"}, {0: "b", 2: "b", 3: "b"}, {0: "c", 1: "c", 2: "c"}]
-    assert by_hash(keys, sizes, 0, 400, 4) == ByHash({0: "c", 1: "c", 2: "c"}, 10)
-    assert by_hash(keys, sizes, 0, 2000, 2) == ByHash({0: "b", 2: "b"}, 910)
-    assert by_hash(keys[:2], sizes, 0, 400, 4) is None
-    assert by_hash(keys, sizes, 0, 100_000, 4) is None, "all of them are small"
-    assert by_hash([{0: "a"}], sizes, 0, 400, 4) is None
+    assert by_hash(keys, sizes, 0, 400, 4, {}) == ByHash({0: "c", 1: "c", 2: "c"}, 10)
+    assert by_hash(keys, sizes, 0, 2000, 2, {}) == ByHash({0: "b", 2: "b"}, 910)
+    assert by_hash(keys[:2], sizes, 0, 400, 4, {}) is None
+    assert by_hash(keys, sizes, 0, 100_000, 4, {}) is None, "all of them are small"
+    assert by_hash([{0: "a"}], sizes, 0, 400, 4, {}) is None
+
+
+def test_of_equal_exchanges_the_key_of_most_values_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "l.parquet"
+    with duckdb.connect() as connection:
+        rows = "SELECT 7 AS tenant, 'a' || v AS name, v AS id FROM range(50) t(v)"
+        connection.execute(f"COPY ({rows}) TO '{path}' (FORMAT parquet)")
+    kinds = (("tenant", "int"), ("name", "string"), ("id", "bigint"))
+    lines = Relation("l", "file", (FileEntry(str(path), path.stat().st_size, 0.0),), kinds)
+    keys = [{0: name, 1: name} for name, _ in kinds]
+    assert by_hash(keys, {0: 1000, 1: 900}, 0, 400, 4, {0: lines}) == ByHash({0: "id", 1: "id"}, 0)
 
 
 def test_no_task_gets_more_rows_of_one_key_than_it_can_hold() -> None:
