@@ -18,20 +18,21 @@ from ebbflow.infra.spark.failures import chain, first_line, parse, translate
 from ebbflow.infra.spark.groupwatch import GroupWatch
 from ebbflow.infra.spark.metrics import GroupMetrics, StatusApi, group_metrics
 from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError
+from ebbflow.infra.spark.native.objects import Mark
 from ebbflow.infra.spark.native.stages import Native, NativeStages
 from ebbflow.infra.spark.object_storage import missing_client
 from ebbflow.infra.spark.scheduler.hold import ExecutorHold, drop, hold_of
 from ebbflow.infra.spark.scheduler.losses import LostExecutors
 from ebbflow.infra.spark.scheduler.pools import Pools
 from ebbflow.infra.spark.session import DriverProcess, active_kept, copy_of, start_session, stop_session
-from ebbflow.infra.spark.settings import ExecutorShape, mebibytes, settings, stays_on_this_machine
+from ebbflow.infra.spark.settings import held_shape, settings, stays_on_this_machine
 from ebbflow.infra.storage import checksums
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.confinement import AllowedAccess
-from ebbflow.planners.errors import OptionError
 
 _POLL = 0.25  # seconds between looks at a running job
+_MARKED = 2.0  # s to wait for object storage to have the mark of a cancellation, after its job has ended
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +40,7 @@ _log = logging.getLogger(__name__)
 class _Running:
     job: StageJob
     pool: int
+    mark: Mark
     cancelled: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -79,7 +81,7 @@ class SparkEngine:
         self._pools = Pools(context, weight)
         self._native = NativeStages(context, owned=self._owned)
         self._id = uuid.uuid4().hex
-        self.shape = _shape(context) if self._owned else None
+        self.shape = held_shape(context) if self._owned else None
         self._hold: ExecutorHold | None = None
         self.lost_executors = LostExecutors(context)
         self._partitions = 0  # shuffle partitions of jobs that name none; 0: Spark's default
@@ -241,6 +243,7 @@ class SparkEngine:
         deadline = self._clock.now() + 5.0
         for running in active:
             self._clock.wait(running.done, deadline - self._clock.now())
+            running.mark.wait(deadline - self._clock.now())
         if self._hold is not None and self._hold.forget(self._id):
             drop(self.application_id)
         self._pools.close()
@@ -261,7 +264,7 @@ class SparkEngine:
                 raise EngineUnavailableError("this Spark engine was closed")
             if job.id in self._running:
                 raise ValueError(f"job ids must be unique; {job.id!r} is running already")
-            running = _Running(job, self._pools.take())
+            running = _Running(job, self._pools.take(), Mark(job))
             self._running[job.id] = running
             return running
 
@@ -281,6 +284,7 @@ class SparkEngine:
         with self._lock:
             self._running.pop(running.job.id, None)
             self._pools.give(running.pool)
+        running.mark.wait(_MARKED)  # later it would be written into a directory that is gone
 
     def _write(self, running: _Running) -> tuple[tuple[tuple[str, str], ...], Native | None, str]:
         job = running.job
@@ -342,7 +346,7 @@ class SparkEngine:
             running.cancelled.set()
             # jobs that the statement starts after this moment are the watcher's to cancel
             self._cancel_group(running.job.id)
-        self._native.cancel(*(running.job for running in those if running.job.native))
+            running.mark.begin()
 
     def _cancel_group(self, group: str) -> None:
         try:
@@ -365,21 +369,6 @@ class SparkEngine:
         except Exception as error:  # the work is done and durable: figures about it are not worth its loss
             _log.warning("no metrics of %s: %s", job.name, first_line(error))
             return GroupMetrics()
-
-
-def _shape(context: Any) -> ExecutorShape | None:
-    """Return the executors of an application that can be held to a share; ``None`` where it cannot be."""
-    conf = context.getConf()
-    cores = conf.get("spark.executor.cores")
-    dynamic = conf.get("spark.dynamicAllocation.enabled", "false") == "true"
-    if not context.master.startswith("spark://") or not cores or dynamic:
-        return None
-    heap = conf.get("spark.executor.memory", "1g")
-    try:
-        mebibytes(heap)
-    except OptionError:  # the application runs; only its part of a worker is unknown
-        return None
-    return ExecutorShape(int(cores), heap)
 
 
 def _result(

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ebbflow.infra.machine.network import registry
 from ebbflow.infra.storage.private import hadoop_umask
@@ -48,6 +49,21 @@ class ExecutorShape:
         300 MiB are reserved, 60 % of the rest are Spark's to manage; the collectors keep some 4 % for themselves.
         """
         return max(0.96 * mebibytes(self.heap) - 300, 64) * 0.6 / 1024
+
+
+def held_shape(context: Any) -> ExecutorShape | None:
+    """Return the executors of a SparkContext that can be held to a share; ``None`` where it cannot be."""
+    conf = context.getConf()
+    cores = conf.get("spark.executor.cores")
+    dynamic = conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+    if not context.master.startswith("spark://") or not cores or dynamic:
+        return None
+    heap = conf.get("spark.executor.memory", "1g")
+    try:
+        mebibytes(heap)
+    except OptionError:  # the application runs; only its part of a worker is unknown
+        return None
+    return ExecutorShape(int(cores), heap)
 
 
 def executor_shape(cores: int, memory: float) -> ExecutorShape:

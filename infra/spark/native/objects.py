@@ -5,13 +5,16 @@ simple conditions; row groups that have none by their statistics are not read. A
 """
 
 import os
+import threading
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from ebbflow.infra.errors import StageFailedError
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.errors import InfraError, StageFailedError
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.duckdb_statements import dataset, selected, written
 from ebbflow.infra.query.duckdbtypes import quoted
@@ -22,9 +25,12 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.logs import deletions
 from ebbflow.infra.tables.logs.scans import Touched, check_all, scannable
 
+POLL = 0.2  # seconds between a task's looks at whether it is still wanted
 CANCELLED = ".cancelled"  # in the stage's directory: its tasks are to stop
 EVERY = 10  # of a task's looks at whether it is still wanted one that asks object storage, by one request...
 _FOLDER = 10  # ...and of these one whether the stage's directory is there, which takes several
+_ANSWER = 1.0  # s that object storage may take to answer such a look
+_LEAVE = 5.0  # s in which tasks of a cancelled stage remove their files; a killed one does not
 _REACHED = ("file", "s3")  # what tasks read and write
 _PATTERN = frozenset("*?[]{}\\")  # in a path, DuckDB takes these for a pattern
 _BATCH = 1 << 16  # rows
@@ -156,7 +162,9 @@ class ObjectParts:
         if self._looks % EVERY:
             return False
         with suppress(OSError):  # whether it can be written will be seen
-            return self.cancelled() or (self._looks % (EVERY * _FOLDER) == 0 and self._gone())
+            # at first, too: a directory may be there, and then be gone
+            folder = self._looks == EVERY or self._looks % (EVERY * _FOLDER) == 0
+            return self.cancelled() or (folder and self._gone())
         return False
 
     def _gone(self) -> bool:
@@ -197,6 +205,75 @@ def unfinished(output: StorageLocation) -> bool:
     with suppress(OSError):
         return any(name.startswith(".") and name.endswith(".tmp") for name in names_in(output))
     return False
+
+
+def mark(job: StageJob) -> bool:
+    """Mark a stage as cancelled, for its tasks to see; return whether it is."""
+    with suppress(OSError, InfraError):
+        if job.output.local:
+            Path(job.output.path(CANCELLED)).touch()  # a directory that is gone stays so
+        else:
+            job.output.write(CANCELLED, b"")
+        return True
+    return False
+
+
+class Mark:
+    """The mark of a job's cancellation, which a thread writes: object storage may not answer for long."""
+
+    def __init__(self, job: StageJob) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+        self._written = False
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Have it written, unless it is, or is being; wait for nothing. Jobs without native tasks need none."""
+        if not self._job.native:
+            return
+        with self._lock:
+            if not self._written and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._write, name="ebbflow-cancel", daemon=True)
+                self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Wait, no longer than ``seconds``, for what was begun."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(max(0.0, seconds))
+
+    def _write(self) -> None:
+        self._written = mark(self._job)
+
+
+def until_tasks_have_left(output: StorageLocation) -> None:
+    """Wait, bounded, until each task has seen the mark of its stage, which is there, and has removed its unfinished
+    file. In object storage that file does not show before it is whole."""
+    clock = SystemClock()
+    least = POLL * 2 if output.local else POLL * (2 + EVERY) + _ANSWER
+    began = clock.now()
+    while clock.now() - began < least or (clock.now() - began < _LEAVE and unfinished(output)):
+        clock.sleep(0.05 if output.local else 0.5)
+
+
+def tidy(job: StageJob) -> None:
+    """Mark a cancelled stage, and remove what its tasks leave once they have seen it."""
+    mark(job)
+    until_tasks_have_left(job.output)
+    remove_hidden(job.output)
+
+
+def remove_hidden(output: StorageLocation) -> None:
+    """Remove what tasks have left in a stage's directory besides its part files.
+
+    The mark of a cancellation stays: a task may begin only now, and must see it.
+    """
+    with suppress(OSError):
+        for name in names_in(output):
+            if name.startswith((".native-", ".part-")):
+                with suppress(OSError):
+                    output.remove(name)
 
 
 def withdraw(job: StageJob) -> None:

@@ -13,20 +13,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.errors import InfraError, StageCancelledError
+from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.local import machine_memory
 from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.native import slices
 from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, parse
 from ebbflow.infra.spark.native.narrowing import RANGED
-from ebbflow.infra.spark.native.objects import CANCELLED, EVERY, check_places, names_in, unfinished, withdraw
+from ebbflow.infra.spark.native.objects import (
+    check_places,
+    mark,
+    remove_hidden,
+    tidy,
+    until_tasks_have_left,
+    withdraw,
+)
 from ebbflow.infra.spark.native.probe import trouble
 from ebbflow.infra.spark.native.programs import Program, program
 from ebbflow.infra.spark.native.slices import ByHash, Cut, KeyBounds, arm_parts, cuts
 from ebbflow.infra.spark.native.statements import PARTS
-from ebbflow.infra.spark.native.worker import POLL, Done, KeyRange, Part, Settings, Work, sweep
+from ebbflow.infra.spark.native.worker import Done, KeyRange, Part, Settings, Work, sweep
 from ebbflow.infra.spark.settings import addresses, has_nodes_here, is_local, mebibytes
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
@@ -43,9 +49,7 @@ _NARROW = 0.7  # of a relation's rows; DuckDB takes any range for a fifth, and m
 _PART_OF_HEAP = 0.5  # memory of DuckDB's on an executor whose ``spark.executor.pyspark.memory`` is not set
 _PART_OF_MACHINE = 0.4  # likewise of this machine, in local mode
 _LEAST = 256  # MiB of a task
-_LEAVE = 5.0  # s in which tasks of a cancelled stage remove their files; a killed one does not
-_TIDIED = 2 * _LEAVE  # s in which what they have left is removed
-_MARKED = 2.0  # s to wait for object storage to have the mark of a cancellation
+_TIDIED = 10.0  # s in which tasks of a cancelled stage are told, and what they have left is removed
 _log = logging.getLogger(__name__)
 _probed: dict[str, str] = {}  # by application: what is wrong with its executors
 
@@ -87,14 +91,6 @@ class NativeStages:
     def confine(self, access: AllowedAccess) -> None:
         """Hold later stages to ``access``, or what they read and write where that is more."""
         self._access = access
-
-    def cancel(self, *jobs: StageJob) -> None:
-        """Ask the tasks of stages to stop, which they do within a fraction of a second, in object storage within 3 s.
-
-        Spark's own jobs are to be cancelled before: object storage may not answer, and is waited for no longer than
-        ``_MARKED``.
-        """
-        _bounded(_MARKED, *(partial(_mark, job) for job in jobs))
 
     def trouble(self, cancelled: threading.Event) -> str:
         """Return why no stage can run natively here; empty if some can. The first call asks an executor.
@@ -155,21 +151,20 @@ class NativeStages:
             if cancelled.is_set():
                 raise StageCancelledError(f"{job.name} was cancelled") from error
             # Spark leaves others of the job's tasks running: none of them may write from here on
-            _mark(job)
-            _until_tasks_have_left(job.output)
+            mark(job)
+            until_tasks_have_left(job.output)
             withdraw(job)
             raise NotDoneError(f"its tasks failed: {first_line(error)}") from error
         except BaseException:  # the calling thread was interrupted: first of all the job ends
             cancelled.set()
             with suppress(Exception):  # a JVM that is gone runs nothing
                 self._context.cancelJobGroup(job.id)
-            self.cancel(job)
             raise
         finally:
             if cancelled.is_set():  # nobody waits for what is left
-                _bounded(_TIDIED, partial(_tidy, job.output))
+                _bounded(_TIDIED, partial(tidy, job))
             else:
-                _remove_hidden(job.output)
+                remove_hidden(job.output)
             for folder in spilling:
                 sweep(folder)
 
@@ -344,50 +339,11 @@ def _summed(last: Sequence[Done], all_: Sequence[Done], tasks: int) -> Native:
     return Native(sum(d.rows for d in last), tasks, sum(d.read for d in all_), sum(d.spilled for d in all_))
 
 
-def _until_tasks_have_left(output: StorageLocation) -> None:
-    """Wait, bounded, until each task has seen that its stage is cancelled and has removed its unfinished file."""
-    clock = SystemClock()
-    began, least = clock.now(), POLL * (1 + (1 if output.local else EVERY))
-    while clock.now() - began < least or (clock.now() - began < _LEAVE and unfinished(output)):
-        clock.sleep(0.05 if output.local else 0.5)
-
-
-def _tidy(output: StorageLocation) -> None:
-    """Remove what tasks of a cancelled stage leave."""
-    _until_tasks_have_left(output)
-    _remove_hidden(output)
-
-
-def _mark(job: StageJob) -> None:
-    """Mark a stage as cancelled, for its tasks to see."""
-    with suppress(OSError, InfraError):
-        if job.output.local:
-            files.write_text(f"{job.output.root}/{CANCELLED}", "")
-        else:
-            job.output.write(CANCELLED, b"")
-
-
-def _bounded(seconds: float, *actions: Callable[[], object]) -> None:
-    """Do all at once, and wait for that no longer than ``seconds``."""
-    threads = [threading.Thread(target=action, name="ebbflow-cancel", daemon=True) for action in actions]
-    for thread in threads:
-        thread.start()
-    clock = SystemClock()
-    end = clock.now() + seconds
-    for thread in threads:
-        thread.join(max(0.0, end - clock.now()))
-
-
-def _remove_hidden(output: StorageLocation) -> None:
-    """Remove what tasks have left in a stage's directory besides its part files.
-
-    The mark of a cancellation stays: a task may begin only now, and must see it.
-    """
-    with suppress(OSError):
-        for name in names_in(output):
-            if name.startswith((".native-", ".part-")):
-                with suppress(OSError):
-                    output.remove(name)
+def _bounded(seconds: float, action: Callable[[], object]) -> None:
+    """Do it in a thread, and wait for that no longer than ``seconds``."""
+    thread = threading.Thread(target=action, name="ebbflow-cancel", daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def _task_memory(conf: Any, master: str, cores: int, threads: int) -> int:

@@ -24,6 +24,7 @@ from ebbflow.infra.query.duckdb_statements import BATCH, BY_NAME, register_view,
 from ebbflow.infra.query.duckdbtypes import quoted
 from ebbflow.infra.spark.native.objects import (
     CANCELLED,
+    POLL,
     ObjectParts,
     Rows,
     read_by_arrow,
@@ -35,7 +36,6 @@ from ebbflow.infra.storage.filesystems import filesystem, following
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 
 _SPILL = "ebbflow-native-"
-POLL = 0.2  # seconds between looks at whether the task is still wanted
 _REPEATED = 2  # times that Spark repeats a task whose network has failed
 
 _databases: dict["Settings", Any] = {}  # of this process: one at most

@@ -19,8 +19,9 @@ import pytest
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import Relation, StageJob, StageResult
+from ebbflow.infra.spark import engine as engines
 from ebbflow.infra.spark.engine import SparkEngine
-from ebbflow.infra.spark.native import slices, stages
+from ebbflow.infra.spark.native import objects, slices, stages
 from ebbflow.infra.spark.native.objects import CANCELLED
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
@@ -211,20 +212,24 @@ def test_what_no_task_can_hold_is_exchanged_and_joined_as_spark_does(
 def test_a_cancelled_stage_leaves_no_task_and_no_file(
     spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers, mark = threading.Event(), stages._mark
+    answers, begun, mark = threading.Event(), list[str](), objects.mark
 
-    def late(job: StageJob) -> None:
+    def late(job: StageJob) -> bool:
+        begun.append(threading.current_thread().name)
         assert answers.wait(150)
-        mark(job)
+        return mark(job)
 
-    monkeypatch.setattr(stages, "_mark", late)
-    monkeypatch.setattr(stages, "_MARKED", 0.1)
+    monkeypatch.setattr(objects, "mark", late)
+    monkeypatch.setattr(engines, "_MARKED", 0.1)
     monkeypatch.setattr(stages, "_TIDIED", 0.1)
     running = Running(spark, FOREVER, numbers, tmp_path)
     until(busy)
-    spark.cancel(running.job.id)
+    for _ in range(5):  # as a query does again and again
+        spark.cancel(running.job.id)
     running.thread.join(150)
     assert isinstance(running.error, StageCancelledError), "it waits for a store that does not answer"
+    assert 1 <= len(begun) <= 2, "each cancellation writes a mark of its own"
+    assert "MainThread" not in begun
     answers.set()
     until(lambda: not busy())
     until(lambda: running.files() == [CANCELLED])
@@ -254,7 +259,7 @@ def test_of_an_interrupted_stage_sparks_jobs_end_first(
 
     monkeypatch.setattr(stages.NativeStages, "_collected", interrupted)
     monkeypatch.setattr(spark._context, "cancelJobGroup", order.append)
-    monkeypatch.setattr(stages, "_mark", lambda job: order.append("mark"))
+    monkeypatch.setattr(objects, "mark", lambda job: order.append("mark"))
     place = StorageLocation(tmp_path.as_uri())
     job = StageJob("a-job", "the stage", "SELECT max(v) AS top FROM numbers", (numbers,), place, native=True)
     with pytest.raises(KeyboardInterrupt):
@@ -291,7 +296,7 @@ def test_what_a_native_stage_has_written_is_gone_when_spark_sql_runs_it(
         return [*done[:-1], replace(done[-1], error="Spark decides")]
 
     monkeypatch.setattr(stages.NativeStages, "_collected", collected)
-    monkeypatch.setattr(stages, "_LEAVE", 1.0)
+    monkeypatch.setattr(objects, "_LEAVE", 1.0)
     running = Running(spark, "SELECT v, g FROM numbers WHERE v >= 0", numbers, tmp_path)
     running.thread.join(250)
     assert running.error is None

@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ebbflow.infra.protocols import Relation, TableLog
-from ebbflow.infra.spark.native import worker
+from ebbflow.infra.protocols import Relation, StageJob, TableLog
+from ebbflow.infra.spark.native import objects, worker
 from ebbflow.infra.spark.native.objects import (
     _FOLDER,
     CANCELLED,
     EVERY,
+    Mark,
     ObjectParts,
     Rows,
     register_objects,
@@ -203,18 +204,23 @@ def test_whether_a_stage_is_cancelled_is_one_request(marked: bool, monkeypatch: 
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
         task = ObjectParts("s3", "bucket/stage")
         looks = [task.unwanted() for _ in range(EVERY)]
+        first = list(asked)
+        looks += [task.unwanted() for _ in range(EVERY)]
         server.shutdown()
-    assert looks == [False] * (EVERY - 1) + [marked]
-    assert asked == [f"/bucket/stage/{CANCELLED}"]
+    assert looks == ([False] * (EVERY - 1) + [marked]) * 2
+    marks = [f"/bucket/stage/{CANCELLED}"]
+    assert first[:1] == marks, "it asks for the directory, too, the first time"
+    assert asked[len(first) :] == marks
 
 
 def test_a_task_whose_directory_is_gone_is_not_wanted(place: StorageLocation, s3_endpoint: str) -> None:
     httpx.put(f"{s3_endpoint}/{place.path('gone/')}", timeout=20).raise_for_status()
     task = ObjectParts("s3", place.path("gone"))
     looks = EVERY * _FOLDER
-    assert not any(task.unwanted() for _ in range(looks))
+    assert not any(task.unwanted() for _ in range(EVERY))
     place.fs().delete_dir(place.path("gone"))
-    assert [task.unwanted() for _ in range(looks)] == [False] * (looks - 1) + [True]
+    rest = looks - EVERY
+    assert [task.unwanted() for _ in range(rest)] == [False] * (rest - 1) + [True]
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -231,6 +237,60 @@ def test_a_cancelled_task_ends_and_leaves_no_file(place: StorageLocation, before
     assert done.error
     assert ("before it began" in done.error) == before
     assert names(place) == [CANCELLED]
+
+
+def test_a_cancelled_stage_is_tidied_after_its_tasks_have_seen_it(
+    place: StorageLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = Part(FOREVER, (Relation("s0", "s3", (stored(place),), COLUMNS),), "part-00000.parquet")
+    work, mark = work_of(place, part), objects.mark
+    job = StageJob("a-job", "the stage", FOREVER, part.relations, place.under("out"), native=True)
+    done: list[Done] = []
+    thread = threading.Thread(target=lambda: done.append(run(work)))
+    thread.start()
+
+    def late(job: StageJob) -> bool:
+        time.sleep(0.5)  # after which it would not be waited for if that counted
+        return mark(job)
+
+    monkeypatch.setattr(objects, "mark", late)
+    objects.tidy(job)
+    assert CANCELLED in names(place)
+    place.fs().delete_dir(job.output.root)
+    thread.join(150)
+    assert [one.rows for one in done] == [0]
+    assert done[0].error
+    assert not [name for name in names(place) if name.startswith("part-")]
+
+
+def test_a_mark_is_written_once_and_again_only_after_an_error(
+    place: StorageLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, calls = threading.Event(), list[bool]()
+
+    def mark(job: StageJob) -> bool:
+        assert answers.wait(150)
+        calls.append(len(calls) > 0)
+        return calls[-1]
+
+    monkeypatch.setattr(objects, "mark", mark)
+    job = StageJob("a-job", "the stage", "SELECT 1", (), place, native=True)
+    one = Mark(job)
+    for _ in range(3):
+        one.begin()
+    one.wait(0.0)
+    assert not calls, "it waits for a store that does not answer"
+    answers.set()
+    one.wait(150)
+    assert calls == [False]
+    for _ in range(3):
+        one.begin()
+        one.wait(150)
+    assert calls == [False, True]
+    spark_only = Mark(replace(job, native=False))
+    spark_only.begin()
+    spark_only.wait(150)
+    assert len(calls) == 2
 
 
 def test_what_a_network_fails_in_is_tried_again_within_bounds(
