@@ -229,7 +229,7 @@ class Mark:
 
     def begin(self) -> None:
         """Have it written, unless it is, or is being; wait for nothing. Jobs without native tasks need none."""
-        if not self._job.native:
+        if not (self._job.native or self._job.arms):
             return
         with self._lock:
             if not self._written and (self._thread is None or not self._thread.is_alive()):

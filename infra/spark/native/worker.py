@@ -31,7 +31,7 @@ from ebbflow.infra.spark.native.objects import (
     register_objects,
     transient,
 )
-from ebbflow.infra.storage import private
+from ebbflow.infra.storage import files, private
 from ebbflow.infra.storage.filesystems import filesystem, following
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 
@@ -149,11 +149,8 @@ class Work:
                 made: tuple[str, ...] = ()
                 if part.layout is None:
                     rows = output.write(cursor, part.statement, part.file, check, part.group)
-                else:  # names of each try's own: files of one that failed are none of the table's
-                    reader = cursor.sql(part.statement).to_arrow_reader(BATCH)
-                    stem = f"{part.file.removesuffix('.parquet')}-{uuid.uuid4().hex[:12]}"
-                    fs = filesystem(self.scheme)
-                    rows, made = streamed(reader, self.folder, part.layout, fs, check, stem)
+                else:
+                    rows, made = self._laid_out(cursor, part, output, check)
                 read, spilled = _profile(cursor)
         except (duckdb.Error, ArrowException, OSError, ValueError) as error:
             if output is not None:
@@ -162,6 +159,29 @@ class Work:
                 raise
             return Done(error=(str(error).strip() or type(error).__name__).splitlines()[0][:300])
         return Done(int(rows), read, spilled, files=made)
+
+    def _laid_out(
+        self, cursor: Any, part: Part, output: Parts, check: Callable[[], None]
+    ) -> tuple[int, tuple[str, ...]]:
+        """Write a part's rows as files of its layout; return their number and the files' paths. After an error none
+        of them is left."""
+        assert part.layout is not None
+        # names of each try's own: files of one that failed are none of the table's
+        stem = f"{part.file.removesuffix('.parquet')}-{uuid.uuid4().hex[:12]}"
+        fs = filesystem(self.scheme)
+        try:
+            reader = cursor.sql(part.statement).to_arrow_reader(BATCH)
+            found = streamed(reader, self.folder, part.layout, fs, check, stem)
+            check()
+            if output.cancelled():  # what it is cancelled for may be that others write the same
+                raise ValueError("cancelled")
+        except Exception:
+            with suppress(OSError):
+                for info in files.listing(fs, self.folder, recursive=True):
+                    if info.is_file and info.base_name.startswith(stem):
+                        fs.delete_file(info.path)
+            raise
+        return found
 
 
 class LocalParts:

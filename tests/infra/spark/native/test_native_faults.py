@@ -18,7 +18,7 @@ import pytest
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import StageCancelledError, StageFailedError
-from ebbflow.infra.protocols import Relation, StageJob, StageResult
+from ebbflow.infra.protocols import Arm, FileLayout, Relation, StageJob, StageResult
 from ebbflow.infra.spark import engine as engines
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native import objects, slices, stages
@@ -265,6 +265,47 @@ def test_of_an_interrupted_stage_sparks_jobs_end_first(
     with pytest.raises(KeyboardInterrupt):
         spark.run(job)
     assert order[:2] == ["a-job", "mark"]
+
+
+def test_tasks_that_write_into_a_table_are_told_of_a_cancellation(
+    spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, told = threading.Event(), threading.Event()
+
+    def collected(self: stages.NativeStages, work: Any) -> list[stages.Done]:
+        """Be tasks that Spark does not end."""
+        began.set()
+        until(lambda: os.path.exists(job.output.path(CANCELLED)))
+        told.set()
+        raise RuntimeError("cancelled")
+
+    monkeypatch.setattr(stages.NativeStages, "_collected", collected)
+    monkeypatch.setattr(SparkEngine, "_lack", lambda *_: "Spark has no client for it")
+    sql = "SELECT v FROM numbers"
+    job = StageJob(
+        uuid.uuid4().hex,
+        "rows of a table",
+        sql,
+        (numbers,),
+        StorageLocation(tmp_path.as_uri()),
+        layout=FileLayout((), ()),
+        arms=(Arm(sql, "numbers"),),
+    )
+    errors: list[Exception] = []
+
+    def write() -> None:
+        try:
+            spark.run(job)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert began.wait(150)
+    spark.cancel(job.id)
+    thread.join(150)
+    assert told.is_set()
+    assert [type(error) for error in errors] == [StageCancelledError]
 
 
 def test_executors_with_other_versions_run_spark_sql_and_it_is_told(

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import duckdb
 import httpx
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ebbflow.infra.protocols import Relation, StageJob, TableLog
+from ebbflow.infra.protocols import FileLayout, Relation, StageJob, TableLog
 from ebbflow.infra.spark.native import objects, worker
 from ebbflow.infra.spark.native.objects import (
     _FOLDER,
@@ -27,7 +28,7 @@ from ebbflow.infra.spark.native.objects import (
 )
 from ebbflow.infra.spark.native.slices import BUCKET, BUCKETS, Exchange, bucket_sizes, joining, writing
 from ebbflow.infra.spark.native.worker import Done, KeyRange, Part, Settings, Work
-from ebbflow.infra.storage import filesystems
+from ebbflow.infra.storage import files, filesystems
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.confinement import NOTHING
@@ -291,6 +292,32 @@ def test_a_mark_is_written_once_and_again_only_after_an_error(
     spark_only.begin()
     spark_only.wait(150)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("ends", ["done", "cancelled", "refused"])
+def test_a_task_that_writes_into_a_table_leaves_all_files_or_none(
+    place: StorageLocation, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    last = "CASE WHEN v = 990 THEN error('too much') ELSE v END" if ends == "refused" else "v"
+    relations = (Relation("s0", "s3", (stored(place),), COLUMNS),)
+    layout = FileLayout(("k",), ())
+    sql = f"SELECT {last} AS v, CASE WHEN v < 500 THEN 'v1' ELSE 'v2' END AS k FROM s0"
+    whole = worker.streamed
+
+    def streamed(*given: Any) -> Any:
+        found = whole(*given)
+        if ends == "cancelled":  # after its last look
+            place.write(f"out/{CANCELLED}", b"")
+        return found
+
+    monkeypatch.setattr(worker, "streamed", streamed)
+    monkeypatch.setattr(worker, "BATCH", 128)
+    done = run(work_of(place, Part(sql, relations, "part-00000.parquet", layout=layout)))
+    found = files.listing(place.fs(), place.path("out"), recursive=True)
+    made = [info.path for info in found if info.base_name.startswith("part-")]
+    assert bool(done.error) == (ends != "done")
+    assert sorted(made) == sorted(done.files)
+    assert len(made) == (2 if ends == "done" else 0)
 
 
 def test_what_a_network_fails_in_is_tried_again_within_bounds(
