@@ -66,9 +66,8 @@ def check_places(job: StageJob) -> None:
         if relation.external:
             raise NotNativeError(f"the table {relation.name} is in Spark's catalogue only")
         if read_by_arrow(relation) and relation.log is not None and relation.log.ids:
-            raise NotNativeError(
-                f"files of {relation.name} have deleted rows, and columns under several names"
-            )
+            why = "have deleted rows" if relation.log.deleted else "are in object storage"
+            raise NotNativeError(f"files of {relation.name} {why}, and have columns under several names")
         if relation.scheme == "file" and any(_PATTERN & set(f.path) for f in relation.files):
             raise NotNativeError(f"a file of {relation.name} has a name that DuckDB takes for a pattern")
 

@@ -16,6 +16,7 @@ import pytest
 
 from ebbflow.infra.protocols import FileLayout, Relation, StageJob, TableLog
 from ebbflow.infra.spark.native import objects, worker
+from ebbflow.infra.spark.native.catalyst import NotNativeError
 from ebbflow.infra.spark.native.objects import (
     _FOLDER,
     CANCELLED,
@@ -23,6 +24,7 @@ from ebbflow.infra.spark.native.objects import (
     Mark,
     ObjectParts,
     Rows,
+    check_places,
     register_objects,
     scanned,
 )
@@ -318,6 +320,19 @@ def test_a_task_that_writes_into_a_table_leaves_all_files_or_none(
     assert bool(done.error) == (ends != "done")
     assert sorted(made) == sorted(done.files)
     assert len(made) == (2 if ends == "done" else 0)
+
+
+def test_what_tasks_do_not_read_is_refused_for_its_true_reason(place: StorageLocation) -> None:
+    log = TableLog("Iceberg", place.path("t"), "1", ids=(("v", 1), ("name", 2)))
+    entry = FileEntry(place.path("t/a.parquet"), 1, 0.0)
+    deleted = deletions.packed("t", "Iceberg", "file", ["v"], {entry.path: [0]})
+    for scheme, these, why in (
+        ("s3", log, "t are in object storage, and have columns under several names"),
+        ("file", replace(log, deleted=deleted), "t have deleted rows, and have columns under several names"),
+    ):
+        relation = Relation("t", scheme, (entry,), COLUMNS, log=these)
+        with pytest.raises(NotNativeError, match=why):
+            check_places(StageJob("a-job", "the stage", "SELECT 1", (relation,), place, native=True))
 
 
 def test_what_a_network_fails_in_is_tried_again_within_bounds(
