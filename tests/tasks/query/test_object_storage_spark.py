@@ -13,12 +13,14 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, WriterProperties, write_deltalake
 from pyiceberg.catalog import load_catalog
 from pyiceberg.utils.config import Config
 
 from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native import stages as native
+from ebbflow.infra.spark.native.slices import Cut
 from ebbflow.infra.storage.filesystems import resolve
 from ebbflow.infra.tables.logs.versions import s3_settings
 from ebbflow.planners.query.plan.qep import Stage
@@ -169,17 +171,53 @@ def test_a_killed_query_is_resumed_from_what_its_stages_have_left(opened: Opened
     assert [stage.status for stage in report.stages].count("reused") >= 1
 
 
-def test_deleted_rows_are_left_out_by_tasks(opened: OpenedEngine, bucket: str, tmp_path: Path) -> None:
-    write_deltalake(tmp_path / "t", pa.table({"v": range(10)}), configuration=DELETING)
-    delete_by_vector(tmp_path / "t", 0, [0, 9])
+def test_deleted_rows_are_left_out_by_tasks_of_whole_files_and_of_row_groups(
+    opened: OpenedEngine, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "t"
+    rows = [{"v": v, "w": v * 3 % 11, "p": max(0, (v - 4700) // 300)} for v in range(5900)]
+    write_deltalake(
+        table,
+        pa.Table.from_pylist(rows),
+        partition_by=["p"],  # files of 5000, 300, 300 and 300 rows
+        configuration=DELETING,
+        writer_properties=WriterProperties(max_row_group_size=1000),
+    )
+    (large,) = (table / "p=0").iterdir()
+    assert pq.read_metadata(large).num_row_groups == 5
+    gone = {"p=0": [1000, 1001, 1999, *range(4000, 4500), 4999], "p=2": [0, 299]}
+    for folder, numbers in gone.items():
+        delete_by_vector(table, 0, numbers, folder)
     fs, path = resolve(f"{bucket}/deleting/t")
     for file in (file for file in tmp_path.rglob("*") if file.is_file()):
-        with fs.open_output_stream(f"{path}/{file.relative_to(tmp_path / 't')}") as out:
+        with fs.open_output_stream(f"{path}/{file.relative_to(table)}") as out:
             out.write(file.read_bytes())
-    request = request_of(bucket, "deleting-store", sql="SELECT sum(v) AS v FROM t")
-    outcome = execute(replace(request, tables=f"{bucket}/deleting"), opened=opened)
-    assert outcome.to_arrow().to_pylist() == [{"v": 36}]
-    assert all("native" in stage.note.split(", ") for stage in outcome.report.stages)
+    monkeypatch.setattr(native, "_SMALLEST", 1)
+    made: list[Cut] = []
+
+    def cuts(relation: Relation, count: int) -> list[Cut]:
+        found = whole(relation, count)
+        made.extend(found)
+        return found
+
+    whole = native.cuts
+    monkeypatch.setattr(native, "cuts", cuts)
+    deleted = {*gone["p=0"], *(5300 + number for number in gone["p=2"])}
+    left = [row for row in rows if row["v"] not in deleted]
+    asked = {  # the filters' columns are not all among those that are selected
+        "SELECT sum(v) AS v FROM t WHERE w > 3": sum(row["v"] for row in left if row["w"] > 3),
+        "SELECT count(*) AS v FROM t WHERE w = 3 AND v < 4400": sum(
+            row["w"] == 3 and row["v"] < 4400 for row in left
+        ),
+    }
+    for number, (sql, wanted) in enumerate(asked.items()):
+        request = request_of(bucket, f"deleting-store-{number}", sql=sql)
+        outcome = execute(replace(request, tables=f"{bucket}/deleting"), opened=opened)
+        assert outcome.to_arrow().to_pylist() == [{"v": wanted}]
+        assert all("native" in stage.note.split(", ") for stage in outcome.report.stages)
+        assert max(stage.tasks for stage in outcome.report.stages) > 1
+    cut = [some for one in made for some in one.rows if "/p=0/" in some.path]
+    assert len(cut) > 1, "the large file is not divided"
 
 
 @pytest.mark.parametrize("format", ["delta", "iceberg"])
