@@ -16,6 +16,7 @@ from ebbflow.infra.errors import (
     StageCancelledError,
     StageFailedError,
     StorageFullError,
+    TableError,
 )
 from ebbflow.infra.protocols import FileLayout, Relation, StageJob, StageProgress, StageResult
 from ebbflow.infra.query.duckdb_statements import (
@@ -339,6 +340,10 @@ def _translated(running: _Running) -> Iterator[None]:
         if _HELD in text:
             raise StageFailedError(f"{name}: {_held(running.job, _reason(error))}") from error
         raise StageFailedError(f"{name}: {_reason(error)}") from error
+    except TableError as error:  # a footer: what is read is gone, or damaged
+        if running.cancelled.is_set():
+            raise StageCancelledError(f"{name} was cancelled") from error
+        raise StageFailedError(f"{name}: {error}") from error
     except RuntimeError as error:
         if str(error) == _CTRL_C:
             raise KeyboardInterrupt from error

@@ -10,6 +10,7 @@ from ebbflow.infra.storage import files
 from ebbflow.infra.tables.sampling import DECODE_ROWS, MOST_GROUPS, RowGroup, decode, row_groups, some_rows
 
 ROWS = 8192  # of a sample: of a key of half a million values, two samples have some 130 pairs in common
+_MOST_FILES = 512  # of a stage's output: each has a share
 _CLUSTERED = 0.5  # part of a column's range in a row group on the average, below which rows are in its order
 _log = logging.getLogger(__name__)
 
@@ -55,12 +56,13 @@ def _chosen(groups: Sequence[RowGroup]) -> list[tuple[RowGroup, int]]:
     total, by_file = sum(group.rows for group in groups), dict[str, list[RowGroup]]()
     for group in groups:
         by_file.setdefault(group.file.path, []).append(group)
-    if len(by_file) > MOST_GROUPS:
+    if len(by_file) > _MOST_FILES:
         return []
+    most = max(MOST_GROUPS, len(by_file))
     found = []
     for own in by_file.values():
         rows = sum(group.rows for group in own)
-        count = min(len(own), max(1, (MOST_GROUPS - len(by_file)) * rows // total))
+        count = min(len(own), max(1, (most - len(by_file)) * rows // total))
         for i in range(count):
             found.append((own[int((i + 0.5) * len(own) / count)], math.ceil(ROWS * rows / total / count)))
     return found

@@ -1,6 +1,7 @@
 """Nodes of this machine: each a session of processes of its own that can be killed, paused and given notice."""
 
 import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -37,6 +38,7 @@ _NOT_HANDED_DOWN = (
     SETTINGS,
     keys.SERVER_KEY,
 )
+_log = logging.getLogger(__name__)
 _STOPPED = ("T", "t")  # the kernel's letters for a process that is stopped, or traced and stopped
 
 
@@ -272,6 +274,8 @@ class LocalNodes:
         if (memory := self._memory_group(name)) is not None:
             cgroups.join(memory, [record.child.pid])
         place = cgroups.inside(self._controller, memory) if self._controller is not None else None
+        if place is None and self._controller is not None:
+            _log.warning("node %s has no CPU cap: its memory's control group hands down no CPU", name)
         if place is not None:
             # It starts with whole CPU cores: importing is no work of the training.
             record.group = cgroups.create(place, group, max(float(record.slots), record.quota))

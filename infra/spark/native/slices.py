@@ -335,17 +335,34 @@ def joining(
         count: tells the tasks for the bytes of ``sliced`` and of all others that are exchanged.
         room: bytes of the latter that a task can hold.
 
-    Raises ``NotDoneError`` where one part would hold more.
+    Raises ``NotDoneError`` where rows of one hash are more.
     """
     probed = sizes[sliced]
     built = [sum(one) for one in zip(*(f for n, fs in sizes.items() if n != sliced for f in fs), strict=True)]
     tasks = count(sum(map(sum, probed)), sum(built))
-    parts = []
-    for number, (low, high, some) in enumerate(hash_ranges(probed, built, tasks)):
-        if sum(built[low : high + 1]) > room:
-            raise NotDoneError("rows of one key do not fit into a task's memory")
+    parts: list[Part] = []
+    ranges_ = [
+        HashRange(first, last, one.files)
+        for one in hash_ranges(probed, built, tasks)
+        for first, last in _fitting(built, one.low, one.high, room)
+    ]
+    for low, high, some in ranges_:
         own = replace(scans[sliced], files=tuple(scans[sliced].files[n] for n in some))
         reads = tuple(own if name == sliced else relation for name, relation in scans.items())
         ranges = tuple(KeyRange(name, BUCKET, low, high) for name in sizes)
-        parts.append(Part(statement, reads, file.format(number), ranges=ranges))
+        parts.append(Part(statement, reads, file.format(len(parts)), ranges=ranges))
     return parts
+
+
+def _fitting(built: Sequence[float], low: int, high: int, room: float) -> list[tuple[int, int]]:
+    """Cut a range of hashes into runs whose rows fit. Raises ``NotDoneError`` where those of one hash do not."""
+    runs: list[tuple[int, int]] = []
+    first, held = low, 0.0
+    for number in range(low, high + 1):
+        if built[number] > room:
+            raise NotDoneError("rows of one key do not fit into a task's memory")
+        if held + built[number] > room:
+            runs.append((first, number - 1))
+            first, held = number, 0.0
+        held += built[number]
+    return [*runs, (first, high)]

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ebbflow.infra.errors import StageCancelledError
+from ebbflow.infra.errors import StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.local import machine_memory
 from ebbflow.infra.spark.failures import first_line
@@ -151,7 +151,8 @@ class NativeStages:
             if cancelled.is_set():
                 raise StageCancelledError(f"{job.name} was cancelled") from error
             # Spark leaves others of the job's tasks running: none of them may write from here on
-            mark(job)
+            if not mark(job) and not mark(job):
+                raise StageFailedError(f"{job.name}: its tasks cannot be told to end") from error
             until_tasks_have_left(job.output)
             withdraw(job)
             raise NotDoneError(f"its tasks failed: {first_line(error)}") from error

@@ -1,5 +1,6 @@
 """Spark 4's SQL for sqlglot: what its own Spark dialect reads otherwise, or does not write as it was read."""
 
+import re
 from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any, ClassVar
@@ -16,7 +17,11 @@ from sqlglot.parsers.duckdb import DuckDBParser
 from sqlglot.parsers.spark import SparkParser
 
 from ebbflow.planners.errors import UnsupportedQueryError
+from ebbflow.planners.model import Catalogue
 
+_KEYED = re.compile(
+    r"\b(map|json|variant)\b", re.IGNORECASE
+)  # types by whose case of keys values are told apart
 # their trees lose an argument, the type of the result, or its last digits: log10(1000) is 3, log(10, 1000) is not
 _VERBATIM = ("LOG10", "PARSE_JSON", "TO_CHAR")
 
@@ -188,10 +193,22 @@ def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
     return tree
 
 
-def restored(tree: exp.Query) -> exp.Query:
+def restored(tree: exp.Query, catalogue: Catalogue, *, one_spelling: bool) -> exp.Query:
     """Give what follows columns behind dots in ``tree``, qualified after ``kept``, the case that it was written in:
-    to a map or to JSON another case is another key. Changes ``tree``."""
+    to a map or to JSON another case is another key. With ``one_spelling`` fields of structs have one, as Spark takes
+    them, while DuckDB does not take two spellings of a grouped field for the same. Changes ``tree``."""
+    structs = {
+        column.lower()
+        for table in catalogue.tables.values()
+        for column, kind in table.columns
+        if kind.lower().startswith("struct") and not _KEYED.search(kind)
+    }
     for dot in tree.find_all(exp.Dot):
+        root = dot.this
+        while isinstance(root, exp.Dot | exp.Paren):
+            root = root.this
+        if one_spelling and isinstance(root, exp.Column) and root.name.lower() in structs:
+            continue
         if written := dot.expression.meta.get("written"):
             dot.expression.set("this", written)
     return tree

@@ -365,9 +365,9 @@ def qualified_copy(query: exp.Query, catalogue: Catalogue, dialect: str = "spark
                 item.replace(exp.Alias(this=item.copy(), alias=name))
     remember_using(query)
     qualified = qualify(query, schema=schema, dialect=rules, quote_identifiers=False, identify=False)
-    return simplify_using(
-        expand_column_aliases(restored(qualified), catalogue, fewer=dialect.lower() == "duckdb")
-    )
+    duckdb = dialect.lower() == "duckdb"
+    found = restored(qualified, catalogue, one_spelling=not duckdb)
+    return simplify_using(expand_column_aliases(found, catalogue, fewer=duckdb))
 
 
 def _defines_columns(query: exp.Query) -> bool:

@@ -68,9 +68,10 @@ def test_parts_by_a_hash_of_the_key_have_a_share_each(tmp_path: Path) -> None:
 def test_of_more_files_than_are_read_there_is_no_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(keysamples, "MOST_GROUPS", 2)
     relation = written(tmp_path, [keys(range(5))] * 5)
     assert len(samples_of_keys(relation, ["k"])["k"]) == 25
-    monkeypatch.setattr(keysamples, "MOST_GROUPS", 4)
+    monkeypatch.setattr(keysamples, "_MOST_FILES", 4)
     assert samples_of_keys(relation, ["k"]) == {}
 
 

@@ -118,6 +118,22 @@ def test_spark_names_what_the_query_does_not(tmp_path: Path) -> None:
             execute(request("SELECT nope FROM t"), PlainOrchestrator(), opened=opened)
 
 
+def test_fields_of_structs_have_one_spelling_where_spark_sees_one(tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    rows = {
+        "s": [{"color": "a"}, {"color": "b"}, {"color": "a"}],
+        "m": [[("Up", 1)], [("Up", 2)], [("up", 3)]],
+    }
+    kinds = [("s", pa.struct([("color", pa.string())])), ("m", pa.map_(pa.string(), pa.int64()))]
+    pq.write_table(pa.table(rows, schema=pa.schema(kinds)), tmp_path / "tables" / "ev.parquet")
+    sql = "SELECT s.Color AS c, count(*) AS n, sum(m.Up) AS u FROM ev GROUP BY s.color ORDER BY s.COLOR"
+    request = QueryRequest(
+        sql, tables=str(tmp_path / "tables"), engine="duckdb", store=str(tmp_path / "store")
+    )
+    found = execute(request, PlainOrchestrator()).to_arrow().to_pydict()
+    assert found == {"c": ["a", "b"], "n": [2, 1], "u": [1, 2]}
+
+
 def test_a_compiled_sqlglot_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         sqlglot.parser, "__file__", "/packages/sqlglot/parser.cpython-311-x86_64-linux-gnu.so"

@@ -79,6 +79,7 @@ def test_no_task_gets_more_rows_of_one_key_than_it_can_hold() -> None:
         return len(joining("SELECT 1", scans, sizes, "s0", "{}", lambda *_: 4, 50.0))
 
     assert parts([10.0] * MANY) == 4
+    assert parts([30.0] * MANY) == MANY, "ranges of several keys are cut"
     with pytest.raises(NotDoneError, match="do not fit"):
         parts([60.0] + [1.0] * (MANY - 1))
 
