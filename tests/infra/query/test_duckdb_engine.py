@@ -49,6 +49,16 @@ def test_relations_and_outputs_on_s3(engine: DuckDbEngine, s3: Callable[[], str]
     assert table["s"].to_pylist()[:1] == [499500]
 
 
+def test_a_stage_whose_input_is_gone_fails_as_stages_do(engine: DuckDbEngine, tmp_path: Path) -> None:
+    """So that the input is computed again."""
+    (tmp_path / "out").mkdir()
+    gone = Relation(
+        "ckpt_1", "file", (FileEntry(str(tmp_path / "part-0.parquet"), 10, 0.0),), (("v", "bigint"),)
+    )
+    with pytest.raises(StageFailedError, match=r"part-0\.parquet"):
+        engine.run(_job("SELECT v FROM ckpt_1", (tmp_path / "out").as_uri(), gone))
+
+
 def test_a_stage_on_s3_hands_its_own_types_to_the_next(engine: DuckDbEngine, s3: Callable[[], str]) -> None:
     uri = s3()
     made = engine.run(_job("SELECT TIME '10:00:01.5' AS t", f"{uri}/first"))
