@@ -14,7 +14,6 @@ from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 from ebbflow.infra.tables.datatypes import arrow_type
 from ebbflow.infra.tables.filefooters import footer
 from ebbflow.infra.tables.logs import deletions
-from ebbflow.infra.tables.logs.scans import live
 
 BATCH = 1 << 17  # rows
 BY_NAME = "union_by_name = true"  # of ``scan``, for several files
@@ -38,6 +37,8 @@ def register_view(cursor: Any, relation: Relation, test: str = "true", *, own: b
         register_deleted(cursor, relation)
         source = scan(relation, [f.path for f in relation.files], BY_NAME)
     else:
+        from ebbflow.infra.tables.logs.scans import live  # local files need none of it
+
         source = quoted(f"__files_of_{relation.name}")
         cursor.register(f"__files_of_{relation.name}", live(dataset(relation), deletions.of(relation)))
     rows = f"(SELECT {columns} FROM {source})"  # ``test`` is of the declared names

@@ -17,7 +17,6 @@ from ebbflow.infra.errors import (
 from ebbflow.infra.protocols import Checkpoint, CheckpointStore, Relation, SqlEngine, StageJob, StageProgress
 from ebbflow.infra.query.results import is_whole
 from ebbflow.infra.query.slices import SliceIndex, covers, together
-from ebbflow.infra.tables.keysamples import samples_of_keys
 from ebbflow.planners.model import Measured, Share
 from ebbflow.planners.query.costs.links import cold_tasks
 from ebbflow.planners.query.costs.stage_engines import StageEngineName, StageEngines
@@ -164,6 +163,8 @@ class StageWork:
         """Run one stage and commit its checkpoint. Raises what the engine and the store raise."""
         outcome = self._executed(run)
         if self._sampled and run.stage.keys and outcome.checkpoint is not None and not run.cancelled.is_set():
+            from ebbflow.infra.tables.keysamples import samples_of_keys  # queries of one stage need none
+
             outcome = replace(outcome, keys=samples_of_keys(outcome.checkpoint.relation, run.stage.keys))
         return outcome
 
