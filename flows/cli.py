@@ -82,7 +82,7 @@ class Commands(ListedGroup):
         Listed(
             "data",
             "ebbflow.flows.setup.data",
-            "Parquet tables of TPC-H and TPC-DS, made once and kept in ~/.cache/ebbflow.",
+            "Parquet tables of TPC-H and TPC-DS, and skewed ones, made once and kept in ~/.cache/ebbflow.",
             SET_UP,
         ),
         Listed("prefect", "ebbflow.flows.setup.deployments", "Deploy Ebbflow's flows to Prefect.", SET_UP),

@@ -53,6 +53,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
+    """A row group of a file."""
+
     file: FileEntry
     index: int  # within the file
     rows: int
@@ -213,6 +215,7 @@ def _path(cache: JsonStore, key: tuple[str, int]) -> str:
 
 
 def row_groups(relation: Relation, names: Sequence[str]) -> list[RowGroup]:
+    """Return the row groups of a relation's files, whose columns ``names`` are to be read. Raises ``TableError``."""
     return [
         RowGroup(file, index, rows)
         for file, told in zip(relation.files, read_footers(relation, names), strict=True)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import duckdb
 
+from ebbflow.infra.storage import private
+
 _FILMS, _PEOPLE, _TAGS, _COMPANIES = 500_000, 400_000, 10_000, 50_000  # at scale 1; of tags always
 _ROLES, _TAGGED, _CREDITS, _RATINGS = 6_000_000, 3_000_000, 1_500_000, 4_000_000
 _SHARE = 0.2  # of the rows of a table that blockbusters have
@@ -35,9 +37,9 @@ def generate(scale: float, folder: Path, say: Say) -> None:
             found = connection.execute(f"SELECT count(*) FROM '{target}'").fetchone()
             say(f"{name}: {found[0] if found else 0:,} rows")
     queries = folder / "queries"
-    queries.mkdir()
+    private.make_folder(queries)
     for number, text in enumerate(QUERIES, 1):
-        (queries / f"q{number}.sql").write_text(text.strip() + "\n", encoding="utf-8")
+        private.write_text(queries / f"q{number}.sql", text.strip() + "\n")
 
 
 @dataclass(frozen=True, slots=True)

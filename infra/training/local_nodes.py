@@ -272,7 +272,9 @@ class LocalNodes:
     def _hold(self, name: str, record: _Record, group: str) -> None:
         """Put a node that starts into its control groups. Raises ``ClusterError``."""
         if (memory := self._memory_group(name)) is not None:
+            # what it may have started meanwhile, too
             cgroups.join(memory, [record.child.pid])
+            cgroups.join(memory, processes.members(record.mark))
         place = cgroups.inside(self._controller, memory) if self._controller is not None else None
         if place is None and self._controller is not None:
             _log.warning("node %s has no CPU cap: its memory's control group hands down no CPU", name)

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.clock import SystemClock
@@ -19,6 +18,7 @@ from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.duckdb_statements import dataset, selected, written
 from ebbflow.infra.query.duckdbtypes import quoted
 from ebbflow.infra.spark.native.catalyst import NotNativeError
+from ebbflow.infra.storage import private
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem
 from ebbflow.infra.storage.places import StorageLocation
@@ -210,7 +210,8 @@ def mark(job: StageJob) -> bool:
     """Mark a stage as cancelled, for its tasks to see; return whether it is."""
     with suppress(OSError, InfraError):
         if job.output.local:
-            Path(job.output.path(CANCELLED)).touch()  # a directory that is gone stays so
+            with private.open_file(job.output.path(CANCELLED), "w"):  # a directory that is gone stays so
+                pass
         else:
             job.output.write(CANCELLED, b"")
         return True

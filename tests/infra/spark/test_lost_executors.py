@@ -73,7 +73,7 @@ def test_only_slices_of_a_killed_executor_are_done_again(
     numbers = Relation("numbers", "file", (entry,), (("v", "bigint"), ("g", "bigint")))
     monkeypatch.setattr(stages, "_SMALLEST", 1)
     monkeypatch.setattr(stages, "_LARGEST", 1)  # as many slices as may be
-    monkeypatch.setattr(stages, "_remove_hidden", lambda folder: None)
+    monkeypatch.setattr(stages, "remove_hidden", lambda folder: None)
     until(lambda: engine._context.defaultParallelism >= 2)
     running = Running(engine, LONG, numbers, tmp_path)
 

@@ -15,6 +15,7 @@ from ebbflow.planners.errors import ForbiddenSqlError, OptionError
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.sql import forbidden, parse
 from ebbflow.tasks.pipeline.run import PipelineRequest, check_pipeline
+from ebbflow.tasks.query import planning
 from ebbflow.tasks.query import run as queries
 from ebbflow.tasks.query.app_requests import AppFolder
 from ebbflow.tasks.query.request import QueryRequest
@@ -117,6 +118,7 @@ def test_what_gets_past_the_check_is_held_by_the_engine(
 ) -> None:
     monkeypatch.setattr(parse, "check_reach", lambda *_: None)
     monkeypatch.setattr(parse, "check_tables", lambda *_: None)
+    monkeypatch.setattr(planning, "_check_accepted", lambda *_: None)
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"k": [1]}), other)
     request = ask(sql.format(other=other), tables, tmp_path, planner="single")

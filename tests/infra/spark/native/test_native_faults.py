@@ -29,6 +29,7 @@ from ebbflow.infra.storage.places import StorageLocation
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
 
 ROWS = 16_000
+ROOM = 80_000  # bytes: less than the table has, and more than the rows of one of its two keys
 # a second and more of two cores
 LONG = "SELECT count(*) AS n FROM numbers a JOIN numbers b ON a.g = b.g WHERE a.v + b.v > 5"
 SPILLING = "SELECT a.v, b.v AS w FROM numbers a JOIN numbers b ON a.g = b.g ORDER BY a.v + b.v, a.v"
@@ -121,7 +122,7 @@ def test_few_bytes_that_take_long_are_divided_among_the_cores(
     assert parts == [1, 2]
 
 
-@pytest.mark.parametrize("room", [1 << 30, 1], ids=["shared", "exchanged"])
+@pytest.mark.parametrize("room", [1 << 30, ROOM], ids=["shared", "exchanged"])
 def test_a_killed_python_worker_costs_a_slice(
     spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
@@ -133,7 +134,9 @@ def test_a_killed_python_worker_costs_a_slice(
         exchanged = [name for name in names if name.startswith(".native-s")]
         assert running.error is None
         return [
-            n for n in names if n.endswith(".tmp") and n not in exchanged and bool(exchanged) == (room == 1)
+            n
+            for n in names
+            if n.endswith(".tmp") and n not in exchanged and bool(exchanged) == (room == ROOM)
         ]
 
     # a slice's unfinished file is named for the process that writes it

@@ -166,7 +166,7 @@ def test_what_tasks_exchange_is_joined_range_by_range(place: StorageLocation) ->
         sizes[name], rows = bucket_sizes(scans[name])
         assert rows == [ROWS // 2] * 2
     statement = "SELECT s0.v AS v, s1.name AS name FROM s0 JOIN s1 ON s0.v = s1.v"
-    joined = joining(statement, scans, sizes, "s0", "part-{:05d}.parquet", lambda probed, built: 3)
+    joined = joining(statement, scans, sizes, "s0", "part-{:05d}.parquet", lambda probed, built: 3, 1e9)
     assert len(joined) == 3
     assert sum(run(work_of(place, part)).rows for part in joined) == ROWS
     found = [pq.read_table(place.path(f"out/{p.file}"), filesystem=place.fs()).to_pylist() for p in joined]
