@@ -169,6 +169,7 @@ def test_a_worker_killed_without_notice_costs_its_tasks_and_nothing_else(
         lambda: _kill(cluster, victim),
         sql=FOUR_TABLES,
         stages=stages,
+        at_start=stages == "auto",  # native tasks may be over before they are seen
     )
     assert any(victim in c.left for c in report.capacity)
     change = next(c for c in report.capacity if victim in c.left)
