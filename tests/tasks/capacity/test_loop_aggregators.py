@@ -189,7 +189,7 @@ def test_on_aws_a_noticed_node_gives_its_tensors_to_one_that_is_rented_in_its_pl
             ended, run = run, None
             ended.finish()  # and sees that every round counted once
             _until(lambda: not ledger.state().held(SERVICE), "end of the lease")
-            _until(lambda: len(aws_account.calls(ENDS)) == 2, "the other node is given back")
+            _until(lambda: len(aws_account.calls(ENDS)) == 2, "the other node is terminated")
         finally:
             stop.set()
             thread.join(PATIENCE)
