@@ -5,14 +5,11 @@ the form of messages ends that connection and no other. See ``infra.machine.encr
 """
 
 import collections
-import contextlib
 import logging
-import os
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ebbflow.infra.aggregation.frames import MAX_PAYLOAD
+from ebbflow.infra.aggregation.frames import MAX_PAYLOAD, Kind, TensorFrame, encode
 from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.machine.encrypted_router import EncryptedRouter, frame_property
 
@@ -101,18 +98,20 @@ class AggregatorFront(EncryptedRouter):
         except AggregationError as exc:
             log.warning("a connection of %s of %s is ended: %s", peer.worker, peer.job_id, exc)
             self.refused += 1
-            self._end(connection, int(frame_property(first, "__fd") or -1))
+            self._end(connection, first)
         except Exception:
             log.exception("a message of %s of %s could not be handled", peer.worker, peer.job_id)
-            self._end(connection, int(frame_property(first, "__fd") or -1))
+            self._end(connection, first)
 
     def on_turn_end(self) -> None:
         self._flush()
 
-    def _end(self, connection: bytes, descriptor: int) -> None:
-        """Close a connection at both ends, and take nothing that it has sent before."""
+    def _end(self, connection: bytes, first: Any) -> None:
+        """Close a connection, and take nothing that it has sent before."""
         self._ended_connections[connection] = None
         while len(self._ended_connections) > 1024:
             self._ended_connections.popitem(last=False)
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-            copy.shutdown(socket.SHUT_RDWR)
+        why = TensorFrame(
+            Kind.ERROR, "", options={"error": "the connection is ended: a message broke the protocol"}
+        )
+        self.end(connection, first, encode([why]))

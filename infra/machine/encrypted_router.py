@@ -12,6 +12,7 @@ import collections
 import contextlib
 import errno
 import logging
+import os
 import socket
 import threading
 import time
@@ -132,6 +133,24 @@ class EncryptedRouter(ABC):
                 raise
             return False
         return True
+
+    def end(self, connection: bytes, first: Any, last: Sequence[Any]) -> None:
+        """Close a connection at both ends.
+
+        Args:
+            connection: which.
+            first: a frame that came from it.
+            last: parts of a message, at least one, that may still reach the peer.
+        """
+        try:
+            self._router.send_multipart([connection, *last], constants.NOBLOCK)
+        except ZMQError as exc:
+            if exc.errno == errno.EHOSTUNREACH:  # the number of its socket may be another's by now
+                return
+        descriptor = int(frame_property(first, "__fd") or -1)
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+            if copy.getsockname()[1] == self.port:
+                copy.shutdown(socket.SHUT_RDWR)
 
     # --- what those that derive from it decide ------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from ebbflow.tasks.pipeline.view import ClusterView
 from tests.elastic_own import write_application
 from tests.elastic_results import undisturbed
 
-ITERATIONS = 200
+ITERATIONS = 3000
 
 
 def points(folder: Path) -> None:
