@@ -1,15 +1,12 @@
 """Peers' memory before a store, for as long as something in this process uses it."""
 
-import os
 import threading
-import time
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ebbflow.infra.errors import InfraError, MemoryTierError
+from ebbflow.infra.errors import MemoryTierError
 from ebbflow.infra.memory.arrow import AttachedTier
 from ebbflow.infra.memory.blocks import BlockSettings
 from ebbflow.infra.memory.files import MemoryTier
@@ -19,9 +16,9 @@ from ebbflow.infra.query.checkpoints import Durability
 from ebbflow.infra.storage import filesystems
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.memory.tiers import Tier, TierDecision, peer_tier_enabled, written_through
+from ebbflow.tasks.memory.measuring import PROBE, measure_store, store_tier
 
 MemoryUse = Literal["auto", "always"]
-_PROBE = 1 << 20  # bytes of a request that tiers are compared by
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +181,7 @@ def _opened(place: StorageLocation, use: MemoryUse, registry: MemoryRegistry) ->
         return OpenTier(place, MeasuredTiers(TierDecision(False, str(exc))))
     files.store = session.blocks
     try:
-        measured = decide(session, place.behind, use)
+        measured = decide(session, place.behind, use, store_tier)
     except BaseException:
         session.close()
         raise
@@ -229,35 +226,21 @@ def _settings(registry: MemoryRegistry) -> BlockSettings | TierDecision:
     return BlockSettings(slab_bytes=max(set(sizes), key=sizes.count))
 
 
-def decide(session: MemorySession, behind: StorageLocation, use: MemoryUse) -> MeasuredTiers:
-    """Return whether peers' memory is used before ``behind``, as measured now."""
+def decide(
+    session: MemorySession,
+    behind: StorageLocation,
+    use: MemoryUse,
+    measure: Callable[[StorageLocation], Tier] = measure_store,
+) -> MeasuredTiers:
+    """Return whether peers' memory is used before ``behind``; ``measure`` tells how fast that is."""
     if not session.peers:
         why = "; ".join(session.problems.values()) or "no daemon answers"
         return MeasuredTiers(TierDecision(False, why))
-    peer, store = session.measure(_PROBE), measure_store(behind)
+    peer, store = session.measure(PROBE), measure(behind)
     if use == "always":
         decision = TierDecision(True, f"asked for, with {len(session.peers)} peers")
     elif peer is None:
         decision = TierDecision(False, "no peer has memory to lend at the moment")
     else:
-        decision = peer_tier_enabled(peer, store, _PROBE)
+        decision = peer_tier_enabled(peer, store, PROBE)
     return MeasuredTiers(decision, peer, store)
-
-
-def measure_store(place: StorageLocation) -> Tier:
-    """Return latency and bandwidth of reading from a store. Raises ``StorageError``."""
-    name = f"cache/.probe-{os.getpid()}-{uuid.uuid4().hex[:12]}"
-    with filesystems.translated(f"measure the store {place}"):
-        place.write(name, bytes(_PROBE))
-        try:
-            small, large = (min(_seconds(place, name, size) for _ in range(3)) for size in (1, _PROBE))
-        finally:
-            with suppress(OSError, InfraError):
-                place.remove(name)
-    return Tier("the store", small, _PROBE / max(large - small, 1e-9))
-
-
-def _seconds(place: StorageLocation, name: str, size: int) -> float:
-    began = time.perf_counter()
-    place.read_range(name, 0, size)
-    return time.perf_counter() - began

@@ -26,7 +26,7 @@ from ebbflow.infra.memory.session import MemorySession
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.memory.slab_table import BlockRange
 from ebbflow.planners.memory.tiers import peer_tier_enabled
-from ebbflow.tasks.memory.tier import measure_store
+from ebbflow.tasks.memory.measuring import measure_store
 from tests.benchmarks.slow_store import BANDWIDTH, FIRST_BYTE
 from tests.infra.memory.lenders import FileBehind, Lender
 

@@ -8,6 +8,7 @@ import pytest
 from ebbflow.infra.memory.registry import DIRECTORY, MemoryRegistry
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.memory.tiers import written_through
+from ebbflow.tasks.memory import measuring
 from ebbflow.tasks.memory.tier import look, memory_tier
 from tests.infra.memory.lenders import SLAB, Lender, until
 
@@ -74,3 +75,36 @@ def test_whether_a_tier_would_be_used_is_measured_and_leaves_nothing(
     found = look(place)
     assert (found.peer, found.behind, found.decision.enabled) == (None, None, False)
     assert "does not answer" in found.decision.reason
+
+
+def test_how_fast_a_store_is_is_remembered_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
+    place, measured = StorageLocation(f"{tmp_path}/store"), list[str]()
+    read = StorageLocation.read_range
+
+    def counted(self: StorageLocation, name: str, offset: int, size: int) -> bytes:
+        measured.append(name)
+        return read(self, name, offset, size)
+
+    monkeypatch.setattr(StorageLocation, "read_range", counted)
+    first = measuring.store_tier(place)
+    once = len(measured)
+    assert once
+    assert measuring.store_tier(place) == first
+    assert len(measured) == once
+    assert measuring.store_tier(StorageLocation(f"{tmp_path}/other")).name == "the store"
+    assert len(measured) == 2 * once
+    measuring.measure_store(place)  # asked for
+    assert len(measured) == 3 * once
+    for damage in ("{", "[]", '{"measured": 0, "latency_s": 1, "bytes_per_second": 1}', '{"measured": 1e99}'):
+        before = len(measured)
+        for file in (tmp_path / "home" / "stores").iterdir():
+            file.write_text(damage)
+        measuring.store_tier(place)
+        assert len(measured) == before + once
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    before = len(measured)
+    measuring.store_tier(place)
+    assert len(measured) == before + once
