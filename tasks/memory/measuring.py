@@ -53,7 +53,8 @@ def measure_store(place: StorageLocation) -> Tier:
 
 
 def _file(place: StorageLocation) -> Path:
-    which = "\0".join([str(place), *(os.environ.get(name, "") for name in _ENDPOINTS)])
+    root = place.root if place.local else place.root.split("/", 1)[0]  # a bucket is as fast everywhere
+    which = "\0".join([place.scheme, root, *(os.environ.get(name, "") for name in _ENDPOINTS)])
     return home() / "stores" / f"{hashlib.sha256(which.encode()).hexdigest()[:16]}.json"
 
 
