@@ -147,10 +147,10 @@ class ConnectEngine:
             watcher.join(_LEAVING)
             if running.session is not None:
                 end_session(running.session)
-        tasks, read = running.seen
+        tasks, read = running.seen  # nothing where all came and went between two of the server's messages
         remark = NOT_NATIVE if job.native else ""
         return StageResult(
-            rows, columns, self._clock.now() - began, 0.0, tasks, input_bytes=read, remark=remark
+            rows, columns, self._clock.now() - began, 0.0, max(1, tasks), input_bytes=read, remark=remark
         )
 
     def cancel(self, job_id: str) -> None:
