@@ -13,7 +13,7 @@ from ebbflow.planners.model import Catalogue, Share
 from ebbflow.planners.query.costs.cost import DEFAULTS, CostModel
 from ebbflow.planners.query.costs.costing import StatementCoster
 from ebbflow.planners.query.costs.dividing import Divider
-from ebbflow.planners.query.costs.output_tiers import output_seconds, tier_note
+from ebbflow.planners.query.costs.output_tiers import tier_note
 from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.orders.contrasts import contrasting_trees
 from ebbflow.planners.query.orders.enumerate import enumerate_trees
@@ -287,7 +287,7 @@ class QueryPlanner:
                 required.add(view.name)
                 continue
             bill, stored = coster.unit(Unit(view.name, "", (), (), frozenset(), ""), best)
-            kept = output_seconds(stored.bytes, self.tier, coster.share)
+            kept = coster.kept_seconds(stored.bytes)
             once = bill.seconds(self.model, coster.share) - kept
             copy = (
                 self.model.latency + self.model.rates.written_bytes * stored.bytes / cores + (1 + uses) * kept

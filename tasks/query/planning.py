@@ -266,19 +266,27 @@ def planner_of(
 
     Selectivities that statistics do not give are measured on samples of the tables (cached). Raises as ``prepare``.
     """
-    stages = stage_engines_of(request, gathered)
+    stages, links = stage_engines_of(request, gathered), _behind_links(gathered, store)
+    models = {name: model.behind_links(*links) for name, model in DEFAULTS.items()}
     planner = QueryPlanner(
         gathered.parsed,
         gathered.catalogue,
-        DEFAULTS["native" if request.engine == "spark" and stages != "spark" else request.engine],
+        models["native" if request.engine == "spark" and stages != "spark" else request.engine],
         now=gathered.now,
         salt=run_id,
         options=options or PlannerOptions(cuts=request.materialize),
-        rivals=(DEFAULTS["spark"],) if stages == "auto" and request.engine == "spark" else (),
+        rivals=(models["spark"],) if stages == "auto" and request.engine == "spark" else (),
         tier=store.tier,
     )
     planner.sample(_measure(planner, gathered, store.cache("statistics")))
     return planner
+
+
+def _behind_links(gathered: Gathered, store: ParquetCheckpointStore) -> tuple[float, float]:
+    """Return which parts of the bytes of tables, and of stages' outputs, are in object storage."""
+    sizes = [(one.bytes, one.scheme == "s3") for one in gathered.read()]
+    tables = sum(size for size, remote in sizes if remote) / max(sum(size for size, _ in sizes), 1)
+    return tables, float(store.place.scheme == "s3" and store.tier is None)
 
 
 def stage_engines_of(request: QueryRequest, gathered: Gathered) -> StageEngineName:

@@ -15,6 +15,7 @@ from ebbflow.planners.query.costs.links import (
     elapsed_seconds,
     shuffle_seconds,
     spilled_bytes,
+    store_seconds,
 )
 from ebbflow.planners.query.costs.operators import (
     Size,
@@ -72,10 +73,17 @@ class CostModel:
     broadcast_limit: float = 4.0  # GiB that one broadcast may have, whatever the node
     shuffled_wire: float = 0.5  # bytes on the links per byte shuffled, as they are in memory
     broadcast_wire: float = 1.25  # likewise per byte broadcast: of a hash table, compressed
+    table_wire: float = 0.0  # likewise per stored byte of tables that is read; 0: no link is in between
+    store_wire: float = 0.0  # likewise of stages' outputs, per byte that is written or read
     spill_rate: float = 1.5e-8  # seconds of a core per byte that is spilled and read again
     exchanges: bool = True  # by shuffles; else tasks build all that they join, or ``sliced_join`` says
     warm_up: float = 0.0  # seconds that a stage's first tasks on a core take longer until its process is warm
     wide_key: float = 1.0  # rows that one counts for in a hash join whose key is no single machine word
+
+    def behind_links(self, tables: float, store: float) -> "CostModel":
+        """Return this model for nodes that have a part of the tables' bytes, and of stages' outputs, over their links
+        only."""
+        return replace(self, table_wire=tables, store_wire=store)
 
     def keys(self, size: float) -> float:
         """Return how many rows a row of a hash join counts for whose key has ``size`` bytes."""
@@ -200,6 +208,8 @@ class JoinCostModel:
         # seconds of the links per byte in memory
         self._shuffled = shuffle_seconds(model.shuffled_wire, share)
         self._broadcast = broadcast_seconds(model.broadcast_wire, share)
+        self.crossing = store_seconds(1.0, share) * self._cores
+        """Core-seconds in which tasks wait for a byte that nodes read from a store or write to it."""
 
     @property
     def most_resident(self) -> float:
@@ -215,14 +225,18 @@ class JoinCostModel:
         *,
         equality: bool = True,
         keys: float = 1.0,
+        read: float = 0.0,
     ) -> JoinCost:
-        """Return the cost of ``left`` joined with ``right``, the build side; ``keys`` is as in ``join_work``."""
+        """Return the cost of ``left`` joined with ``right``, the build side; ``keys`` is as in ``join_work``.
+
+        ``read`` are the bytes on links of reading all that the build side is made of once.
+        """
         rates = self._rates
         (left_rows, left_bytes), (right_rows, right_bytes), (out_rows, out_bytes) = left, right, out
         emitted = out_rows * rates.joined_rows
         table = right_bytes * self.model.hash_factor / GIB
         if not self.model.exchanges:
-            return self._sliced(left, right, out, equality=equality)
+            return self._sliced(left, right, out, equality=equality, read=read)
         if method == "broadcast":
             serial = right_bytes * rates.broadcast_bytes
             probed = left_rows
@@ -261,30 +275,48 @@ class JoinCostModel:
         tail = seconds / splits(both) + rates.tasks
         return JoinCost(seconds + count * rates.tasks, 0.0, tail, 0.0, table / count, waiting, network)
 
-    def _sliced(self, probe: Size, build: Size, out: Size, *, equality: bool) -> JoinCost:
+    def _sliced(self, probe: Size, build: Size, out: Size, *, equality: bool, read: float) -> JoinCost:
         """Price a join whose tasks each hold all of the build side, or spill it."""
         tasks, rates = self._builders, self._rates
-        work, waiting, exchanged = self.sliced(probe, build, out, equality=equality)
+        work, waiting, exchanged, crossing = self.sliced(probe, build, out, equality=equality, read=read)
         seconds = self.model.core_seconds(work) + waiting
         own = build.bytes * rates.broadcast_bytes + build.rows * rates.built_rows + waiting / tasks
         own = 0.0 if exchanged else own
         tail = own + (seconds - own * tasks) / splits(max(probe.bytes, out.bytes))
         held = min(build.bytes, self._room) * self.model.hash_factor / GIB
-        return JoinCost(seconds, 0.0, max(tail, 0.0), 0.0, held, waiting)
+        network = crossing / max(self._cores, 1e-9)
+        return JoinCost(seconds, 0.0, max(tail, 0.0), 0.0, held, waiting, network)
 
-    def sliced(self, probe: Size, build: Size, out: Size, *, equality: bool) -> SlicedJoin:
-        """Return how a native stage joins."""
+    def sliced(self, probe: Size, build: Size, out: Size, *, equality: bool, read: float = 0.0) -> SlicedJoin:
+        """Return how a native stage joins; ``read`` is as in ``price``."""
         model, tasks = self.model, self._builders
         return sliced_join(
-            probe, build, out, tasks, self._room, model.spill_rate, model.core_seconds, equality=equality
+            probe,
+            build,
+            out,
+            tasks,
+            self._room,
+            model.spill_rate,
+            model.core_seconds,
+            equality=equality,
+            again=self.crossing * read,
+            kept=self.crossing * model.store_wire,
         )
 
     def work(
-        self, method: JoinMethod, left: Size, right: Size, out: Size, *, equality: bool, keys: float
+        self,
+        method: JoinMethod,
+        left: Size,
+        right: Size,
+        out: Size,
+        *,
+        equality: bool,
+        keys: float,
+        read: float = 0.0,
     ) -> Work:
         """Return the work that ``price`` prices."""
         if not self.model.exchanges:
-            return self.sliced(left, right, out, equality=equality).work
+            return self.sliced(left, right, out, equality=equality, read=read).work
         builders = self._builders
         return join_work(
             method, left, right, out, self.share, equality=equality, builders=builders, keys=keys

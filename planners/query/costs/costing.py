@@ -12,7 +12,7 @@ from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Resources, Share, Work
 from ebbflow.planners.query.costs import cost
 from ebbflow.planners.query.costs.cost import CostModel, JoinCost, JoinCostModel, Size
-from ebbflow.planners.query.costs.links import shuffle_seconds, spilled_bytes
+from ebbflow.planners.query.costs.links import shuffle_seconds, spilled_bytes, store_seconds
 from ebbflow.planners.query.costs.operators import STORED, split_bytes
 from ebbflow.planners.query.costs.output_tiers import output_seconds
 from ebbflow.planners.query.costs.sizes import Sizes
@@ -41,6 +41,7 @@ class CostEstimate:
     task: float = 0.0  # GiB, the largest hash table of a single task
     widest: int = 1  # tasks of the widest wave
     partitions: int = 0  # of the largest shuffle
+    crossed: float = 0.0  # bytes that nodes read from tables and stages' outputs, or write, over their links
     read: list[float] = field(default_factory=list)  # stored bytes of each relation it reads, all columns
 
     def add(self, work: Work) -> None:
@@ -156,16 +157,17 @@ class StatementCoster:
         cores = max(self.share.total.cores, 1.0)
         out = {}
         for join in joins(tree):
-            bill = CostEstimate()
-            left, right = self._size(block, join.left.mask), self._size(block, join.right.mask)
-            size = self._join(bill, block, join, left, right)
+            bill, before = CostEstimate(), 0.0
             for side in (join.left, join.right):
+                before = bill.crossed
                 if isinstance(side, Leaf):
                     self._leaf(bill, block, side, below)
+            left, right = self._size(block, join.left.mask), self._size(block, join.right.mask)
+            size = self._join(bill, block, join, left, right, bill.crossed - before)
             self._split(bill)
             stored = Size(size.rows, size.bytes * STORED)
             copy = cost.write(stored).plus(cost.scan(stored))
-            kept = 2.0 * output_seconds(stored.bytes, self.tier, self.share)
+            kept = 2.0 * self.kept_seconds(stored.bytes)
             out[join.mask] = NodeCost(
                 bill.seconds(self.model, self.share),
                 self.model.latency + self.model.core_seconds(copy) / cores + kept,
@@ -178,6 +180,12 @@ class StatementCoster:
         bill = CostEstimate()
         self._above(bill, block, Size(0.0, 0.0))
         return self.model.latency + bill.seconds(self.model, self.share)
+
+    def kept_seconds(self, size: float) -> float:
+        """Return the seconds in which all nodes write, or read, ``size`` bytes of a stage's output, beyond what the
+        model's rates hold."""
+        across = store_seconds(size * self.model.store_wire, self.share)
+        return output_seconds(size, self.tier, self.share) + across
 
     # --- walking ------------------------------------------------------------------------------------------
 
@@ -196,9 +204,9 @@ class StatementCoster:
         if isinstance(node, Leaf):
             self._leaf(bill, block, node, choice)
             return size
-        left = self._tree(bill, block, node.left, choice)
+        left, before = self._tree(bill, block, node.left, choice), bill.crossed
         right = self._tree(bill, block, node.right, choice)
-        return self._join(bill, block, node, left, right)
+        return self._join(bill, block, node, left, right, bill.crossed - before)
 
     def _divided(self, block: BlockId, grid: Grid) -> int:
         index = self.sizes.analysis.blocks[block].graph.index
@@ -224,15 +232,16 @@ class StatementCoster:
             return
         if isinstance(node, Leaf):
             return
-        nothing = Size(0.0, 0.0)
+        nothing, before = Size(0.0, 0.0), 0.0
         sizes = []
         for side in (node.left, node.right):
+            before = bill.crossed
             self._repeated(bill, block, side, choice, divided)
             whole = side.mask in choice.cuts.get(block, frozenset()) or not side.mask & divided
             sizes.append(self._size(block, side.mask) if whole else nothing)
         if any(size is not nothing for size in sizes):
             left, right = sizes
-            self._add_join(bill, block, node, left, right, nothing)
+            self._add_join(bill, block, node, left, right, nothing, bill.crossed - before)
 
     def _partial(self, view_size: Size, view: View) -> Size:
         """Return the size of a view's partial result: its groups before HAVING and LIMIT, or all its rows."""
@@ -263,6 +272,8 @@ class StatementCoster:
         self._scan(bill, size, cardinalities.inputs[leaf.relation].bytes_stored)
         if relation.is_view:
             self._keep(bill, size.bytes)
+        else:
+            self._cross(bill, size.bytes * self.model.table_wire)
 
     def _scan(self, bill: CostEstimate, size: Size, stored: float = 0.0) -> None:
         """Add a scan of ``size``; ``stored`` are the relation's bytes with all columns, where those are more."""
@@ -272,6 +283,14 @@ class StatementCoster:
     def _keep(self, bill: CostEstimate, size: float) -> None:
         """Add what writing or reading ``size`` bytes of a stage's output waits for."""
         bill.waiting += output_seconds(size, self.tier, self.share) * max(self.share.total.cores, 1.0)
+        self._cross(bill, size * self.model.store_wire)
+
+    def _cross(self, bill: CostEstimate, size: float) -> None:
+        """Add what tasks wait for until nodes have read or written ``size`` bytes over their links."""
+        seconds = store_seconds(size, self.share)
+        bill.crossed += size
+        bill.network += seconds
+        bill.waiting += seconds * max(self.share.total.cores, 1.0)
 
     def _split(self, bill: CostEstimate) -> None:
         """Add the tasks that read: files are split by all their bytes, whichever columns are read."""
@@ -282,9 +301,11 @@ class StatementCoster:
         bill.widest = max(bill.widest, *counts)
         bill.add(Work(tasks=float(sum(counts))))
 
-    def _join(self, bill: CostEstimate, block: BlockId, join: Join, left: Size, right: Size) -> Size:
+    def _join(
+        self, bill: CostEstimate, block: BlockId, join: Join, left: Size, right: Size, read: float
+    ) -> Size:
         out = self._size(block, join.mask)
-        price = self._add_join(bill, block, join, left, right, out)
+        price = self._add_join(bill, block, join, left, right, out, read)
         bill.resident += price.resident
         bill.task = max(bill.task, price.task)
         if join.method != "broadcast":
@@ -292,25 +313,29 @@ class StatementCoster:
         return out
 
     def _add_join(
-        self, bill: CostEstimate, block: BlockId, join: Join, left: Size, right: Size, out: Size
+        self, bill: CostEstimate, block: BlockId, join: Join, left: Size, right: Size, out: Size, read: float
     ) -> JoinCost:
+        """Add a join; ``read`` are the bytes that crossed links for its build side, which may be read again."""
         cardinalities, sides = self.sizes.blocks[block], (join.left.mask, join.right.mask)
         equality = cardinalities.has_equality(*sides)
         keys = self.model.keys(cardinalities.key_bytes(*sides)) if equality else 1.0
         way: JoinMethod = join.method if self.model.exchanges else "broadcast"
         builders = self.model.builders(self.share)
-        bill.add(self._pricer.work(way, left, right, out, equality=equality, keys=keys))
+        bill.add(self._pricer.work(way, left, right, out, equality=equality, keys=keys, read=read))
+        price = self._pricer.price(join.method, left, right, out, equality=equality, keys=keys, read=read)
         if not self.model.exchanges:
-            exchanged = self._pricer.sliced(left, right, out, equality=equality).exchanged
-            self._keep(bill, 2.0 * exchanged)  # written, and read
-        price = self._pricer.price(join.method, left, right, out, equality=equality, keys=keys)
+            exchanged = self._pricer.sliced(left, right, out, equality=equality, read=read).exchanged
+            kept = output_seconds(2.0 * exchanged, self.tier, self.share)  # written, and read
+            bill.waiting += price.waiting + kept * max(self.share.total.cores, 1.0)
+            bill.network += price.network
+            return price
         # the work counts what every node builds, and of all cores' time in which nothing else is done the rest
         idle = max(1.0 - builders / max(self.share.total.cores, 1.0), 0.0)
         bill.serial += (
             price.network + (price.serial - price.network) * idle if way == "broadcast" else price.serial
         )
         bill.network += price.network
-        if way != "broadcast" or not self.model.exchanges:  # what waits for a broadcast is in the serial time
+        if way != "broadcast":  # what waits for a broadcast is in the serial time
             bill.waiting += price.waiting
         return price
 
@@ -353,6 +378,8 @@ class StatementCoster:
             self._scan(bill, size, known.bytes_stored)
             if name in view.reads_views:
                 self._keep(bill, size.bytes)
+            else:
+                self._cross(bill, size.bytes * self.model.table_wire)
             if len(names) > 1:
                 self._exchange(bill, size.bytes, bill.shuffle(size.bytes, self.share))
                 bill.add(Work(built_rows=size.rows, probed_rows=size.rows, shuffled_bytes=size.bytes))

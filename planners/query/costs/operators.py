@@ -126,6 +126,7 @@ class SlicedJoin(NamedTuple):
     work: Work
     waiting: float = 0.0
     exchanged: float = 0.0  # as stored: they are written to the store, and read
+    crossing: float = 0.0  # core-seconds, of those that wait: for links
 
 
 def sliced_join(
@@ -138,6 +139,8 @@ def sliced_join(
     seconds: Callable[[Work], float],
     *,
     equality: bool,
+    again: float = 0.0,
+    kept: float = 0.0,
 ) -> SlicedJoin:
     """Return the cheaper way of a native stage to join: each of ``tasks`` builds the whole table, or, where that is
     no small part of a task's ``room``, both sides are sorted by a hash, written to the store, and joined range by
@@ -152,9 +155,12 @@ def sliced_join(
         spill_rate: core-seconds a byte that is spilled.
         seconds: core-seconds of work.
         equality: whether some equality joins the sides.
+        again: core-seconds in which tasks wait for links until one of them more has read the build side.
+        kept: likewise for a byte, as stored, that is written to the store or read there.
     """
     way = broadcast_join if equality else nested_loop_join
-    shared = SlicedJoin(way(probe, build, out, tasks), max(build.bytes - room, 0.0) * spill_rate * tasks)
+    spilled, read = max(build.bytes - room, 0.0) * spill_rate * tasks, again * (tasks - 1.0)
+    shared = SlicedJoin(way(probe, build, out, tasks), spilled + read, crossing=read)
     if not equality or build.bytes * _KEPT < room:
         return shared
     rows, stored = probe.rows + build.rows, STORED * (probe.bytes + build.bytes)
@@ -168,8 +174,9 @@ def sliced_join(
         written_bytes=stored,
         tasks=2.0 * tasks,
     )
-    dearer = seconds(exchange) >= seconds(shared.work) + shared.waiting
-    return shared if dearer else SlicedJoin(exchange, 0.0, stored)
+    crossing = 2.0 * kept * stored
+    dearer = seconds(exchange) + crossing >= seconds(shared.work) + shared.waiting
+    return shared if dearer else SlicedJoin(exchange, crossing, stored, crossing)
 
 
 def join_work(

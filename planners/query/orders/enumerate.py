@@ -13,7 +13,7 @@ from ebbflow.planners.model import Share, Work
 from ebbflow.planners.query.costs.cost import CostModel, JoinCostModel, Size, scan
 from ebbflow.planners.query.estimates.cardinality import Cardinalities
 from ebbflow.planners.query.orders.greedy import greedy_linear, greedy_trees
-from ebbflow.planners.query.orders.search import Entry, Search, affordable, pareto, tree_of
+from ebbflow.planners.query.orders.search import Entry, Search, affordable, crossed, pareto, tree_of
 from ebbflow.planners.query.orders.subgraphs import (
     Pairs,
     components,
@@ -126,7 +126,9 @@ def _walk(
     if isinstance(tree, Leaf):
         i = tree.relation
         work = scan(Size(cardinalities.base_rows(i), cardinalities.scanned_bytes(i)))
-        return work, pricer.model.core_seconds(work) / work.tasks, 0.0, 0.0, 0.0
+        waiting = pricer.crossing * crossed(tree.mask, cardinalities, pricer.model)
+        critical = (pricer.model.core_seconds(work) + waiting) / work.tasks
+        return work, critical, 0.0, 0.0, waiting
     left = _walk(tree.left, cardinalities, pricer)
     right = _walk(tree.right, cardinalities, pricer)
     equality = cardinalities.has_equality(tree.left.mask, tree.right.mask)
@@ -135,8 +137,9 @@ def _walk(
         for m in (tree.left.mask, tree.right.mask, tree.mask)
     )
     keys = pricer.model.keys(cardinalities.key_bytes(tree.left.mask, tree.right.mask)) if equality else 1.0
-    own = pricer.work(tree.method, one, other, out, equality=equality, keys=keys)
-    cost = pricer.price(tree.method, one, other, out, equality=equality, keys=keys)
+    read = crossed(tree.right.mask, cardinalities, pricer.model)
+    own = pricer.work(tree.method, one, other, out, equality=equality, keys=keys, read=read)
+    cost = pricer.price(tree.method, one, other, out, equality=equality, keys=keys, read=read)
     return (
         left[0].plus(right[0]).plus(own),
         max(left[1], right[1] + cost.serial) + cost.tail,

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.costs.cost import CostModel, JoinCostModel, Size, scan
+from ebbflow.planners.query.costs.operators import STORED
 from ebbflow.planners.query.estimates.cardinality import Cardinalities
 from ebbflow.planners.query.orders.subgraphs import Pairs
 from ebbflow.planners.query.plan.trees import Join, JoinMethod, Leaf, Tree
@@ -62,7 +63,9 @@ class Search:
     def leaf(self, relation: int) -> Entry:
         """Return the scan of one relation."""
         work = scan(Size(self.cardinalities.base_rows(relation), self.cardinalities.scanned_bytes(relation)))
-        spent = self.pricer.model.core_seconds(work)
+        model = self.pricer.model
+        read = crossed(1 << relation, self.cardinalities, model)
+        spent = model.core_seconds(work) + self.pricer.crossing * read
         critical = spent / work.tasks
         return (self.seconds(spent, critical), spent, critical, 0.0, 0.0, None, None, relation)
 
@@ -86,17 +89,20 @@ class Search:
             sides.append((True, one, other))
         if one.bytes <= ratio * other.bytes:
             sides.append((False, other, one))
+        reads = [crossed(mask, self.cardinalities, pricer.model) for mask in (left, right)]
         for builds_right, probe, build in sides:
+            read = reads[builds_right]
             if pricer.allows("broadcast", probe, build):
-                cost = pricer.price("broadcast", probe, build, out, equality=equality, keys=keys)
+                cost = pricer.price("broadcast", probe, build, out, equality=equality, keys=keys, read=read)
                 found.append((builds_right, "broadcast", *cost[:5]))
             if equality and pricer.allows("shuffle_hash", probe, build):
-                cost = pricer.price("shuffle_hash", probe, build, out, keys=keys)
+                cost = pricer.price("shuffle_hash", probe, build, out, keys=keys, read=read)
                 found.append((builds_right, "shuffle_hash", *cost[:5]))
         # A merge join buffers its right side's equal keys: the smaller side.
         builds_right = (other.rows, right) <= (one.rows, left)
         probe, build = (one, other) if builds_right else (other, one)
-        cost = pricer.price("sort_merge", probe, build, out, equality=equality)
+        read = reads[builds_right]
+        cost = pricer.price("sort_merge", probe, build, out, equality=equality, read=read)
         found.append((builds_right, "sort_merge", *cost[:5]))
         return found
 
@@ -147,6 +153,16 @@ class Search:
             if union != everything:
                 plans[union] = prune(made, keep)
         return made
+
+
+def crossed(mask: int, cardinalities: Cardinalities, model: CostModel) -> float:
+    """Return the bytes on links of reading what ``mask`` joins once: of a table, or of a stage's output, which joined
+    relations are taken to be."""
+    if not mask & (mask - 1):
+        relation = mask.bit_length() - 1
+        view = cardinalities.graph.relations[relation].is_view
+        return cardinalities.scanned_bytes(relation) * (model.store_wire if view else model.table_wire)
+    return cardinalities.bytes(mask) * STORED * model.store_wire if model.store_wire else 0.0
 
 
 class _Unions(dict[int, int]):

@@ -7,7 +7,7 @@ from statements import NOW
 from test_planner import KNOWN, SHARE, TPCH, planner
 
 from ebbflow.planners.model import Measured, Share
-from ebbflow.planners.query.costs.cost import NATIVE, SPARK, JoinCostModel, Size
+from ebbflow.planners.query.costs.cost import NATIVE, SPARK, CostModel, JoinCostModel, Size
 from ebbflow.planners.query.costs.operators import split_bytes
 from ebbflow.planners.query.costs.stage_engines import StageEngines
 from ebbflow.planners.query.orders.contrasts import contrasts
@@ -107,3 +107,25 @@ def test_what_a_plan_was_costed_by_is_done() -> None:
     assert engines.choose(work, 2.0, "native", "why").reason == "why"
     slow = [Measured("native", work, 500.0, 250.0, 2, 2.0)] * 20
     assert StageEngines("auto", slow).choose(work, 2.0, "native", "why").native
+
+
+@pytest.mark.parametrize("model", [NATIVE, SPARK])
+def test_tables_behind_links_are_waited_for_until_nodes_have_read_them(model: CostModel) -> None:
+    """What one statement over all tables reads over a link, and how that is shared by more nodes."""
+    text = (TPCH / "q6.sql").read_text()
+    one, six, free = (
+        Share.uniform(n, 2.0 * n, n, network=rate * n) for n, rate in ((1, 25), (6, 25), (6, 0))
+    )
+
+    def seconds(share: Share, tables: float) -> float:
+        made = QueryPlanner(text, KNOWN, model.behind_links(tables, 0.0), now=NOW, salt="run")
+        plan = made.single(share)
+        assert plan.sink.waiting == pytest.approx(plan.sink.network * share.total.cores)
+        return plan.sink.network
+
+    lineitem = KNOWN.tables["lineitem"].statistics
+    assert 0.0 < seconds(one, 1.0) < lineitem.bytes / 25e6
+    assert seconds(six, 1.0) == pytest.approx(seconds(one, 1.0) / 6, rel=0.05)
+    assert seconds(one, 0.5) == pytest.approx(seconds(one, 1.0) / 2, rel=0.05)
+    assert seconds(six, 0.0) < 0.05 * seconds(six, 1.0)
+    assert seconds(free, 1.0) == 0.0

@@ -14,6 +14,7 @@ from ebbflow.planners.query.costs.links import (
     elapsed_seconds,
     shuffle_seconds,
     spilled_bytes,
+    store_seconds,
 )
 from ebbflow.planners.query.costs.operators import join_work
 from ebbflow.planners.query.plan.trees import JoinMethod
@@ -104,12 +105,62 @@ def test_slices_of_native_stages_build_their_own_tables_and_cross_no_link() -> N
     assert SPARK.builders(wide) == 2
 
 
+BEHIND = NATIVE.behind_links(1.0, 1.0)
+
+
+def test_each_slice_reads_what_it_builds_over_its_nodes_link() -> None:
+    """One node reads the build side once; of several each does, and none of them sooner."""
+    sizes, read = (LINEITEM, Size(1e5, 3.2e6), JOINED), 30e6
+    prices = [
+        JoinCostModel(BEHIND, Share.uniform(n, 2.0 * n, n, network=10.0 * n)).price(
+            "broadcast", *sizes, read=read
+        )
+        for n in (1, 2, 6)
+    ]
+    assert [price.network for price in prices] == pytest.approx([0.0, 1.5, 2.5])  # of 3 s for all of it
+    assert [price.waiting for price in prices] == pytest.approx([0.0, 3.0, 15.0])
+    free = JoinCostModel(BEHIND, Share.uniform(6, 12, 6)).price("broadcast", *sizes, read=read)
+    assert (free.waiting, free.network) == (0.0, 0.0)
+
+
+def test_how_many_nodes_read_a_build_side_tells_whether_it_is_exchanged() -> None:
+    """Written and read once by all together, or read by each."""
+    build = Size(2e6, 2e8)
+    for nodes, exchanged in ((1, False), (2, False), (16, True)):
+        share = Share.uniform(nodes, 2.0 * nodes, nodes, network=5.0 * nodes)
+        found = JoinCostModel(BEHIND, share).sliced(
+            Size(4e6, 4e8), build, JOINED, equality=True, read=build.bytes
+        )
+        assert (found.exchanged > 0) is exchanged, nodes
+        assert found.crossing <= found.waiting
+
+
+@given(
+    st.tuples(SIZES, SIZES, SIZES),
+    st.integers(1, 16),
+    st.floats(0.1, 1e4),
+    st.floats(1, 100),
+    st.floats(0, 1e10),
+)
+def test_more_bandwidth_to_the_store_is_never_slower(
+    sizes: tuple[Size, Size, Size], nodes: int, rate: float, factor: float, read: float
+) -> None:
+    shares = [Share.uniform(nodes, 4.0 * nodes, nodes, network=r * nodes) for r in (rate, rate * factor, 0.0)]
+    times = [
+        JoinCostModel(BEHIND, share).price("broadcast", *sizes, read=read).core_seconds for share in shares
+    ]
+    assert times[0] * SLACK >= times[1]
+    assert times[1] * SLACK >= times[2]
+
+
 def test_the_seconds_of_links() -> None:
     share = Share.uniform(4, 4, 4, network=40)  # 10 MB/s a node
     assert shuffle_seconds(160e6, share) == pytest.approx(3.0)
     assert broadcast_seconds(80e6, share) == pytest.approx(10.0)
     assert shuffle_seconds(160e6, Share.uniform(1, 1, 1, network=10)) == 0.0
     assert broadcast_seconds(80e6, Share.uniform(4, 4, 4)) == 0.0
+    assert store_seconds(80e6, share) == pytest.approx(2.0)
+    assert store_seconds(80e6, Share.uniform(4, 4, 4)) == store_seconds(80e6, Share.uniform(0, 0, 0)) == 0.0
     assert elapsed_seconds(10.0, 5, 2.0) == pytest.approx(6.0)
     assert elapsed_seconds(10.0, 0, 0.0) == 10.0
 
