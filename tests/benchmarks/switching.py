@@ -8,18 +8,18 @@ picks at the start. The capacity grows (1 node, then 5) or falls and returns (6,
 as nodes at the start and faults, or ``none``. Tables that come with queries (``ebbflow data skewed``) run these.
 One join a stage, as in QOOP's engine: a plan of one statement has nothing to switch between. Beside wall seconds,
 which the load of the machine moves, stand the bytes on the links, the stages run and reused, and how long each stage
-was expected to take. Every answer is compared with DuckDB's. Twenty minutes; ``--minutes`` ends it earlier.
+was expected to take. Every answer is compared with DuckDB's. Nodes read tables from this machine's disk, unless
+``--over-links tables``, or ``all`` for the store too, serves them as object storage at this machine's end of links.
+Twenty minutes; ``--minutes`` ends it earlier.
 """
 
 import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,9 +27,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from pyarrow.fs import copy_files
+
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
-from ebbflow.infra.machine.network.plan import beginning, parse_rates
+from ebbflow.infra.machine.network.plan import parse_rates
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.storage.files import home, write_text
 from ebbflow.infra.storage.places import StorageLocation
@@ -43,6 +45,8 @@ from ebbflow.tasks.query.planning import read_history
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
+from tests.benchmarks.link_bytes import Links
+from tests.benchmarks.object_store import CREDENTIALS, ObjectStore
 from tests.benchmarks.sql.class_archive import java_options
 
 POLICIES = ("qoop", "clarinet")
@@ -93,46 +97,6 @@ class Beginning(NullQueryListener):
         self._begin()
 
 
-class Links:
-    """Counts the bytes that cross the nodes' links, those of nodes that are gone included."""
-
-    def __init__(self, tag: str) -> None:
-        self._prefix = beginning(tag)
-        self._first: dict[str, int] = {}
-        self._last: dict[str, int] = {}
-        self._stop = threading.Event()
-
-    @contextmanager
-    def counting(self) -> Iterator["Links"]:
-        self._look(self._first)
-        thread = threading.Thread(target=self._run, daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self._stop.set()
-            thread.join()
-
-    @property
-    def megabytes(self) -> float:
-        return sum(n - self._first.get(name, 0) for name, n in self._last.items()) / 1e6
-
-    def _run(self) -> None:
-        while True:
-            self._look(self._last)
-            if CLOCK.wait(self._stop, _LOOK):
-                self._look(self._last)
-                return
-
-    def _look(self, into: dict[str, int]) -> None:
-        for path in Path("/sys/class/net").glob(f"{self._prefix}*"):
-            if path.name[len(self._prefix) + 1 :].isdigit():  # a node's, not the bridge
-                try:
-                    into[path.name] = int((path / "statistics/rx_bytes").read_text())
-                except OSError:  # it went with its node
-                    continue
-
-
 def ready(fleet: LocalFleet, opened: OpenedEngine, nodes: int) -> None:
     """Bring the fleet to so many nodes, each of which the query's application may use. Raises ``SystemExit``."""
     planned = fleet.state.plans["spark"].nodes
@@ -154,12 +118,12 @@ def run(
     """Run one query once and return its row."""
     assert fleet.state.network is not None
     ready(fleet, opened, schedule.nodes)
-    store = given.store / "run"
-    shutil.rmtree(store, ignore_errors=True)
-    if (given.store / "cache").exists():  # statistics of the tables, and how fast stages were before
-        shutil.copytree(given.store / "cache", store / "cache")
+    store = given.store.under("run")
+    given.store.remove_folder("run")
+    # statistics of the tables, and how fast stages were before
+    _copy(given.store.under("cache"), store.under("cache"))
     request = QueryRequest(
-        _text(number, given.tables),
+        _text(number, given.folder),
         tables=given.tables,
         engine="spark",
         master=fleet.spark_master,
@@ -175,13 +139,14 @@ def run(
     faults = schedule_of(map(FAULTS.parse, schedule.faults), fleet, lambda line: None, CLOCK)
     with Links(fleet.state.network.tag).counting() as links, faults:
         report = execute(request, PlainOrchestrator(Beginning(faults.begin)), opened=opened).report
-    shutil.copytree(store / "cache", given.store / "cache", dirs_exist_ok=True)
+    _copy(store.under("cache"), given.store.under("cache"))
     return {
         "query": number,
         "schedule": str(schedule),
         "policy": policy,
         "seconds": round(report.seconds, 2),
-        "megabytes": round(links.megabytes, 1),
+        "megabytes": round(links.megabytes("sent"), 1),
+        "received": round(links.megabytes("received"), 1),
         "verified": report.verified,
         "stages": _stages(report, _history(store, request)[before:]),
         "capacity": [[round(c.at, 1), c.nodes] for c in report.capacity],
@@ -190,13 +155,32 @@ def run(
     }
 
 
-def _text(number: int, tables: str) -> str:
-    own = Path(tables, "queries", f"q{number}.sql")
+@contextmanager
+def served(given: Any, host: str) -> Iterator[None]:
+    """Serve at ``host`` what nodes are to have over their links only, and let ``given`` name it there."""
+    if given.over_links == "none":
+        yield
+        return
+    with ObjectStore.start(host, {"tables": given.folder}) as server:
+        os.environ.update(server.environment)
+        given.tables = "s3://tables"
+        if given.over_links == "all":
+            given.store = StorageLocation("s3://store/benchmark")
+        yield
+
+
+def _copy(source: StorageLocation, target: StorageLocation) -> None:
+    if source.entries():
+        copy_files(source.root, target.root, source.fs(), target.fs())
+
+
+def _text(number: int, tables: Path) -> str:
+    own = tables / "queries" / f"q{number}.sql"
     return (own if own.exists() else files("ebbflow.flows").joinpath("tpch", f"q{number}.sql")).read_text()
 
 
-def _history(store: Path, request: QueryRequest) -> list[Measured]:
-    return read_history(ParquetCheckpointStore(StorageLocation(str(store))), request)
+def _history(store: StorageLocation, request: QueryRequest) -> list[Measured]:
+    return read_history(ParquetCheckpointStore(store), request)
 
 
 def _stages(report: QueryReport, measured: Sequence[Measured]) -> list[dict[str, Any]]:
@@ -232,7 +216,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if all(of.values()):
             each = {
                 measure: {p: statistics.median(r[measure] for r in of[p]) for p in POLICIES}
-                for measure in ("seconds", "megabytes")
+                for measure in ("seconds", "megabytes", "received")
             }
             found.append(
                 {
@@ -243,6 +227,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                     "frozen over re-planned": round(each["seconds"]["clarinet"] / each["seconds"]["qoop"], 3),
                     "bytes, frozen over re-planned": round(
                         each["megabytes"]["clarinet"] / max(each["megabytes"]["qoop"], 1e-3), 3
+                    ),
+                    "received, frozen over re-planned": round(
+                        each["received"]["clarinet"] / max(each["received"]["qoop"], 1e-3), 3
                     ),
                 }
             )
@@ -291,6 +278,12 @@ def main() -> None:
     )
     parser.add_argument("--stages", default="auto", help="what runs stages: auto, native or spark")
     parser.add_argument("--network", default="200mbit", help="rate of a node's link")
+    parser.add_argument(
+        "--over-links",
+        choices=("none", "tables", "all"),
+        default="none",
+        help="what nodes have over links only",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="pairs of each query and schedule")
     parser.add_argument("--minutes", type=float, default=20.0, help="after which no pair begins")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"))
@@ -299,12 +292,17 @@ def main() -> None:
     end = CLOCK.now() + 60.0 * given.minutes
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as folder:
-        given.store = Path(folder)
+        given.store, given.folder = StorageLocation(folder), Path(given.tables).expanduser()
+        if given.over_links != "none":  # nodes have them from us
+            os.environ.update(CREDENTIALS)
         # workers that come are of use sooner: the first compiler, and classes from an archive
         os.environ["JDK_JAVA_OPTIONS"] = java_options(home(), "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         pool = LocalPool("spark", "spark", memory=_MEMORY, initial=_MOST, max_nodes=_MOST, cpus_per_slot=CPUS)
         network = parse_rates(given.network)
-        with LocalFleet.start([pool], f"switching-{os.getpid()}", network=network, wait=300.0) as fleet:
+        with (
+            LocalFleet.start([pool], f"switching-{os.getpid()}", network=network, wait=300.0) as fleet,
+            served(given, fleet.state.network.host if fleet.state.network is not None else ""),
+        ):
             first = QueryRequest(
                 "SELECT 1", tables=given.tables, engine="spark", master=fleet.spark_master, conf=_SPOT
             )
@@ -317,16 +315,18 @@ def main() -> None:
                         row = run(fleet, opened, number, policy, schedule, given) | {"round": turn}
                         print(json.dumps(row), flush=True)
                         rows += [row] if turn else []
-    suite = "skewed" if (Path(given.tables) / "queries").is_dir() else "tpch"
+    suite = "skewed" if (given.folder / "queries").is_dir() else "tpch"
     name = "switching" if suite == "tpch" else f"switching_{suite}"
+    name += "" if given.over_links == "none" else "_over_links"
     result = {
         "benchmark": name,
         "suite": suite,
-        "tables": Path(given.tables).name,
+        "tables": given.folder.name,
         "arguments": " ".join(sys.argv[1:]).replace(str(Path.home()), "~"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "network": given.network,
         "stages": given.stages,
+        "over_links": given.over_links,
         "summary": summary(rows),
         "q_error": q_errors(rows),
         "runs": rows,
