@@ -235,6 +235,13 @@ def _defaults() -> dict[str, str]:
         # a reader of a dead executor's shuffle file gives up after 3 s, not 15
         "spark.shuffle.io.retryWait": "1s",
         "spark.shuffle.io.maxRetries": "3",
+        # Executors fetch what is broadcast, cached and shuffled from each other. A machine that vanished neither
+        # answers nor closes anything, so that a task would wait for 120 s for a connection to it, and as long for
+        # what it has asked for over one that it had. What is only slow is asked again.
+        "spark.shuffle.io.connectionCreationTimeout": "5s",
+        "spark.shuffle.io.connectionTimeout": "20s",
+        # of executors that were silent for ``spark.network.timeout`` the driver learns 10 s later, not up to a minute
+        "spark.network.timeoutInterval": "10s",
         # a cancelled task that does not listen (generated loops may not for minutes) costs its executor
         "spark.task.reaper.enabled": "true",
         "spark.task.reaper.killTimeout": "30s",
