@@ -107,6 +107,14 @@ def test_user_settings_win_except_those_the_engine_relies_on() -> None:
     assert chosen["spark.scheduler.mode"] == "FAIR"
 
 
+def test_a_task_gives_a_silent_machine_up_sooner_than_spark_does_unless_the_user_is_more_patient() -> None:
+    keys = [f"spark.shuffle.io.connection{what}Timeout" for what in ("Creation", "")]
+    chosen = settings("spark://h:1", app_name="a")
+    connected, answered = (int(chosen[key].removesuffix("s")) for key in keys)
+    assert 3 <= connected < answered <= 30  # a second packet is sent after 1 s, a third after 3 s
+    assert settings("spark://h:1", app_name="a", conf={keys[1]: "90s"})[keys[1]] == "90s"
+
+
 def test_the_broadcast_limit_follows_an_executors_memory_unless_the_user_names_one() -> None:
     key = "spark.sql.autoBroadcastJoinThreshold"
     assert int(settings("local[2]", app_name="a", memory="8g")[key]) == 64 << 20
