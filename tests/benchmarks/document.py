@@ -46,10 +46,10 @@ def main() -> None:
         parts.append(_planning(_read("planning")))
     if (FOLDER / "plans.json").exists():
         parts.append(document_plans.section(_read("plans")))
-    if (FOLDER / "switching.json").exists():
-        parts.append(document_switching.section(_read("switching")))
-    if (FOLDER / "switching_skewed.json").exists():
-        parts.append(document_switching.section(_read("switching_skewed")))
+    for suite in ("switching", "switching_skewed"):
+        for name in (suite, f"{suite}_over_links"):
+            if (FOLDER / f"{name}.json").exists():
+                parts.append(document_switching.section(_read(name)))
     for name in document_sql.RESULTS:
         if (FOLDER / f"sql-{name}.json").exists():
             parts.append(document_sql.section(_read(f"sql-{name}"), name))

@@ -5,9 +5,9 @@ from typing import Any
 _ENGINES = {"auto": "the faster of DuckDB and Spark SQL", "native": "DuckDB", "spark": "Spark SQL"}
 
 _OVER_LINKS = {
-    "none": "Nodes read tables and stages' outputs from one disk.",
-    "tables": "Nodes read tables over their links, from object storage.",
-    "all": "Nodes read tables, and read and write stages' outputs, over their links, in object storage.",
+    "none": "",
+    "tables": ", with tables in object storage over the links",
+    "all": ", with tables and store in object storage over the links",
 }
 
 
@@ -26,17 +26,16 @@ def section(found: dict[str, Any]) -> str:
         for s in r["switches"]
     ]
     errors = found["q_error"]
-    engine = _ENGINES[found.get("stages", "auto")]
+    engine = _ENGINES[found.get("stages", "auto")] + _OVER_LINKS[found.get("over_links", "none")]
     skewed = found.get("suite") == "skewed"
-    over = _OVER_LINKS[found.get("over_links", "none")]
+    over = ", with object storage over the links" if found.get("over_links", "none") != "none" else ""
     data = "skewed tables (`ebbflow data skewed`)" if skewed else "TPC-H"
-    return f"""## Changes of plan in live runs{", of which estimates are wrong" if skewed else ""}
+    return f"""## Changes of plan in live runs{", of which estimates are wrong" if skewed else ""}{over}
 
 `python -m tests.benchmarks.switching {found["arguments"]}` (as root)
 
 Spark on local nodes of a third of a core with links of {found["network"]}, {data} at scale factor
-{found["tables"].removeprefix("sf")}, one join a stage, run by {engine}. {over}
-Workers are killed and started meanwhile.
+{found["tables"].removeprefix("sf")}, one join a stage, run by {engine}. Workers are killed and started meanwhile.
 The time of the plan that the same planner picks at the start and keeps, over that with re-planning at every change
 (medians; above 1: re-planning is faster), and the same of the bytes on the links. {found["machine"]},
 load {min(loads):.0f} to {max(loads):.0f}, of which six nodes are most. All {len(runs)} answers were DuckDB's.
