@@ -5,6 +5,32 @@ locals {
   # known before the groups exist, because the rules that watch them are made first
   group_names = [for pool in concat(keys(var.worker_pools), keys(var.gpu_pools), keys(var.aggregator_pools)) : "${module.naming.names.prefix}-${pool}"]
 
+  # how long a list is must be known before a group is made
+  ledger_groups = var.ledger == null ? [] : [module.network.ledger_security_group_id]
+
+  pools = merge(
+    { for name, pool in var.gpu_pools : name => merge(pool, {
+      kind                = "gpu"
+      role                = "node"
+      security_group_ids  = [module.network.node_security_group_id]
+      memory_lend         = var.memory_lend
+      memory_dir          = "${module.storage.store}/memory"
+      torch_index_url     = var.torch_index_url
+      ledger_secret_arn   = null
+      aggregation_cluster = null
+    }) },
+    { for name, pool in var.aggregator_pools : name => merge(pool, {
+      kind                = "cpu"
+      role                = "aggregator"
+      security_group_ids  = concat([module.network.node_security_group_id], local.ledger_groups)
+      memory_lend         = 0
+      memory_dir          = null
+      torch_index_url     = null
+      ledger_secret_arn   = try(var.aggregation.ledger_secret_arn, null)
+      aggregation_cluster = try(var.aggregation.cluster, null)
+    }) },
+  )
+
   settings = {
     cluster               = var.cluster
     region                = data.aws_region.current.region
@@ -19,8 +45,7 @@ locals {
     documents             = module.commands.documents
     pools = merge(
       { for name, pool in try(module.spark[0].pools, {}) : name => pool },
-      { for name, pool in module.gpu_pools : name => pool.pool },
-      { for name, pool in module.aggregator_pools : name => pool.pool },
+      { for name, pool in module.pools : name => pool.pool },
     )
     spark_master            = one(module.spark[*].master_url)
     spark_master_ui         = one(module.spark[*].master_ui)
@@ -58,6 +83,7 @@ module "network" {
   flow_logs           = var.flow_logs
   agent_metrics_port  = var.agent_metrics_port
   agent_metrics_cidrs = var.agent_metrics_cidrs
+  ledger              = var.ledger
   kms_key_arn         = module.storage.kms_key_arn
   tags                = var.tags
 }
@@ -88,7 +114,7 @@ module "iam" {
   kms_key_arn              = module.storage.kms_key_arn
   queue_arns               = [module.notices.queue_arn, module.notices.dead_letter_queue_arn]
   subnet_ids               = module.network.private_subnet_ids
-  security_group_ids       = [module.network.node_security_group_id]
+  security_group_ids       = concat([module.network.node_security_group_id], local.ledger_groups)
   capacity_principals      = var.capacity_principals
   permissions_boundary_arn = var.permissions_boundary_arn
   ledger_secret_arn        = try(var.aggregation.ledger_secret_arn, null)
@@ -123,13 +149,13 @@ module "spark" {
   tags                 = var.tags
 }
 
-module "gpu_pools" {
+module "pools" {
   source   = "./modules/spot-pool"
-  for_each = var.gpu_pools
+  for_each = local.pools
 
   cluster            = var.cluster
   name               = each.key
-  kind               = "gpu"
+  kind               = each.value.kind
   instance_types     = each.value.instance_types
   architecture       = each.value.architecture
   min_size           = each.value.min_size
@@ -145,15 +171,18 @@ module "gpu_pools" {
 
   on_demand_percentage_above_base = each.value.on_demand_percentage_above_base
 
+  security_group_ids  = each.value.security_group_ids
+  instance_profile    = module.iam.instance_profiles[each.value.role]
+  memory_lend         = each.value.memory_lend
+  memory_dir          = each.value.memory_dir
+  torch_index_url     = each.value.torch_index_url
+  ledger_secret_arn   = each.value.ledger_secret_arn
+  aggregation_cluster = each.value.aggregation_cluster
+
   subnet_ids          = module.network.private_subnet_ids
-  security_group_ids  = [module.network.node_security_group_id]
-  instance_profile    = module.iam.instance_profiles["node"]
   kms_key_arn         = module.storage.kms_key_arn
   detailed_monitoring = var.detailed_monitoring
   agent_metrics_port  = var.agent_metrics_port
-  memory_lend         = var.memory_lend
-  memory_dir          = "${module.storage.store}/memory"
-  torch_index_url     = var.torch_index_url
   versions            = var.versions
   ebbflow_package     = var.ebbflow_package
   ebbflow_sha256      = var.ebbflow_sha256
@@ -161,41 +190,9 @@ module "gpu_pools" {
   tags                = var.tags
 }
 
-module "aggregator_pools" {
-  source   = "./modules/spot-pool"
-  for_each = var.aggregator_pools
-
-  cluster            = var.cluster
-  name               = each.key
-  kind               = "cpu"
-  instance_types     = each.value.instance_types
-  architecture       = each.value.architecture
-  min_size           = each.value.min_size
-  max_size           = each.value.max_size
-  initial_size       = each.value.initial_size
-  on_demand_base     = each.value.on_demand_base
-  max_spot_price     = each.value.max_spot_price
-  capacity_rebalance = each.value.capacity_rebalance
-  drain_on_rebalance = each.value.drain_on_rebalance
-  drain_seconds      = each.value.drain_seconds
-  ami_id             = each.value.ami_id
-  root_volume        = each.value.root_volume
-
-  on_demand_percentage_above_base = each.value.on_demand_percentage_above_base
-
-  subnet_ids          = module.network.private_subnet_ids
-  security_group_ids  = [module.network.node_security_group_id]
-  instance_profile    = module.iam.instance_profiles["aggregator"]
-  kms_key_arn         = module.storage.kms_key_arn
-  detailed_monitoring = var.detailed_monitoring
-  agent_metrics_port  = var.agent_metrics_port
-  ledger_secret_arn   = try(var.aggregation.ledger_secret_arn, null)
-  aggregation_cluster = try(var.aggregation.cluster, null)
-  versions            = var.versions
-  ebbflow_package     = var.ebbflow_package
-  ebbflow_sha256      = var.ebbflow_sha256
-  constraints         = var.constraints
-  tags                = var.tags
+moved {
+  from = module.gpu_pools
+  to   = module.pools
 }
 
 module "prefect" {
@@ -230,6 +227,8 @@ module "prefect" {
   ebbflow_sha256          = var.ebbflow_sha256
   constraints             = var.constraints
   tags                    = var.tags
+
+  worker_security_group_ids = local.ledger_groups
 }
 
 # what terraform output -json writes, for the cluster's own nodes

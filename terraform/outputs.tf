@@ -107,6 +107,11 @@ output "node_security_group_id" {
   value       = module.network.node_security_group_id
 }
 
+output "ledger_security_group_id" {
+  description = "Id of the security group of those that reach the ledger; null without ledger"
+  value       = module.network.ledger_security_group_id
+}
+
 output "prefect_lb_dns_name" {
   description = "Name that prefect.host_name must point to; null without prefect"
   value       = one(module.prefect[*].lb_dns_name)

@@ -133,6 +133,7 @@ def train_on_leases(
             ledger,
             lambda: nodes.nodes_for(request.run_id),
             stop=stopper.asked,
+            options={"ledger": address},
             deliver=deliver,
         )
 

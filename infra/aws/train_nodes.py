@@ -49,6 +49,7 @@ class _Record:
     ended: str = ""  # how it went, once it is gone
     output: str = ""  # what its start said
     stopped: bool = False  # its instance has said that nothing of it runs
+    failed: bool = False  # it could not be started
 
 
 class AwsNodes:
@@ -128,6 +129,12 @@ class AwsNodes:
             if not record.ended and record.instance not in {node.id for node in self._look().nodes}:
                 record.ended = f"its instance {record.instance} is terminated"
             return record.ended
+
+    def failed(self, name: str) -> bool:
+        """Tell whether a node could not be started."""
+        with self._lock:
+            record = self._nodes.get(name)
+            return record is not None and record.failed
 
     def paused(self, name: str) -> bool:
         """Return False: from outside nobody can tell."""
@@ -272,7 +279,7 @@ class AwsNodes:
 
     def _failed(self, record: _Record, why: str) -> None:
         with self._lock:
-            record.output = record.output or why
+            record.output, record.failed = record.output or why, True
             record.ended = record.ended or f"it could not be started: {why}"
 
     def _stop(self, record: _Record) -> None:

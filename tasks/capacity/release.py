@@ -8,6 +8,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.protocols import FleetControl
+from ebbflow.planners.capacity.leases import SERVICE
 from ebbflow.planners.capacity.values import Settings
 from ebbflow.tasks.capacity.leadership import leads
 from ebbflow.tasks.capacity.loop import CapacityLoop
@@ -36,7 +37,8 @@ def give_back(
         if leads(ledger, clock):
             say("nodes stay: a capacity loop is the leader of the cluster and manages them")
             return
-        if active := [one.spec.id for one in ledger.state().active() if one.phase != "lost"]:
+        apps = [one.spec.id for one in ledger.state().active() if one.phase != "lost"]
+        if active := [one for one in apps if one != SERVICE]:  # aggregators serve no training any more
             say(
                 f"nodes stay, since {', '.join(active[:3])} may need them; start a capacity loop to"
                 f" manage the cluster"

@@ -243,7 +243,7 @@ class Carrier:
             save=self._save,
             rules=self._rules(),
             make=self._site.make,
-            options={"variables": variables} if shipped else None,
+            options={"ledger": self._site.address, **({"variables": variables} if shipped else {})},
             lineage=lineage_of(attempt, self._folder.id) if request.track else None,
         )
         metrics = {name: value for name, value in report.final_metrics.items() if value is not None}

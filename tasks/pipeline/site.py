@@ -54,6 +54,7 @@ class Site:
     listed: Mapping[str, float] = field(default_factory=dict)  # on-demand prices by instance type, $/h
     spark_master: str = ""  # of Spark pools on AWS
     variables: Mapping[str, str] = field(default_factory=dict)  # that programs on its nodes need
+    address: str | None = field(default=None, repr=False)  # of a ledger that others share; has a password
     grace: float | None = None  # s that the loop waits beyond a lease's end; None: as the loop says itself
     joined: bool = False  # its loop runs elsewhere
     ended: threading.Event = field(default_factory=threading.Event)  # the loop of this process is over
@@ -98,10 +99,11 @@ def opened_site(
         with _local(cluster, pipeline, settings, run, folder, apps, say, clock, listener) as site:
             yield site
     elif isinstance(cluster, ExistingSpec):
-        with _ledger(cluster.ledger, cluster.name, clock) as ledger:
+        address = fill_in(cluster.ledger, from_environment)
+        with Ledger.open(address, cluster=cluster.name, clock=clock) as ledger:
             _check_led(ledger, clock, say)
             fleet = LocalFleet.attach(cluster.fleet, clock=clock) if cluster.fleet else None
-            yield Site(ledger, cluster.name, fleet, _local_pools(fleet), joined=True)
+            yield Site(ledger, cluster.name, fleet, _local_pools(fleet), joined=True, address=address)
     else:
         with _aws(cluster, pipeline, allowed, say, clock, listener) as site:
             yield site
@@ -167,8 +169,9 @@ def _aws(
     listener: LoopListener | None,
 ) -> Iterator[Site]:
     with ExitStack() as stack:
-        ledger = stack.enter_context(_ledger(cluster.ledger, cluster.name, clock))
-        site = Site(ledger, cluster.name, spark_master=_spark_master(cluster), joined=True)
+        address = fill_in(cluster.ledger, from_environment)
+        ledger = stack.enter_context(Ledger.open(address, cluster=cluster.name, clock=clock))
+        site = Site(ledger, cluster.name, spark_master=_spark_master(cluster), joined=True, address=address)
         pools = (*cluster.pools, *cluster.spark_pools)
         room = stack.enter_context(opened_pools(pools, cluster.terraform_output, cluster.prices, clock))
         site.pools, site.make, site.listed = room.pools, room.make, room.listed()
@@ -263,13 +266,6 @@ def _running(loop: CapacityLoop, site: Site, say: Say) -> Iterator[None]:
     finally:
         stop.set()
         thread.join(_END)
-
-
-@contextmanager
-def _ledger(written: str, cluster: str, clock: Clock) -> Iterator[Ledger]:
-    """Open the ledger at an address that may refer to the environment."""
-    with Ledger.open(fill_in(written, from_environment), cluster=cluster, clock=clock) as ledger:
-        yield ledger
 
 
 def _check_led(ledger: Ledger, clock: Clock, say: Say) -> None:

@@ -168,7 +168,6 @@ def check_sync(request: Any) -> None:
     given = {
         "communication=planned": request.communication != "ddp",
         "partial_checkpoint_interval": request.partial_checkpoint_interval > 0,
-        "nodes of the fleet": bool(request.pool),
     }
     wrong = next((name for name, is_given in given.items() if is_given), "")
     if request.sync != "allreduce" and wrong:

@@ -380,6 +380,11 @@ run "the_network_gives_no_public_addresses" {
   }
 
   assert {
+    condition     = length(aws_security_group.ledger) == 0 && length(aws_vpc_security_group_ingress_rule.ledger) == 0 && output.ledger_security_group_id == null
+    error_message = "Nothing reaches a ledger that is not named."
+  }
+
+  assert {
     condition     = alltrue([for endpoint in aws_vpc_endpoint.interface : endpoint.security_group_ids == toset([aws_security_group.endpoints[0].id])]) && alltrue([for rule in aws_vpc_security_group_ingress_rule.endpoints : rule.from_port == 443 && rule.to_port == 443])
     error_message = "Endpoints of AWS services are reached by HTTPS, from nodes and servers alike."
   }
@@ -388,6 +393,45 @@ run "the_network_gives_no_public_addresses" {
     condition     = length(aws_nat_gateway.this) == 1 && length(aws_route.private) == 3
     error_message = "One gateway must serve all zones unless each is to have its own."
   }
+}
+
+run "a_group_of_its_own_reaches_the_ledger_at_its_port_and_no_other" {
+  module {
+    source = "./modules/network"
+  }
+
+  variables {
+    ledger = { security_group_id = "sg-0123456789abcdef0", port = 6432 }
+  }
+
+  assert {
+    condition     = one(aws_vpc_security_group_egress_rule.ledger).security_group_id == one(aws_security_group.ledger).id && one(aws_vpc_security_group_egress_rule.ledger).referenced_security_group_id == "sg-0123456789abcdef0" && output.ledger_security_group_id == one(aws_security_group.ledger).id
+    error_message = "The group must reach the ledger's group, and nothing else."
+  }
+
+  assert {
+    condition     = one(aws_vpc_security_group_ingress_rule.ledger).security_group_id == "sg-0123456789abcdef0" && one(aws_vpc_security_group_ingress_rule.ledger).referenced_security_group_id == one(aws_security_group.ledger).id
+    error_message = "The ledger must be reached by that group alone."
+  }
+
+  assert {
+    condition     = alltrue([for rule in concat(aws_vpc_security_group_egress_rule.ledger, aws_vpc_security_group_ingress_rule.ledger) : rule.from_port == 6432 && rule.to_port == 6432 && rule.ip_protocol == "tcp"])
+    error_message = "One port is open, for TCP."
+  }
+}
+
+run "a_ledger_that_is_none_is_refused" {
+  command = plan
+
+  module {
+    source = "./modules/network"
+  }
+
+  variables {
+    ledger = { security_group_id = "db.internal", port = 70000 }
+  }
+
+  expect_failures = [var.ledger]
 }
 
 run "prefect_is_reached_by_tls_and_its_database_by_the_server" {

@@ -1,5 +1,6 @@
 """Every module is well-formed by the provider's schema, and what must hold of it holds."""
 
+import os
 import re
 from pathlib import Path
 
@@ -50,6 +51,30 @@ def test_a_misspelt_argument_is_found(terraform, tmp_path):
     done = terraform.run("validate", "-no-color", folder=str(tmp_path))
     assert done.returncode == 1
     assert "naem" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", ["aws", "aggregation"])
+def test_what_pages_tell_of_aggregators_fits_the_modules(terraform, tmp_path, page):
+    (given,) = re.findall(
+        r"^```hcl\n(aggregation +=.*?)^```", (FOLDER.parent / f"docs/{page}.md").read_text(), re.M | re.S
+    )
+    (tmp_path / "main.tf").write_text(f"""
+module "ebbflow" {{
+  source          = "{os.path.relpath(terraform.folder, tmp_path)}"
+  cluster         = "lab"
+  ebbflow_package = "s3://bucket/packages/prefect_ebbflow-0.1.0-py3-none-any.whl"
+  ebbflow_sha256  = "{"0" * 64}"
+{given}}}
+resource "aws_security_group" "database" {{
+  name = "database"
+}}
+resource "aws_secretsmanager_secret" "ledger" {{
+  name = "ledger"
+}}
+""")
+    terraform.ready(str(tmp_path))
+    done = terraform.run("validate", "-no-color", folder=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_modules_keep_what_they_promise(terraform):

@@ -77,6 +77,21 @@ def test_whatever_can_be_tagged_names_its_cluster_and_only_pools_are_the_loops(c
             assert names.owns(tags) == (resource["values"].get("name") in pools), resource["address"]
 
 
+def test_aggregators_and_prefects_workers_alone_have_the_group_that_reaches_the_ledger(complete):
+    (ledger,) = (
+        v["id"] for v in complete.of("aws_security_group").values() if v["name"] == f"{PROD.prefix}-ledger"
+    )
+    groups = {
+        v["name"].removeprefix(f"{PROD.prefix}-"): v["network_interfaces"][0]["security_groups"]
+        for v in complete.of("aws_launch_template").values()
+    }
+    assert {name for name, own in groups.items() if ledger in own} == {"sums", "prefect-worker"}
+    (policy,) = (
+        v["policy"] for v in complete.of("aws_iam_role_policy").values() if v["role"] == PROD.role("capacity")
+    )
+    assert f":security-group/{ledger}" in policy, "the capacity loop may start nodes with it"
+
+
 def test_nodes_that_terraform_manages_are_tagged_so(complete):
     (master,) = complete.of("aws_instance").values()
     assert master["tags"] == {**PROD.tags(MANAGED_BY_TERRAFORM, role="spark-master"), "CostCentre": "data"}

@@ -45,6 +45,7 @@ class Options:
     start: Literal["fork", "spawn"] = "fork"
     variables: Mapping[str, str] = field(default_factory=dict)
     replica: int = 1
+    ledger: str | None = field(default=None, repr=False)  # may hold a password
 
     def __post_init__(self) -> None:
         if self.start not in ("fork", "spawn"):

@@ -179,8 +179,8 @@ class Loop:
         silence = self._options.hang.worker_silence
         if self._settings.in_place:
             return Workforce(None, self._exchange, number, silence)
-        host = self._exchange.address.rpartition(":")[0]
-        self._aggregators = self._aggregators or aggregators_of(self._settings, self._job.id, host)
+        given = self._exchange.address.rpartition(":")[0], self._options.ledger
+        self._aggregators = self._aggregators or aggregators_of(self._settings, self._job.id, *given)
         self._aggregators.start()
         return Workforce(self._aggregators, self._exchange, number, silence, self._settings.mirrors)
 

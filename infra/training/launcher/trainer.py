@@ -57,6 +57,8 @@ class TorchTrainer:
         variables: environment variables of the script's processes, which are recorded nowhere.
         replica: slots that hold one replica of the model; where some nodes do not start, it uses a multiple of it.
         on_report: called in the launcher's thread with all that processes report.
+        ledger: address of the ledger in which shared aggregators are found, recorded nowhere; ``None``: that of
+            ``$EBBFLOW_LEDGER``.
 
     Raises ``OptionError``, or ``TrainingError`` when the port cannot be had.
     """
@@ -80,6 +82,7 @@ class TorchTrainer:
         variables: Mapping[str, str] | None = None,
         replica: int = 1,
         on_report: Callable[[Report], None] | None = None,
+        ledger: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._options = Options(
@@ -94,6 +97,7 @@ class TorchTrainer:
             start,
             dict(variables or {}),
             replica,
+            ledger,
         )
         self._pool, self._logs = pool, logs
         self._decide = decide

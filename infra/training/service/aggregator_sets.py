@@ -137,13 +137,14 @@ class AggregatorGroup:
                     raise
 
 
-def aggregators_of(settings: RunSettings, run: str, host: str) -> AggregatorSet:
+def aggregators_of(settings: RunSettings, run: str, host: str, ledger: str | None = None) -> AggregatorSet:
     """Return the aggregators of a run: its own, or those of a cluster.
 
     Args:
         settings: of the run.
         run: its ID.
         host: address of the interface that its own listen on.
+        ledger: address of the ledger in which a cluster's are found; ``None``: that of ``$EBBFLOW_LEDGER``.
 
     Raises ``LedgerError``.
     """
@@ -151,4 +152,6 @@ def aggregators_of(settings: RunSettings, run: str, host: str) -> AggregatorSet:
         return AggregatorGroup(host, settings.aggregators)
     from ebbflow.infra.training.service.shared_aggregators import SharedAggregators  # with the ledger
 
-    return SharedAggregators(settings.aggregation_cluster, run, settings.aggregators, settings.mirrors)
+    return SharedAggregators(
+        settings.aggregation_cluster, run, settings.aggregators, settings.mirrors, ledger=ledger
+    )

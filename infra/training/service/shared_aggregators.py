@@ -30,23 +30,31 @@ class SharedAggregators:
     A thread of its own talks to the ledger, so that a ledger which does not answer holds nobody up.
 
     Args:
-        cluster: whose service it is, in the ledger that ``$EBBFLOW_LEDGER`` names.
+        cluster: whose service it is, in the ledger.
         run: ID of the run; others may have the same.
         servers: aggregators that the run would have of its own.
         mirrors: further aggregators that hold each tensor.
         timeout_s: seconds in which aggregators must be there, and admit workers.
+        ledger: its address; ``None``: that of ``$EBBFLOW_LEDGER``.
 
     Raises ``LedgerError``.
     """
 
     def __init__(
-        self, cluster: str, run: str, servers: int, mirrors: int = 0, *, timeout_s: float = 60.0
+        self,
+        cluster: str,
+        run: str,
+        servers: int,
+        mirrors: int = 0,
+        *,
+        timeout_s: float = 60.0,
+        ledger: str | None = None,
     ) -> None:
         self._cluster, self._servers, self._mirrors = cluster, servers, mirrors
         self._app = run
         self._run = f"{run}-{secrets.token_hex(4)}"  # IDs of runs are unique in their directory only
         self._timeout = timeout_s
-        self._ledger = Ledger.open(cluster=cluster)
+        self._ledger = Ledger.open(ledger, cluster=cluster)
         self._registry = ServiceRegistry(self._ledger.records)
         self._trainings: dict[str, TrainingRecord] = {}
         self._unwritten: set[str] = set()  # trainings whose records are to be written, or removed

@@ -56,6 +56,7 @@ module "ebbflow" {
 
   # aggregators of trainings, where there is a ledger that they reach
   aggregation = var.ledger_secret_arn == null ? null : { ledger_secret_arn = var.ledger_secret_arn }
+  ledger      = var.ledger_security_group_id == null ? null : { security_group_id = var.ledger_security_group_id }
   aggregator_pools = var.ledger_secret_arn == null ? {} : {
     sums = {
       instance_types = ["c6i.2xlarge", "c6a.2xlarge", "c7i.2xlarge", "m6i.2xlarge"]

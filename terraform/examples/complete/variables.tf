@@ -94,3 +94,9 @@ variable "ledger_secret_arn" {
   type        = string
   default     = null
 }
+
+variable "ledger_security_group_id" {
+  description = "Id of the security group of the ledger's database, which aggregators and Prefect's workers then reach; null for none"
+  type        = string
+  default     = null
+}

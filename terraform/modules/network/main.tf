@@ -192,7 +192,7 @@ resource "aws_security_group" "nodes" {
   tags = merge(local.tags, { Name = "${local.names.prefix}-nodes" })
 }
 
-# Spark and the collectives of training choose their ports when they start
+# Spark, the collectives of training and aggregators choose their ports when they start
 resource "aws_vpc_security_group_ingress_rule" "nodes" {
   security_group_id            = aws_security_group.nodes.id
   description                  = "Nodes of the cluster among themselves"
@@ -231,6 +231,44 @@ resource "aws_vpc_security_group_egress_rule" "https" {
   from_port         = 443
   to_port           = 443
   cidr_ipv4         = "0.0.0.0/0"
+
+  tags = local.tags
+}
+
+# Of all nodes these reach the ledger: what trainings and queries run does not.
+resource "aws_security_group" "ledger" {
+  #checkov:skip=CKV2_AWS_5:the modules spot-pool and prefect attach it
+  count = var.ledger == null ? 0 : 1
+
+  name        = "${local.names.prefix}-ledger"
+  description = "Nodes that reach the database of the ledger"
+  vpc_id      = aws_vpc.this.id
+
+  tags = merge(local.tags, { Name = "${local.names.prefix}-ledger" })
+}
+
+resource "aws_vpc_security_group_egress_rule" "ledger" {
+  count = var.ledger == null ? 0 : 1
+
+  security_group_id            = aws_security_group.ledger[0].id
+  description                  = "Database of the ledger"
+  ip_protocol                  = "tcp"
+  from_port                    = var.ledger.port
+  to_port                      = var.ledger.port
+  referenced_security_group_id = var.ledger.security_group_id
+
+  tags = local.tags
+}
+
+resource "aws_vpc_security_group_ingress_rule" "ledger" {
+  count = var.ledger == null ? 0 : 1
+
+  security_group_id            = var.ledger.security_group_id
+  description                  = "Nodes of the Ebbflow cluster ${var.cluster} that use the ledger"
+  ip_protocol                  = "tcp"
+  from_port                    = var.ledger.port
+  to_port                      = var.ledger.port
+  referenced_security_group_id = aws_security_group.ledger[0].id
 
   tags = local.tags
 }

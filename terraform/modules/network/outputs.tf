@@ -35,3 +35,8 @@ output "node_security_group_id" {
   description = "Id of the security group of all nodes"
   value       = aws_security_group.nodes.id
 }
+
+output "ledger_security_group_id" {
+  description = "Id of the security group of those that reach the ledger; null without ledger"
+  value       = one(aws_security_group.ledger[*].id)
+}

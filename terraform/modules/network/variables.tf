@@ -96,6 +96,25 @@ variable "agent_metrics_cidrs" {
   }
 }
 
+variable "ledger" {
+  description = "The ledger's database: the security group that it has, and its port. Who has the security group ledger reaches it; null: no such group"
+  type = object({
+    security_group_id = string
+    port              = optional(number, 5432)
+  })
+  default = null
+
+  validation {
+    condition     = var.ledger == null ? true : can(regex("^sg-[0-9a-f]{8,17}$", var.ledger.security_group_id))
+    error_message = "ledger.security_group_id must be the id of a security group, such as sg-0123456789abcdef0."
+  }
+
+  validation {
+    condition     = var.ledger == null ? true : var.ledger.port >= 1 && var.ledger.port <= 65535 && floor(var.ledger.port) == var.ledger.port
+    error_message = "ledger.port must be a whole number from 1 to 65535."
+  }
+}
+
 variable "tags" {
   description = "Further tags for everything; those of Ebbflow win"
   type        = map(string)

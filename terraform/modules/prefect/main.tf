@@ -32,7 +32,7 @@ locals {
     "prefect-worker" = {
       size            = var.worker_count
       instance_type   = var.worker_instance_type
-      security_groups = var.node_security_group_ids
+      security_groups = concat(var.node_security_group_ids, var.worker_security_group_ids)
       target_groups   = []
     }
   }

@@ -34,6 +34,12 @@ variable "node_security_group_ids" {
   type        = list(string)
 }
 
+variable "worker_security_group_ids" {
+  description = "Ids of further security groups of the workers, such as that of those that reach the ledger"
+  type        = list(string)
+  default     = []
+}
+
 variable "spark_secret_arn" {
   description = "ARN of the secret that drivers on the workers need for the cluster's Spark; null without Spark"
   type        = string

@@ -205,6 +205,8 @@ def test_starting_returns_at_once_and_a_failure_is_a_loss(nodes, runner):
     assert nodes.lost("i-1") == "it could not be started: i-1: failed, Failed: this node is leaving"
     assert nodes.lost("i-2") == "it could not be started: away"
     assert nodes.log("i-1") == "this node is leaving\n"
+    assert nodes.failed("i-1")
+    assert not nodes.failed("i-3"), "it was never started"
 
 
 def test_the_key_that_a_node_tells_is_admitted_and_a_node_that_tells_none_is_lost(nodes, runner):

@@ -3,17 +3,20 @@
 import base64
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 from ebbflow.infra.training.channel import keys
-from ebbflow.infra.training.channel.wire import ENTRY
+from ebbflow.infra.training.channel.wire import ENTRY, Entry, entry_from
 
+NOTICE = "notice"  # file in a node's directory; see ``launcher.node``
 NODE = ("-P", "-m", "ebbflow.infra.training.launcher.node")
 
 
@@ -22,6 +25,8 @@ class Hosts:
 
     def __init__(self, runs: Sequence[str] = NODE) -> None:
         self.processes: dict[tuple[str, str], subprocess.Popen[bytes]] = {}  # by instance and service
+        self._entries: dict[str, Entry] = {}  # of the latest process on each instance
+        self._leaving: set[str] = set()
         self._runs = runs
         self.folder = Path(
             tempfile.mkdtemp(prefix="ebbflow-hosts-")
@@ -32,10 +37,13 @@ class Hosts:
         key = self.folder / node / f"{name}.key"
         process = self.processes.get((node, name))
         alive = process is not None and process.poll() is None
+        if action == "start" and node in self._leaving:
+            return 1, "this node is leaving\n"
         if action == "start" and not alive:
             key.parent.mkdir(exist_ok=True)
             keys.make_file(key)
             text = base64.b64decode(parameters["entry"][0]).decode()
+            self._entries[node] = entry_from(text)
             self.processes[node, name] = subprocess.Popen(
                 [sys.executable, *self._runs],
                 env=os.environ | {ENTRY: text, keys.NODE_SECRET_FILE: str(key), "OMP_NUM_THREADS": "1"},
@@ -45,6 +53,15 @@ class Hosts:
         elif action == "status":
             return 0, "active\n" if alive else "inactive\n"
         return 0, key.with_name(f"{key.name}.public").read_text() if action == "start" else ""
+
+    def notice(self, node: str, seconds: float) -> None:
+        """Tell the processes of an instance that it will be gone, as its agent does; it starts no others."""
+        self._leaving.add(node)
+        for (where, _), process in list(self.processes.items()):
+            if where == node and process.poll() is None:
+                folder = Path(self._entries[node].folder)
+                (folder / NOTICE).write_text(repr(time.time() + seconds))
+                process.send_signal(signal.SIGTERM)
 
     def take(self, node: str) -> int:
         """End all processes of an instance at once; return how many ran."""

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,56 @@ class SeededNodes(LocalNodes):
         return gpus, {**variables, **({"PYTHONHASHSEED": "1"} if name == self.seeded else {})}
 
 
-class Run:
+class StepLog:
+    """What workers of ``service_script.py`` have written in a directory of the steps that they took."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[Path, int] = {}  # characters of what workers write
+        self._steps: list[dict[str, Any]] = []
+        self.unwritten: list[int] = []  # steps of which a killed worker has not written its part down
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """Return what was written so far."""
+        for path in sorted(self.folder.glob("trained-*")):
+            with path.open() as file:
+                file.seek(self._read.get(path, 0))
+                text = file.read()
+            whole = text[: text.rfind("\n") + 1]
+            self._read[path] = self._read.get(path, 0) + len(whole)
+            rank = int(path.name.partition("-")[2])
+            self._steps += [{**json.loads(line), "rank": rank} for line in whole.splitlines()]
+        return self._steps
+
+    @property
+    def step(self) -> int:
+        return max((one["step"] for one in self.steps), default=0)
+
+    def check_samples(self, steps: int, begun: Mapping[int, int]) -> None:
+        """See that each sample was used exactly once a pass, in so many steps.
+
+        Args:
+            steps: that the training has made.
+            begun: the step at which each generation began.
+        """
+        by_step: dict[int, list[tuple[int, int]]] = {}
+        last = {one: min([steps, *(s for g, s in begun.items() if g > one)]) for one in begun}
+        for one in self.steps:
+            if one["weight"] > 0 and one["step"] <= last[one["generation"]]:
+                by_step.setdefault(one["step"], []).append((one["start"], one["stop"]))
+        assert sorted(by_step) == list(range(1, steps + 1))
+        for step, found in by_step.items():
+            begin = (step - 1) % PER_PASS * BATCH
+            used = [place for start, stop in sorted(found) for place in range(start, stop)]
+            # a worker may be killed when its part of a step counts and before it has written that down
+            assert set(used) <= set(range(begin, begin + BATCH)), step
+            assert len(set(used)) == len(used), step
+            if len(used) < BATCH:
+                self.unwritten.append(step)
+
+
+class Run(StepLog):
     """A training of some nodes, which writes down who trained on what."""
 
     NODES: type[LocalNodes] = SeededNodes
@@ -51,10 +100,7 @@ class Run:
         hang: HangRule | None = None,
         **options: Any,
     ) -> None:
-        self.folder = folder
-        self._read: dict[Path, int] = {}  # characters of what workers write
-        self._steps: list[dict[str, Any]] = []
-        self.unwritten: list[int] = []  # steps of which a killed worker has not written its part down
+        super().__init__(folder)
         # a GPU, where there is one, is none of a node's own: all train on it, which NCCL refuses
         self.pool = self.NODES(folder / "nodes", gpus=(), environment={BACKEND: "gloo"})
         self.trainer = TorchTrainer(self.pool, logs=folder / "logs", hang=hang, **options)
@@ -82,23 +128,6 @@ class Run:
             )
             SystemClock().sleep(0.02)
 
-    @property
-    def steps(self) -> list[dict[str, Any]]:
-        """Return what workers have written of the steps that they took."""
-        for path in sorted(self.folder.glob("trained-*")):
-            with path.open() as file:
-                file.seek(self._read.get(path, 0))
-                text = file.read()
-            whole = text[: text.rfind("\n") + 1]
-            self._read[path] = self._read.get(path, 0) + len(whole)
-            rank = int(path.name.partition("-")[2])
-            self._steps += [{**json.loads(line), "rank": rank} for line in whole.splitlines()]
-        return self._steps
-
-    @property
-    def step(self) -> int:
-        return max((one["step"] for one in self.steps), default=0)
-
     def advance(self, steps: int) -> None:
         begun = self.step
         self.until(lambda: self.step >= begun + steps, f"{steps} steps after {begun}")
@@ -121,21 +150,8 @@ class Run:
 
         Steps count that led to where the run is: not those after which a later generation began.
         """
-        by_step: dict[int, list[tuple[int, int]]] = {}
         begun: dict[int, int] = {}  # step, by generation
         for event in self.trainer.events():
             if event.kind == "started":
                 begun.setdefault(event.generation, int(str(event.content["step"])))
-        last = {one: min([steps, *(s for g, s in begun.items() if g > one)]) for one in begun}
-        for one in self.steps:
-            if one["weight"] > 0 and one["step"] <= last[one["generation"]]:
-                by_step.setdefault(one["step"], []).append((one["start"], one["stop"]))
-        assert sorted(by_step) == list(range(1, steps + 1))
-        for step, found in by_step.items():
-            begin = (step - 1) % PER_PASS * BATCH
-            used = [place for start, stop in sorted(found) for place in range(start, stop)]
-            # a worker may be killed when its part of a step counts and before it has written that down
-            assert set(used) <= set(range(begin, begin + BATCH)), step
-            assert len(set(used)) == len(used), step
-            if len(used) < BATCH:
-                self.unwritten.append(step)
+        self.check_samples(steps, begun)

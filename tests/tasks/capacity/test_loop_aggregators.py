@@ -1,8 +1,5 @@
 """The loop launches nodes for a training's aggregators, drains one at a notice, charges for them, gives them back."""
 
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,15 +22,14 @@ from ebbflow.tasks.aggregation import service_status
 from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.node_sources import opened_nodes
 from ebbflow.tasks.capacity.request import CapacityRequest
+from tests.aws.aggregator_instances import AggregatorInstances
 from tests.infra.training.service.fake_run import FakeRun
 
 if TYPE_CHECKING:
-    from tests.aws.cluster import Cluster
     from tests.aws.emulator import AccountAt
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
-SERVICE_MODULE = "ebbflow.infra.aggregation.shared_process"
 ENDS = "TerminateInstanceInAutoScalingGroup"
 PRICES = 'source = "made up"\nregion = "us-east-1"\n[on_demand]\n"m5.large" = 0.096\n'
 LOOKS = "[intervals]\nfleet_poll_interval = 0.5\n"
@@ -109,44 +105,6 @@ def test_a_training_gets_nodes_for_its_aggregators_and_keeps_training_through_a_
     assert all(one.price == 3600.0 and "serves the cluster's trainings" in one.reason for one in granted)
 
 
-class Instances:
-    """What ``ebbflow-aggregator.service`` and the agent do on instances of a pool, in processes of this machine."""
-
-    def __init__(self, lab: "Cluster", pool: str, folder: Path) -> None:
-        self._lab, self._pool, self._folder = lab, pool, folder
-        self.services: dict[str, subprocess.Popen[bytes]] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow)
-        self._thread.start()
-
-    def _follow(self) -> None:
-        while not self._stop.wait(0.3):
-            there = {one["id"] for one in self._lab.nodes(self._pool) if one["state"] == "running"}
-            for name in there - self.services.keys():
-                files = [str(self._folder / f"{name}.{what}") for what in ("ended", "draining")]
-                arguments = [name, "local", "127.0.0.1", "1", name, *files]
-                self.services[name] = subprocess.Popen(
-                    [sys.executable, "-P", "-m", SERVICE_MODULE, *arguments]
-                )
-            for name in self.services.keys() - there:
-                self.services[name].kill()
-
-    def notice(self, name: str, seconds: float) -> None:
-        """Interrupt an instance; its agent finds out, and finds out again after it was started again."""
-        self._lab.account.interrupt([name], seconds)
-        (self._folder / f"{name}.draining").write_text(repr(time.time() + seconds))
-        for _ in range(2):
-            self.services[name].send_signal(signal.SIGTERM)
-            time.sleep(0.5)
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(PATIENCE)
-        for one in self.services.values():
-            one.kill()
-            one.wait(PATIENCE)
-
-
 @pytest.mark.slow
 def test_on_aws_a_noticed_node_gives_its_tensors_to_one_that_is_rented_in_its_place(
     ledger: Ledger, aws_account: "AccountAt", tmp_path: Path
@@ -163,7 +121,7 @@ def test_on_aws_a_noticed_node_gives_its_tensors_to_one_that_is_rented_in_its_pl
         config=str(tmp_path / "fleet.toml"),
     )
     stop = threading.Event()
-    instances = Instances(lab, "sums", tmp_path)
+    instances = AggregatorInstances(lab, "sums", "local", tmp_path)
     run = None
     with opened_nodes(request, ledger, ledger.clock) as nodes:
         loop = nodes.loop(ledger, settings(scaling=RULES), pace=replace(FAST, fleet_poll_interval=0.5))

@@ -3,8 +3,7 @@
 import io
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +13,14 @@ import numpy as np
 import optuna
 import pytest
 import yaml
-from pipelines import pairs_script, write_pairs
+from rented import Interrupting, shop, until
 
 from ebbflow.infra.elastic.apps.kmeans import KMeans
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.journal import Journal
+from ebbflow.planners.capacity.leases import SERVICE
 from ebbflow.planners.capacity.values import Scaling, Settings
 from ebbflow.planners.errors import PipelineFileError
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppSpec, Decided, Ended, Recalled
@@ -36,8 +36,7 @@ from ebbflow.tasks.pipeline.file.read import read_pipeline
 from ebbflow.tasks.pipeline.file.requests import engine_of
 from ebbflow.tasks.pipeline.file.spec import AwsSpec, Pipeline
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome
-from ebbflow.tasks.pipeline.run import NullWatcher, PipelineRequest, run_steps
-from ebbflow.tasks.pipeline.view import ClusterView
+from ebbflow.tasks.pipeline.run import PipelineRequest, run_steps
 from ebbflow.tasks.training.leased.aws import opened_pools
 from ebbflow.tasks.training.leased.enforcer import LeaseEnforcer
 from ebbflow.tasks.training.leased.site import LeasedSite
@@ -50,138 +49,9 @@ from tests.tasks.apps.toy_trainings import Script, ToyTrainer
 
 if TYPE_CHECKING:
     from tests.aws.cluster import Cluster
-    from tests.aws.emulator import AccountAt
     from tests.infra.aws.systems_manager import SystemsManager
 
-LONG = 120.0  # s: a bound for a busy machine
 ASLEEP = ("-c", "import time; time.sleep(600)")  # a node that trains nothing
-RULES = (
-    "[intervals]\npoll_interval = 0.05\ncapacity_poll_interval = 0.2\nfleet_poll_interval = 0.5\n"
-    "batch_delay = 0.02\nleader_lease = 5\n"
-)
-PRICES = 'source = "made up"\nregion = "us-east-1"\n[on_demand]\n"g5.xlarge" = 1.006\n'
-
-
-class Everybody(set[str]):
-    """The nodes that Systems Manager knows: all there are."""
-
-    def __contains__(self, node: object) -> bool:
-        return True
-
-    def __ge__(self, others: object) -> bool:
-        return True
-
-
-@pytest.fixture
-def ssm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> "Iterator[SystemsManager]":
-    """Run a Systems Manager to which all calls of this process go, and keep nodes within the test's folder."""
-    from ebbflow.infra.aws import train_nodes
-    from tests.infra.aws.systems_manager import SystemsManager
-
-    service = SystemsManager()
-    service.online = Everybody()
-    monkeypatch.setenv("AWS_ENDPOINT_URL_SSM", service.url)
-    monkeypatch.setattr(train_nodes, "LOGS", str(tmp_path / "node-logs"))
-    defaults = train_nodes.AwsNodes.__init__.__kwdefaults__
-    assert defaults is not None
-    monkeypatch.setitem(defaults, "folder", str(tmp_path / "node-work"))
-    yield service
-    service.close()
-    assert service.problems == []
-
-
-@pytest.fixture
-def lab(aws_account: "AccountAt", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Cluster":
-    """Return a cluster whose instances have addresses of this machine."""
-    from tests.aws.emulator import PoolShape
-
-    monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("EBBFLOW_CONFIG", str(tmp_path / "fleet.toml"))
-    ec2 = aws_account.client("ec2")
-    vpc = ec2.create_vpc(CidrBlock="127.64.0.0/16")["Vpc"]["VpcId"]
-    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="127.64.16.0/20", AvailabilityZone="us-east-1a")
-    aws_account.subnets = [subnet["Subnet"]["SubnetId"]]
-    aws_account.configure(drain_seconds=3)  # as nodes with an agent do that finds them idle
-    (tmp_path / "fleet.toml").write_text(RULES)
-    made = aws_account.cluster("lab", PoolShape("gpu", "gpu", types=("g5.xlarge",), most=3))
-    made.write(tmp_path / "ebbflow.json")
-    (tmp_path / "prices.toml").write_text(PRICES)
-    return made
-
-
-def until(reached: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + LONG
-    while not (found := reached()):
-        assert time.monotonic() < end, f"no {what} within {LONG:g} s"
-        time.sleep(0.05)
-    return found
-
-
-def shop(folder: Path, lab: "Cluster") -> dict[str, Any]:
-    write_pairs(folder / "tables")
-    (folder / "fit.py").write_text(pairs_script(4, 0.1))
-    aws = {
-        "terraform_output": "ebbflow.json",
-        "prices": "prices.toml",
-        "pools": ["gpu"],
-        "directory": lab.settings.store,
-        "ledger": str(folder / "ledger.db"),
-        "name": "lab",
-        "loop": True,
-    }
-    scaling = {
-        "provision_time": "5s",
-        "scale_out_after": "500ms",
-        "scale_in_idle": "60s",
-        "cooldown": "500ms",
-    }
-    return {
-        "name": "shop",
-        "cluster": {"aws": aws},
-        "budget": 50,
-        "queries": {"pairs": {"sql": "SELECT x, twice AS y FROM pairs WHERE x < 1", "tables": "tables"}},
-        "trainings": {
-            "fit": {
-                "script": "fit.py",
-                "arguments": ["--data", "${queries.pairs.file}"],
-                "checkpoint_interval": "1s",
-                "termination_grace": "5s",
-                "preflight": "never",
-            }
-        },
-        "loop": {
-            "lease_duration": "20s",
-            "auction_interval": "2s",
-            "termination_grace": "5s",
-            "drain_lead": "4s",
-            "scaling": scaling,
-        },
-        "quotas": {"dollars_per_hour": 10},
-    }
-
-
-class Interrupting(NullWatcher):
-    """Has the node taken away on which the training has begun."""
-
-    def __init__(self, lab: "Cluster") -> None:
-        self._lab = lab
-        self._view: ClusterView | None = None
-        self.taken = ""
-        self.lines: list[str] = []
-
-    def watch(self, view: ClusterView, steps: Any) -> None:
-        self._view = view
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
-
-    def tick(self) -> None:
-        assert self._view is not None
-        report = self._view.ledger.reports(["one.fit"]).get("one.fit")
-        if not self.taken and report is not None and report.step > 10:
-            (lease,) = self._view.ledger.state().held("one.fit")
-            self.taken = lease.node
-            self._lab.account.interrupt([self.taken], 60.0)
 
 
 class ToyOnS3(ToyTrainer):
@@ -559,10 +429,13 @@ def test_nodes_that_others_may_need_are_not_given_back(tmp_path: Path) -> None:
         ledger.write([AppEntered(AppSpec("other", "training"))])
         give_back(ledger, fleet, Settings(), made, said.append, ledger.clock)
         assert said == ["nodes stay, since other may need them; start a capacity loop to manage the cluster"]
-        ledger.write([AppMoved("other", "finished")])
+        ledger.write([AppMoved("other", "finished"), AppEntered(AppSpec(SERVICE, "aggregation"))])
         lead = ledger.lead("a loop elsewhere", 600.0)
         give_back(ledger, fleet, Settings(), made, said.append, ledger.clock)
         assert said[1:] == ["nodes stay: a capacity loop is the leader of the cluster and manages them"]
         lead.resign()
         give_back(ledger, fleet, Settings(scaling=None), made, said.append, ledger.clock)
+        assert len(said) == 2
+        fleet.observe = lambda: SimpleNamespace(pools=())
+        give_back(ledger, fleet, Settings(), made, said.append, ledger.clock)  # aggregators keep no node
     assert len(said) == 2

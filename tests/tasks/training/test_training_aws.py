@@ -88,13 +88,45 @@ def test_a_run_begins_on_what_is_free_and_grows_into_what_comes(request_of, monk
     with site(request_of(), control) as nodes:
         taken = nodes.take(5.0)
         assert taken.there() == {"node-1": 2}
-        nodes._nodes._nodes["node-1"] = SimpleNamespace(instance="i-1", ended="", job=None)
+        nodes._nodes._nodes["node-1"] = SimpleNamespace(instance="i-1", ended="", failed=False, job=None)
         control.names = ("i-1", "i-2", "i-3", "i-4")
         nodes._capacity.look()
         until(lambda: len(taken.there()) == 3)
         time.sleep(0.5)
         assert sorted(taken.there()) == ["node-1", "node-2", "node-3"]  # as many as were asked for
         nodes._nodes._nodes["node-1"].ended = "its instance i-1 is terminated"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sync": "service", "aggregators": 3, "mirrors": 1},
+        {"sync": "service", "aggregation_cluster": "shop"},
+        {"sync": "auto"},
+    ],
+)
+def test_nodes_of_a_fleet_may_train_over_aggregators(request_of, options):
+    request = request_of(**options)
+    plan = request.plan(request.placement, resumes=False)
+    assert plan.sync == options["sync"]
+    settings = plan.settings
+    assert settings.sync == ("allreduce" if options["sync"] == "auto" else "service")
+    assert settings.aggregation_cluster == options.get("aggregation_cluster", "")
+    assert not settings.in_place
+    with pytest.raises(OptionError, match=r"nodes of the fleet cannot be used with recovery=in-place"):
+        request_of(recovery="in-place")
+
+
+def test_a_node_that_cannot_be_started_is_replaced_by_another_later(request_of, monkeypatch):
+    monkeypatch.setattr("ebbflow.tasks.training.aws._POLL", 0.05)
+    monkeypatch.setattr("ebbflow.tasks.training.aws._AGAIN", 0.2)
+    with site(request_of(nodes="aws:gpu:1x2"), Control("i-1")) as nodes:
+        taken = nodes.take(5.0)
+        record = SimpleNamespace(
+            instance="i-1", ended="it could not be started: it leaves", failed=True, job=None
+        )
+        nodes._nodes._nodes["node-1"] = record
+        until(lambda: list(taken.there()) == ["node-2"])
 
 
 def test_too_few_instances_are_waited_for_and_then_said(request_of, monkeypatch):

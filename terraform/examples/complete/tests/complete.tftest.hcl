@@ -12,6 +12,8 @@ variables {
 
   worker_torch_index_url = "https://packages.example.com/cpu"
   ledger_secret_arn      = "arn:aws:secretsmanager:us-east-1:123456789012:secret:ledger-abcdef"
+
+  ledger_security_group_id = "sg-0123456789abcdef0"
 }
 
 run "everything" {

@@ -27,8 +27,10 @@ from ebbflow.infra.ledger.address import VARIABLE
 from ebbflow.infra.ledger.records import ServiceRecords
 from ebbflow.infra.machine.encrypted_router import CurveKeys
 from ebbflow.infra.training.service import joining
+from ebbflow.infra.training.service.aggregator_sets import aggregators_of
 from ebbflow.infra.training.service.shared_aggregators import SharedAggregators
 from ebbflow.planners.aggregation.assignment import HeuristicOptions
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks import aggregation as service
 from tests.infra.aggregation.services import PATIENCE
 from tests.infra.training.service.fake_run import SIZES, FakeRun
@@ -173,6 +175,19 @@ def test_an_aggregator_that_is_lost_is_told_to_a_training_that_uses_it(
         assert aggregators.ended() == []
         serving[name].stop()
         _until(ledger, lambda _: aggregators.ended() == [name], "the loss")
+    finally:
+        aggregators.close()
+
+
+def test_a_training_asks_the_ledger_that_it_is_given(ledger: Ledger, tmp_path: Path) -> None:
+    settings = RunSettings(sync="service", aggregation_cluster="shop")
+    address = str(tmp_path / "another.db")
+    aggregators = aggregators_of(settings, "run", "127.0.0.1", address)
+    try:
+        with Ledger.open(address, cluster="shop") as other:
+            view = _until(other, lambda view: bool(view.demands()), "its demand")
+            assert [body["app"] for body in view.demands().values()] == ["run"]
+            assert not ServiceRegistry(ledger.records).read().demands()
     finally:
         aggregators.close()
 
