@@ -130,6 +130,7 @@ class AggregatorProcess:
     ) -> None:
         self._name, self._timeout = name, timeout_s
         self._rest = b""
+        self._unsent = bytearray()  # of commands
         self._sent = 0  # commands
         arguments = [
             sys.executable,
@@ -142,9 +143,11 @@ class AggregatorProcess:
             str(threads),
             str(linger_s),
         ]
-        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         try:
-            begun = self._answer(None, timeout_s)
+            begun = self._answer(None, time.monotonic() + timeout_s, timeout_s)
             self.where = AggregatorAddress(str(begun["address"]), str(begun["public"]))
         except BaseException:
             self.close()
@@ -164,22 +167,20 @@ class AggregatorProcess:
         """Send a command and return its answer; those to earlier ones that came too late are passed over.
 
         Args:
-            timeout_s: seconds in which it must answer; ``None``: those of this process.
+            timeout_s: seconds in which it must have read the command and answer; ``None``: those of this process.
             values: of the command.
 
         Raises ``AggregationError`` where it is refused or the process does not answer in time.
         """
-        assert self._process.stdin is not None
         self._sent += 1
         line = json.dumps({**values, "id": self._sent}).encode() + b"\n"
         if len(line) > _MAX_LINE:
             raise AggregationError(f"a command must be at most {_MAX_LINE} bytes; got {len(line)}")
-        try:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-        except OSError as exc:
-            raise AggregationError(f"aggregator {self._name} has ended") from exc
-        answer = self._answer(self._sent, self._timeout if timeout_s is None else timeout_s)
+        within = self._timeout if timeout_s is None else timeout_s
+        end = time.monotonic() + within
+        self._unsent += line
+        self._send(end, within)
+        answer = self._answer(self._sent, end, within)
         answer.pop("id")
         if "error" in answer:
             raise AggregationError(str(answer["error"]))
@@ -188,9 +189,11 @@ class AggregatorProcess:
     def close(self) -> None:
         """End the process. May be called twice."""
         if self._process.stdin is not None:
+            if self._unsent:  # it reads no more
+                self._process.kill()
             with contextlib.suppress(OSError, ValueError):
-                self._process.stdin.write(f"{_END}\n".encode())
-                self._process.stdin.close()
+                os.write(self._process.stdin.fileno(), f"{_END}\n".encode())
+            self._process.stdin.close()
         try:
             self._process.wait(self._timeout)
         except subprocess.TimeoutExpired:
@@ -199,8 +202,22 @@ class AggregatorProcess:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def _answer(self, number: int | None, timeout_s: float) -> dict[str, Any]:
-        end = time.monotonic() + timeout_s
+    def _send(self, end: float, timeout_s: float) -> None:
+        """Write what is unsent; what is left at the ``end`` goes before the next command."""
+        assert self._process.stdin is not None
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._process.stdin, selectors.EVENT_WRITE)
+            while self._unsent:
+                if not ready.select(max(end - time.monotonic(), 0)):
+                    raise AggregationError(
+                        f"aggregator {self._name} must read a command within {timeout_s:g} s, and did not"
+                    )
+                try:
+                    del self._unsent[: os.write(self._process.stdin.fileno(), self._unsent)]
+                except OSError as exc:
+                    raise AggregationError(f"aggregator {self._name} has ended") from exc
+
+    def _answer(self, number: int | None, end: float, timeout_s: float) -> dict[str, Any]:
         while (found := self._line(end, timeout_s)).get("id") != number:
             pass
         return found

@@ -11,7 +11,10 @@ meanwhile were longer than the median before (``exposed``: the sum, other work i
 rounds before, meanwhile and after), for how long whole rounds of gradients waited for copies (``waited``), and what
 it takes instead to save parameters and moments, end, and begin again from the file on new aggregators. ``sharing``:
 the same trainings at once on private aggregators, one each, and on shared ones; prints the slowdown of the median
-round for each number of servers. One JSON object a row.
+round for each number of servers. One JSON object a row. With ``--network RATE``, such as 200mbit, each worker and
+each aggregator is a node of its own (network namespace) whose link carries as much each way; needs root::
+
+    python -m tests.benchmarks.aggregation_moves sharing --trainings 4 --megabytes 5 --network 200mbit
 """
 
 import argparse
@@ -23,6 +26,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,8 @@ from ebbflow.infra.aggregation.aggregator import SERVICE, Aggregator
 from ebbflow.infra.aggregation.frames import AggregatorAddress
 from ebbflow.infra.aggregation.rules import Sgd, rule_values
 from ebbflow.infra.machine.encrypted_router import CurveKeys
+from ebbflow.infra.machine.network import links, namespaces, registry
+from ebbflow.infra.machine.network.plan import NetworkPlan, parse_rates
 
 PATIENCE = 300.0  # s
 BEFORE, WARM_UP, AFTER = 13, 3, 10  # rounds
@@ -89,11 +96,11 @@ def worker(given: dict[str, Any]) -> None:
     agent.close()
 
 
-def aggregator(name: str, *, wire: bool = False) -> None:
-    """Be an aggregator that gives others tensors, by commands on standard input."""
+def aggregator(name: str, host: str, *, wire: bool = False) -> None:
+    """Be an aggregator that listens on an address and gives others tensors, by commands on standard input."""
     if wire:
         migrations._MOST_SHARED = 0
-    made = Aggregator(name)
+    made = Aggregator(name, host)
     targets: dict[tuple[str, str], tuple[str, AggregatorAddress]] = {}
 
     def move() -> None:
@@ -115,12 +122,55 @@ def aggregator(name: str, *, wire: bool = False) -> None:
     made.close()
 
 
-class Child:
-    """A process of this benchmark; ``lines`` are what it has printed."""
+class Rig:
+    """Nodes with limited links, one for each process; without a rate all are on loopback."""
 
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "tests.benchmarks.aggregation_moves", *arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    plan: NetworkPlan | None = None
+    nodes = 0
+
+    @classmethod
+    @contextmanager
+    def limited(cls, rate: str) -> Iterator[None]:
+        """Give each process that is started meanwhile a node with a link of this rate; empty: none."""
+        if not rate:
+            yield
+            return
+        links.check()
+        with tempfile.TemporaryDirectory() as folder:
+            cls.plan = registry.reserve(os.urandom(6).hex(), folder, parse_rates(rate))
+            try:
+                links.make_bridges(cls.plan)
+                yield
+            finally:
+                registry.release(cls.plan.tag)
+                cls.plan = None
+
+    @classmethod
+    def node(cls) -> tuple[str, str]:
+        """Return the namespace and the address of another node."""
+        if cls.plan is None:
+            return "", "127.0.0.1"
+        cls.nodes += 1
+        links.add_node(cls.plan, f"node-{cls.nodes}", cls.nodes)
+        return cls.plan.namespace(f"node-{cls.nodes}"), cls.plan.links[0].address(cls.nodes)
+
+
+class Child:
+    """A process of this benchmark, on a node of its own; ``lines`` are what it has printed.
+
+    Args:
+        what: it is: ``worker``, to which ``given`` is said, or ``aggregator``, of which ``given`` is the name.
+        more: further arguments.
+    """
+
+    def __init__(self, what: str, given: str, *more: str) -> None:
+        space, address = Rig.node()
+        command = [sys.executable, "-m", "tests.benchmarks.aggregation_moves", what, given]
+        command += [address, *more] if what == "aggregator" else more
+        self.process = namespaces.within(
+            space,
+            lambda: subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True),
+        )
         self.lines: list[Any] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -272,7 +322,7 @@ def main() -> None:
         worker(json.loads(sys.argv[2]))
         return
     if sys.argv[1:2] == ["aggregator"]:
-        aggregator(sys.argv[2], wire="wire" in sys.argv[3:])
+        aggregator(sys.argv[2], sys.argv[3], wire="wire" in sys.argv[4:])
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("moves", "sharing"))
@@ -284,7 +334,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--pairs", type=int, default=1)
     parser.add_argument("--wire", action="store_true", help="send all, as between two machines")
+    parser.add_argument("--network", default="", metavar="RATE", help="limit of each process's link")
     given = parser.parse_args()
+    with Rig.limited(given.network):
+        measure(given)
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Measure as is asked, and print."""
     for _ in range(given.pairs):
         if given.what == "moves":
             print(json.dumps({**moves(given), "load": round(os.getloadavg()[0], 1)}), flush=True)
@@ -294,7 +351,8 @@ def main() -> None:
             shared = sharing(given, servers)
             slower = [ours / own - 1 for ours, own in zip(shared, private, strict=True)]
             row = {
-                "trainings": given.trainings, "servers": servers, "saved": 1 - servers / given.trainings,
+                "network": given.network, "trainings": given.trainings, "servers": servers,
+                "saved": 1 - servers / given.trainings,
                 "private_round_s": round(statistics.median(private), 4),
                 "shared_round_s": round(statistics.median(shared), 4),
                 "slowdown": round(statistics.median(slower), 4), "worst": round(max(slower), 4),

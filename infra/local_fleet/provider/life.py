@@ -120,16 +120,24 @@ def collect(
     return still
 
 
-def abandoned(folder: Path, clock: Clock) -> None:
-    """Remove what pools of launchers have kept that are gone, once nothing of them runs any more."""
+def abandoned(folder: Path, state: LocalFleetState, clock: Clock) -> None:
+    """Remove what pools of launchers have kept that are gone, once nothing of them runs any more.
+
+    Args:
+        folder: of the fleet.
+        state: of it, whose nodes may have memory groups with CPU groups of launchers in them.
+        clock: the time.
+    """
     for run in list((folder / RUNS).iterdir()) if (folder / RUNS).is_dir() else []:
         with contextlib.suppress(OSError, ValueError):
             pid, ticks = map(int, (run / BY).read_text().split())
             if labels.alive(Identity(pid, ticks)) or labels.pool_lives(run.name):
                 continue
             controller = cgroups.find_controller()
-            for group in controller.folder.glob(f"ebbflow-{run.name}-*") if controller is not None else ():
-                cgroups.remove(group, clock)
+            places = [controller.folder] if controller is not None else []
+            for place in [*places, *node_memory.groups(state)]:
+                for group in place.glob(f"ebbflow-{run.name}-*"):
+                    cgroups.remove(group, clock)
             shutil.rmtree(run, ignore_errors=True)
 
 

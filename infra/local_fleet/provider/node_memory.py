@@ -75,7 +75,7 @@ def disconnect(state: LocalFleetState, node: LocalNode, clock: Clock) -> None:
 
 def remove(state: LocalFleetState, clock: Clock) -> None:
     """Remove the groups of all of a fleet's nodes, those of earlier ones among them."""
-    for place in _groups(state):
+    for place in groups(state):
         cgroups.remove(place, clock, _FINAL)
 
 
@@ -87,7 +87,8 @@ def guard(file: LocalFleetStateFile, state: LocalFleetState) -> Guardian | None:
     return Guardian(__name__, [str(file.folder), state.uid, str(os.getpid())], file.folder, log)
 
 
-def _groups(state: LocalFleetState) -> list[Path]:
+def groups(state: LocalFleetState) -> list[Path]:
+    """Return the groups of a fleet's nodes, those of earlier ones among them."""
     place = state.memory_controller
     return [] if place is None else list(place.folder.glob(_name(state.uid, "*")))
 
@@ -114,7 +115,7 @@ def _watch(folder: Path, uid: str, supervisor: int, clock: Clock) -> None:
         spark = first.spark is not None and processes.members(f"{first.spark.uid}/")
         if not spark and not labels.nodes(uid):
             remove(first, clock)
-            if not _groups(first):
+            if not groups(first):
                 return
         clock.sleep(_POLL)
 

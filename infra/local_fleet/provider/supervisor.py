@@ -122,7 +122,7 @@ class NodeSupervisor:
             self._swept = now
             sweep(state, self._clock)
             self._lenders.tend(state)
-            abandoned(self._file.folder, self._clock)
+            abandoned(self._file.folder, state, self._clock)
             self._silent = collect(state, self._silent, self._clock)
         for pool in state.pools:
             plan = state.plans[pool.name]

@@ -115,6 +115,20 @@ def test_answers_that_come_too_late_are_those_of_no_other_command() -> None:
         group.close()
 
 
+def test_one_that_does_not_read_holds_nobody_up(process: AggregatorProcess) -> None:
+    os.kill(process.pid, signal.SIGSTOP)
+    long = "job" * 100_000  # more than a pipe takes
+    with pytest.raises(AggregationError, match=r"aggregator A must read a command within 0\.5 s"):
+        process.command(0.5, do="remove", job=long)
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.command(do="status")["done"] == "status", "what was left of the command went first"
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(AggregationError, match="must read a command"):
+        process.command(0.0, do="remove", job=long)
+    process.close()
+    assert process.ended
+
+
 def test_an_aggregator_that_is_killed_is_noticed(process: AggregatorProcess) -> None:
     agent = _agent(process, "job", timeout_s=2.0)
     agent.init({"t": np.ones(4, np.float32)}, Sgd())

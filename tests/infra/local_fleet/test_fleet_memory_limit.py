@@ -13,7 +13,10 @@ import pytest
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
 from ebbflow.infra.local_fleet.provider import node_memory
+from ebbflow.infra.local_fleet.provider.life import abandoned
+from ebbflow.infra.local_fleet.provider.provider import BY, RUNS
 from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState
+from ebbflow.infra.local_fleet.state.labels import identity
 from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.machine import cgroups, processes
 from ebbflow.infra.training import local_nodes as training_nodes
@@ -115,6 +118,25 @@ def test_what_outlives_a_supervisor_removes_groups_until_none_is_left(monkeypatc
     monkeypatch.setattr(node_memory, "outlive", lambda *_: True)
     node_memory._watch(tmp_path / "lab", "uid", 0, clock)
     assert [path.name for path in groups.iterdir()] == ["ebbflow-memory-other-gpu-1"]
+
+
+def test_groups_of_launchers_that_are_gone_are_removed_wherever_they_are(monkeypatch, tmp_path):
+    """In version 2 the CPU groups of a node's processes are in the group of its memory."""
+    alone, memory = tmp_path / "cpu", tmp_path / "groups"
+    state = LocalFleetState("lab", "uid", memory_version=2, memory_folder=str(memory))
+    for place in (alone, memory / "ebbflow-memory-uid-gpu-1"):
+        for run in ("gone", "there"):
+            (place / f"ebbflow-{run}-1").mkdir(parents=True)
+            owner = tmp_path / "lab" / RUNS / run / BY
+            owner.parent.mkdir(parents=True, exist_ok=True)
+            mine = identity(os.getpid())
+            owner.write_text(f"{mine.pid} {mine.ticks + (run == 'gone')}")
+    monkeypatch.setattr(cgroups, "find_controller", lambda: cgroups.Controller(2, alone))
+    abandoned(tmp_path / "lab", state, ScriptedClock())
+    left = [path.relative_to(tmp_path) for path in tmp_path.rglob("ebbflow-*-1") if "memory" not in path.name]
+    assert {str(path.name) for path in left} == {"ebbflow-there-1"}
+    assert len(left) == 2
+    assert [path.name for path in (tmp_path / "lab" / RUNS).iterdir()] == ["there"]
 
 
 def test_without_control_groups_a_limit_is_refused_before_anything_starts(monkeypatch, tmp_path):
