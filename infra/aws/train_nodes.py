@@ -86,6 +86,7 @@ class AwsNodes:
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._nodes: dict[str, _Record] = {}
+        self._refused: set[str] = set()  # names for which there was no instance
         self._seen: tuple[float, Capacity] | None = None
         self._workers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ebbflow-nodes")
         self._closed = False
@@ -107,7 +108,9 @@ class AwsNodes:
             old = self._nodes.get(name)
             if old is not None and not old.ended:
                 raise ClusterError(f"there is a node {name!r} already")
+            self._refused.add(name)
             node = self._choose(name, slots)
+            self._refused.discard(name)
             before = [r.job for r in self._nodes.values() if r.instance == node.id and r.job is not None]
             used = any(r.instance == node.id for r in self._nodes.values())
             record = _Record(node.id, slots)
@@ -131,10 +134,10 @@ class AwsNodes:
             return record.ended
 
     def failed(self, name: str) -> bool:
-        """Tell whether a node could not be started."""
+        """Tell whether a node could not be started, or there was no instance for it."""
         with self._lock:
             record = self._nodes.get(name)
-            return record is not None and record.failed
+            return name in self._refused or (record is not None and record.failed)
 
     def paused(self, name: str) -> bool:
         """Return False: from outside nobody can tell."""

@@ -175,6 +175,10 @@ def test_a_node_of_another_name_runs_on_the_smallest_instance_that_will_do(nodes
     assert sorted(where for where, _ in runner.running) == ["i-1", "i-2", "i-3"]
     with pytest.raises(ClusterError, match="node-4 needs 1 slots, and none of the 3 instances is free"):
         nodes.start("node-4", 1, entry("node-4"))
+    assert [name for name in ("node-3", "node-4") if nodes.failed(name)] == ["node-4"]
+    nodes.end("node-3")
+    nodes.start("node-4", 1, entry("node-4"))
+    assert not nodes.failed("node-4")
 
 
 def test_what_does_not_fit_or_is_there_is_refused(nodes, there):
