@@ -163,6 +163,8 @@ def test_a_pipelines_training_gets_aggregators_launched_by_its_ledger_and_gives_
         changes = [event.change for event in ledger.events(limit=1000)]
     [serving] = instances.services
     assert serving in {lease.node for one in changes if isinstance(one, Granted) for lease in one.leases}
-    assert any(isinstance(one, Decided) and "one.fit begins on 1 aggregator" in one.reason for one in changes)
+    reasons = [one.reason for one in changes if isinstance(one, Decided)]
+    assert any("sums scale-out 0 → 1 node" in one for one in reasons), reasons
+    assert any("sums scale-in 1 → 0 nodes: no training uses aggregators" in one for one in reasons), reasons
     assert not lab.nodes("gpu")
     assert not lab.nodes("sums")
