@@ -346,8 +346,8 @@ def measure(given: argparse.Namespace) -> None:
         if given.what == "moves":
             print(json.dumps({**moves(given), "load": round(os.getloadavg()[0], 1)}), flush=True)
             continue
-        private = sharing(given, given.trainings)
         for servers in sorted({1, given.trainings // 2, given.trainings - 1} - {0, given.trainings}):
+            private = sharing(given, given.trainings)  # beside each, as other work comes and goes
             shared = sharing(given, servers)
             slower = [ours / own - 1 for ours, own in zip(shared, private, strict=True)]
             row = {
