@@ -1,6 +1,7 @@
-"""``ebbflow memory``: daemons that lend this machine's memory to other nodes, what they lend to whom, their end."""
+"""``ebbflow memory``: daemons that lend this machine's memory to other nodes, and a gateway to it for Spark."""
 
-from typing import TYPE_CHECKING, Annotated
+import threading
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     cls=CheckedGroup,
     help="Memory that nodes lend each other as a tier before a store: start, show and stop their "
-    "daemons.\n\n"
+    "daemons, and let Spark read and write such a store.\n\n"
     "[b]Examples[/b]\n\n"
     "    ebbflow memory lend --limit 4GiB\n\n"
     "    ebbflow query report.sql --tables data/ --store memory+/mnt/shared/store\n\n"
@@ -143,6 +144,59 @@ def stop(
         raise OptionError(f"either nodes or --all must be given; got {' '.join(nodes or ()) or 'neither'}")
     for one in lending.stop(MemoryRegistry(), nodes or (), within):
         _say(f"{one.name} was gone: {one.problem}" if one.problem else f"{one.name} lends no more")
+
+
+@app.command()
+def gateway(
+    store: Annotated[
+        str,
+        typer.Option(
+            help="Directory to serve, DIR or s3://bucket/prefix; memory+ before it: with memory of nodes.",
+            metavar="STORE",
+        ),
+    ],
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on; Spark's driver and executors must reach it.", metavar="HOST"
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0: any free one.", min=0, max=65535, metavar="PORT")
+    ] = 0,
+    memory_tier: Annotated[
+        Literal["auto", "always"],
+        typer.Option(
+            help="Use of nodes' memory before a memory+ store: auto, where it is measured to be faster, or always.",
+            metavar="WHEN",
+        ),
+    ] = "auto",
+) -> None:
+    """Let stock Spark read and write a store, with nodes' memory before it, until an interrupt or SIGTERM.
+
+    It speaks WebHDFS, which Spark knows without any jar. Clients need its key: the settings are in a file that it
+    names. What is written is in the store, and in memory where nodes lend some; what was written through it is read
+    from there. docs/memory.md explains.
+
+    [b]Examples[/b]
+
+        ebbflow memory gateway --store memory+/mnt/shared/tables
+
+        ebbflow memory gateway --store memory+s3://bucket/tables --host 10.0.0.4 --port 9000
+    """
+    from ebbflow.tasks.memory import gateway as gateways
+
+    with gateways.gateway(store, host=host, port=port, use=memory_tier, notify=_say) as found:
+        _say(f"{store} is served at {found.url}")
+        _say(f"Spark's settings, with the key: {found.settings}")
+        _say(f"    spark-submit --properties-file {found.settings} job.py")
+        _say("in Spark:")
+        console.print(f'    spark.read.parquet("{found.url}TABLE")', highlight=False, soft_wrap=True)
+        console.print(f'    frame.write.parquet("{found.url}TABLE")', highlight=False, soft_wrap=True)
+        _say("to stop: Ctrl-C")
+        gateways.wait(threading.Event())
+        summary = found.tier.summary() if found.tier is not None else ""
+    _say(summary or "the gateway has ended")
 
 
 def _say(text: str) -> None:

@@ -26,8 +26,14 @@ class AttachedTier:
         self.flush = tier.flush
 
 
-class _Writer(io.RawIOBase):
-    """A new file; requests of full size go to the tier as they fill up."""
+class TierWriter(io.RawIOBase):
+    """A new file; requests of full size go to the tier as they fill up.
+
+    Args:
+        tier: the files.
+        path: in the store's terms.
+        settings: layout of the blocks.
+    """
 
     def __init__(self, tier: MemoryTier, path: str, settings: BlockSettings) -> None:
         self._tier, self._file = tier, TierFile(path)
@@ -68,8 +74,16 @@ class _Writer(io.RawIOBase):
         finally:
             tier.give_room(self._room)
 
+    def abort(self) -> None:
+        """Forget what was written; the store behind removes what it has of it, asynchronously."""
+        if self.closed:
+            return
+        super().close()
+        self._tier.discard(self._file)
+        self._tier.give_room(self._room)
 
-class _Reader(io.RawIOBase):
+
+class TierReader(io.RawIOBase):
     """A file of the tier."""
 
     def __init__(self, tier: MemoryTier, file: TierFile) -> None:
@@ -155,12 +169,12 @@ class TierHandler(FileSystemHandler):  # type: ignore[misc]
 
     def delete_dir(self, path: str) -> None:
         """Delete a directory and what peers hold of it."""
-        self._drop(path)
+        self._tier.drop_below(path)
         self._base.delete_dir(path)
 
     def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
         """Delete what is in a directory, and what peers hold of it."""
-        self._drop(path)
+        self._tier.drop_below(path)
         self._base.delete_dir_contents(path, missing_dir_ok=missing_dir_ok)
 
     def delete_root_dir_contents(self) -> None:
@@ -174,9 +188,10 @@ class TierHandler(FileSystemHandler):  # type: ignore[misc]
         self._base.delete_file(path)
 
     def move(self, src: str, dest: str) -> None:
-        """Move a file or directory once the store behind has it."""
-        self._stored(src)
+        """Move a file or directory once the store behind has it; peers keep what they hold."""
+        self._tier.flush(src)
         self._base.move(src, dest)
+        self._tier.follow_move(src, dest)
 
     def copy_file(self, src: str, dest: str) -> None:
         """Copy a file once the store behind has it."""
@@ -191,24 +206,17 @@ class TierHandler(FileSystemHandler):  # type: ignore[misc]
         """Open a file for reading, on peers while they hold it."""
         file = self._tier.find(path)
         return (
-            self._base.open_input_file(path) if file is None else PythonFile(_Reader(self._tier, file), "r")
+            self._base.open_input_file(path)
+            if file is None
+            else PythonFile(TierReader(self._tier, file), "r")
         )
 
     def open_output_stream(self, path: str, metadata: Any) -> Any:
         """Open a file that is written to peers and the store behind."""
-        return PythonFile(_Writer(self._tier, path, self._settings), "w")
+        return PythonFile(TierWriter(self._tier, path, self._settings), "w")
 
     def open_append_stream(self, path: str, metadata: Any) -> Any:
         """Open a file for appending, in the store behind alone."""
-        self._stored(path)
-        return self._base.open_append_stream(path)
-
-    def _stored(self, path: str) -> None:
-        """Have the store behind alone have a file, or all below a directory."""
         self._tier.flush(path)
-        self._drop(path)
-
-    def _drop(self, path: str) -> None:
-        for file in (self._tier.find(path), *self._tier.below(path)):
-            if file is not None:
-                self._tier.drop(file)
+        self._tier.drop_below(path)
+        return self._base.open_append_stream(path)

@@ -36,6 +36,8 @@ class TierFile:
         self.stored = False  # the store behind has all of it
         self.dropped = False
         self.sink: Any = None  # where it is written in the store behind
+        self.origin: tuple[int, int] | None = None  # size and time (ns) there, for those who compare them
+        self.compared = 0.0  # when they did
 
     def info(self) -> FileInfo:
         """Return what a listing says of it while the store behind has not all of it."""
@@ -54,7 +56,7 @@ class MemoryTier:
     def __init__(self, scheme: str, settings: BlockSettings) -> None:
         self.scheme, self.behind = scheme, scheme.removeprefix(MEMORY)
         self.base = filesystem(self.behind)
-        self._settings = settings
+        self.settings = self._settings = settings
         self._lock = threading.RLock()
         self._files: dict[str, TierFile] = {}  # written to their end, by path
         self._owners: dict[
@@ -81,9 +83,10 @@ class MemoryTier:
     def add(self, file: TierFile) -> None:
         """Let a file that was written to its end be found."""
         with self._lock:
-            if (old := self._files.get(file.path)) is not None:
-                self.drop(old)
+            old = self._files.get(file.path)
             self._files[file.path] = file
+        if old is not None:  # without the lock: the store takes it while it has its own
+            self.drop(old)
 
     def drop(self, file: TierFile) -> None:
         """Forget a file: its memory is released. What the store behind has of it stays."""
@@ -95,6 +98,42 @@ class MemoryTier:
                 del self._files[file.path]
         # behind what is queued for it, which finds the file by its blocks
         self.store.then(file, lambda: self._release(file), always=True)
+
+    def drop_below(self, path: str) -> None:
+        """Forget the file at ``path``, and all below it."""
+        for file in (self.find(path), *self.below(path)):
+            if file is not None:
+                self.drop(file)
+
+    def discard(self, file: TierFile) -> None:
+        """Forget a file that is not written to its end, in the store behind as well."""
+
+        def remove() -> None:
+            self.finish(file)
+            if file.sink is not None:
+                with suppress(OSError):
+                    self.base.delete_file(file.path)
+
+        file.dropped = True  # so that no block of it is written behind from now on
+        self.store.then(file, remove, always=True)
+        self.store.then(file, lambda: self._release(file), always=True)
+
+    def follow_move(self, source: str, target: str) -> list[TierFile]:
+        """Take note that the store behind has moved a stored file, or a directory; what was at ``target`` is dropped.
+
+        Returns the files that were moved.
+        """
+        with self._lock:
+            old = [file for file in (self.find(target), *self.below(target)) if file is not None]
+            moved = [file for file in (self.find(source), *self.below(source)) if file is not None]
+            for file in (*old, *moved):
+                del self._files[file.path]
+            for file in moved:
+                file.path = target + file.path[len(source) :]
+                self._files[file.path] = file
+        for file in old:
+            self.drop(file)
+        return moved
 
     def _release(self, file: TierFile) -> None:
         with self._lock:

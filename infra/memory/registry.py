@@ -6,6 +6,8 @@ names. On S3 a daemon announces itself again and again: what a node that vanishe
 after a while.
 """
 
+import hashlib
+import hmac
 import json
 import os
 import re
@@ -63,6 +65,13 @@ class MemoryRegistry:
                 f"{self.where}/{_LOCAL_TOKEN} must hold 64 hexadecimal digits; delete it and restart all daemons"
             )
         return bytes.fromhex(text)
+
+    def gateway_key(self) -> str:
+        """Return what clients of this cluster's gateways send: made from the token, which it does not give away.
+
+        Raises ``MemoryTierError``.
+        """
+        return hmac.new(self.token(create=True), b"ebbflow memory gateway", hashlib.sha256).hexdigest()
 
     def _local_token(self, create: bool) -> str:
         path = self.folder / _LOCAL_TOKEN

@@ -36,6 +36,8 @@ Out = TypeVar("Out")
 PARALLEL_READS = 8
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """Errors of a file system that has no locks."""
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EMLINK)
+"""Errors of a file system that has no hard links."""
 LOCK_TIMEOUT = 30.0  # seconds
 _LOCK_POLL = 0.01  # seconds
 _LOCK_TOLD = 1.0  # seconds of waiting after which it is said for whom
@@ -101,7 +103,7 @@ def write_once(path: str, data: bytes) -> bool:
             return False
         except OSError as exc:
             # file systems without hard links; callers hold a lock as well
-            if exc.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+            if exc.errno not in NO_LINKS:
                 raise
             if os.path.exists(path):
                 return False

@@ -75,6 +75,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "communication plan": ("training.json", "--links", "links.json"),
     "communication explain": ("plan.json",),
     "communication compare": ("training.json", "--links", "links.json"),
+    "memory gateway": ("--store", "store"),
     "memory lend": ("node-1",),
     "memory status": (),
     "memory stop": ("node-1",),

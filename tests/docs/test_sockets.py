@@ -219,6 +219,20 @@ def test_a_query_on_a_local_cluster(tables: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_gateway_to_memory(tmp_path: Path) -> None:
+    with mode({"ebbflow memory": "the command"}) as scene:
+        holds(
+            scene,
+            tmp_path,
+            rows("ebbflow memory gateway"),
+            "memory",
+            "gateway",
+            "--store",
+            tmp_path / "store",
+        )
+
+
+@pytest.mark.processes
 def test_a_training_on_local_nodes(tmp_path: Path) -> None:
     script = Path(__file__).parents[1] / "flows" / "digits.py"
     # ranks are forked from their node and show its command line; the node itself listens on nothing

@@ -22,6 +22,7 @@ _CONNECT = 1.0  # s between two looks for daemons
 _TIMEOUT = 5.0  # s for an answer; then the daemon counts as lost
 _KEYS = protocol.MAX_CONTROL // KEY_BYTES  # that are dropped at once
 _FULL = 2.0  # s for which a daemon without room gets no entries
+_MAX_OWED = 1 << 16  # keys that are remembered for a node that cannot be reached
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ class EntryClient:
 
     Each process finds the nodes of an entry by itself: by rendezvous hashing of its key, the first choice, and the
     second where that has no room. What only a node that has left had is missing from then on; what is kept on others
-    than these two, which came later or had no room then, is found where it is looked for everywhere.
+    than these two, which came later or had no room then, is found where it is looked for everywhere. A node that
+    cannot be reached when entries are dropped drops them once it is reached again, before it is used.
 
     Args:
         registry: of the daemons. There need not be any: nothing is found then.
@@ -46,6 +48,9 @@ class EntryClient:
         self._connecting = threading.Lock()
         self._looked = float("-inf")
         self._full: dict[str, float] = {}  # daemons without room, until when
+        self._met: set[str] = set()  # nodes that were connected at any time
+        self._owed: dict[str, dict[bytes, None]] = {}  # by node that was not reached: what it has yet to drop
+        self._owing = threading.Lock()
         self._problem = ""  # why no daemon can be used
         self.refused = 0  # entries for which there was no room
 
@@ -98,6 +103,7 @@ class EntryClient:
             self.refused += 1
             return False
         name = link.name
+        self._forgive(link, key)
 
         def answered(frame: Frame | None) -> None:
             if frame is None or frame.kind != Kind.KEPT or not frame.size:
@@ -129,6 +135,7 @@ class EntryClient:
             for number in missing:
                 payload = b"".join(entries[number]) if ranked[number][choices] else b""
                 for link in ranked[number][choices]:
+                    self._forgive(link, entries[number][0])
                     answer = PendingAnswer()
                     link.post(Frame(Kind.SET, payload=payload), answer.set)
                     asked.append((number, link, answer))
@@ -139,13 +146,13 @@ class EntryClient:
             choices = slice(choices.stop, choices.stop + 1)
         for (key, _), takers, others in zip(entries, kept, refused, strict=True):
             if takers:
-                _forget([key], (set(self._current()) if alone else others) - takers)
+                self._forget([key], (set(self._current()) if alone else others) - takers, everywhere=alone)
         self.refused += len(missing)
         return not missing
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        """Have all nodes forget entries, without waiting for it."""
-        _forget(keys, self._current())
+        """Have all nodes forget entries, without waiting for it; those that cannot be reached, when they can."""
+        self._forget(keys, self._current(), everywhere=True)
 
     def close(self) -> None:
         """End all connections."""
@@ -169,12 +176,53 @@ class EntryClient:
             if self._links is None:
                 if not self._registry.addresses():
                     return
-                self._links = PeerLinks(self._registry, self._registry.token(), self._client, self._clock)
+                self._links = PeerLinks(
+                    self._registry,
+                    self._registry.token(),
+                    self._client,
+                    self._clock,
+                    check=self._settle,
+                    joined=lambda link: self._met.add(link.name),
+                )
             self._links.connect()
             self._problem = ""
         except MemoryTierError as exc:
             self._problem = str(exc)
             log.warning("nodes' memory is not used: %s", exc)
+
+    def _forget(self, keys: Sequence[bytes], links: Iterable[PeerLink], *, everywhere: bool) -> None:
+        """Have nodes forget entries; ``everywhere``: also nodes that are known and not connected, later."""
+        told = list(links)
+        _drop(keys, told)
+        lost = {link.name for link in told if link.ended}
+        if everywhere and self._links is not None:
+            lost |= (self._met | self._links.problems.keys()) - {link.name for link in self._links.all}
+        if not lost:
+            return
+        with self._owing:
+            for name in lost:
+                owed = self._owed.setdefault(name, {})
+                owed.update(dict.fromkeys(keys[: _MAX_OWED - len(owed)]))
+
+    def _forgive(self, link: PeerLink, key: bytes) -> None:
+        """Have a node not drop an entry later that it is about to keep."""
+        if self._owed:
+            with self._owing:
+                self._owed.get(link.name, {}).pop(key, None)
+
+    def _settle(self, link: PeerLink) -> None:
+        """Have a node drop what it could not be told to, before it is used. Raises ``MemoryTierError``."""
+        with self._owing:
+            keys = list(self._owed.get(link.name, ()))
+        if not keys:
+            return
+        _drop(keys, [link])
+        if _answer(link, _asked(link, keys[0]), Kind.DATA) is None:  # requests are answered in their order
+            raise MemoryTierError(f"{link.name} has not answered")
+        with self._owing:
+            owed = self._owed.pop(link.name, {})
+            if left := dict.fromkeys(owed.keys() - set(keys)):
+                self._owed[link.name] = left
 
     def _ranked(self, key: bytes) -> list[PeerLink]:
         """Return all nodes, those on which an entry should be first."""
@@ -201,7 +249,7 @@ def _data(link: PeerLink, answer: PendingAnswer) -> bytes | None:
     return bytes(frame.payload) if frame is not None and frame.payload else None
 
 
-def _forget(keys: Sequence[bytes], links: Iterable[PeerLink]) -> None:
+def _drop(keys: Sequence[bytes], links: Iterable[PeerLink]) -> None:
     for link in links:
         for first in range(0, len(keys), _KEYS):
             link.tell(Frame(Kind.DROP, payload=protocol.pack_keys(keys[first : first + _KEYS])))

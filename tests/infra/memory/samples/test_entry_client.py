@@ -19,7 +19,7 @@ class Node:
     """A daemon's entries behind a link that answers at once."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.full = name, False
+        self.name, self.full, self.ended = name, False, False
         self._memory = LentMemory(1 << 16)
         self._memory.allocate(1)
         self.entries = SharedEntries(self._memory)
@@ -41,6 +41,7 @@ class Links:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.all = list(nodes)
+        self.problems: dict[str, str] = {}
 
 
 def _client(nodes: Sequence[Node]) -> tuple[EntryClient, Links]:
@@ -107,3 +108,48 @@ def test_the_newest_copy_of_a_file_counts_though_a_node_that_was_away_has_anothe
         assert MemoryFiles(client, "file:///a").read("manifest") == b"second"
     later.remove("manifest")
     assert not any(len(node.entries) for node in nodes)
+
+
+@pytest.mark.parametrize("known", ["lost before", "lost meanwhile", "never reached"])
+def test_a_node_that_was_away_drops_what_was_dropped_meanwhile_before_it_is_used(known: str) -> None:
+    nodes = [Node(f"node-{number}") for number in range(3)]
+    client, links = _client(nodes)
+    assert client.keep([(key, key) for key in KEYS[:10]])
+    away = max(nodes, key=lambda node: len(node.entries))
+    assert len(away.entries)
+    if known == "never reached":  # by this process: another one has written there
+        links.problems = {away.name: "no route"}
+    elif known == "lost before":
+        client._met.add(away.name)
+    if known == "lost meanwhile":
+        away.ended = True
+        away.tell = lambda frame: None  # type: ignore[method-assign]
+    else:
+        links.all = [node for node in nodes if node is not away]
+    client.drop(KEYS[:5])
+    assert client.keep([(KEYS[9], b"new")], alone=True)
+    links.all = [node for node in nodes if node is not away]
+    back = Node(away.name)
+    back.entries = away.entries
+    client._settle(back)  # type: ignore[arg-type]
+    links.all = [*links.all, back]
+    links.problems = {}
+    assert client.get(KEYS[:5], everywhere=True) == [None] * 5
+    assert client.get(KEYS[5:9], everywhere=True) == KEYS[5:9], "what was not dropped is there"
+    assert set(client.copies(KEYS[9])) == {b"new"}
+    assert client.keep([(KEYS[0], b"again")], copies=3)
+    client._settle(back)  # type: ignore[arg-type]
+    assert client.copies(KEYS[0]) == [b"again"] * 3, "it is told once"
+
+
+def test_what_a_node_has_yet_to_drop_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ebbflow.infra.memory.samples.entries._MAX_OWED", 7)
+    nodes = [Node("node-0"), Node("node-1")]
+    client, links = _client(nodes)
+    client._met.add("node-1")
+    assert client.keep([(key, key) for key in KEYS])
+    links.all = nodes[:1]
+    client.drop(KEYS[:5])
+    client.drop(KEYS[5:])
+    client._settle(nodes[1])  # type: ignore[arg-type]
+    assert [key for key in KEYS if nodes[1].entries.get(key)] == KEYS[7:]

@@ -1,0 +1,116 @@
+"""Stock Spark, as PySpark brings it, reads and writes a store with nodes' memory before it, through the gateway."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from ebbflow.infra.memory.registry import MemoryRegistry
+from ebbflow.infra.spark.engine import SparkEngine
+from ebbflow.tasks.memory.gateway import OpenGateway, gateway, spark_settings
+from tests.infra.memory.lenders import Lender
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+
+TABLE = """SELECT id, id % 7 AS part, concat('text ', id % 977) AS word, id / 3 AS share,
+timestamp_seconds(id * 60) AS at FROM range(20000)"""
+ROWS = "SELECT count(*), sum(id), sum(part), count(DISTINCT word), sum(share), max(at)::VARCHAR FROM"
+
+
+class Nodes:
+    """Two nodes that lend memory, and a gateway to what is behind it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.registry = MemoryRegistry(folder / "memory")
+        self.registry.token(create=True)
+        self.lenders = [Lender(self.registry, f"node-{number}") for number in range(2)]
+        self.behind = folder / "tables"
+        self.notes: list[str] = []
+        self.open = gateway(
+            f"memory+{self.behind}", use="always", notify=self.notes.append, registry=self.registry
+        )
+
+    def kill(self) -> None:
+        for one in self.lenders:
+            one.close()
+
+
+@pytest.fixture(name="nodes")
+def _nodes(tmp_path: Path) -> Iterator[Nodes]:
+    nodes = Nodes(tmp_path)
+    yield nodes
+    nodes.kill()
+
+
+def _session(engine: SparkEngine, served: OpenGateway, key: str) -> Any:
+    """Return a session that is told of the gateway while Spark runs."""
+    found = engine._session.newSession()
+    for name, value in spark_settings(served.host, served.port, key).items():
+        found.conf.set(name, value)
+    return found
+
+
+def test_spark_writes_and_reads_through_memory_and_the_store_has_it_all(nodes: Nodes) -> None:
+    with nodes.open as served, SparkEngine.start("local[2]", memory="1g") as engine:
+        assert nodes.notes == ["memory tier on: asked for, with 2 peers"]
+        assert served.settings.stat().st_mode & 0o777 == 0o600
+        told = dict(line.split(" ", 1) for line in served.settings.read_text().splitlines())
+        assert told == {
+            f"spark.hadoop.{name}": value
+            for name, value in spark_settings(served.host, served.port, served.key).items()
+        }
+        without, stranger = engine._session.newSession(), _session(engine, served, "0" * 64)
+        for one, said in (
+            (without, "the key of the gateway is missing"),
+            (stranger, "refreshing access token"),
+        ):
+            one.conf.set("fs.webhdfs.impl.disable.cache", "true")
+            with pytest.raises(Exception, match=said):
+                one.read.parquet(f"{served.url}plain")
+        assert not nodes.behind.joinpath("plain").exists()
+
+        spark = _session(engine, served, served.key)
+        table = spark.sql(TABLE)
+
+        def behind(path: str) -> Any:
+            return duckdb.sql(f"{ROWS} read_parquet('{nodes.behind}/{path}')").fetchone()
+
+        table.coalesce(2).write.parquet(f"{served.url}plain")
+        wanted = behind("plain/*.parquet")
+        assert wanted[:4] == (20_000, 199_990_000, sum(n % 7 for n in range(20_000)), 977)
+        read = spark.read.parquet(f"{served.url}plain")
+        assert read.count() == 20_000
+        assert read.exceptAll(table).isEmpty()
+
+        with pytest.raises(Exception, match="already exists"):
+            table.write.parquet(f"{served.url}plain")
+        table.filter("part < 3").coalesce(1).write.mode("overwrite").parquet(f"{served.url}plain")
+        assert spark.read.parquet(f"{served.url}plain").count() == behind("plain/*.parquet")[0]
+        table.filter("part >= 3").coalesce(1).write.mode("append").parquet(f"{served.url}plain")
+        assert behind("plain/*.parquet") == wanted
+
+        table.coalesce(2).write.partitionBy("part").parquet(f"{served.url}parts of all")
+        assert behind("parts of all/part=*/*.parquet") == wanted
+        several = spark.read.parquet(f"{served.url}parts of all")
+        assert several.filter("part IN (2, 5)").count() == table.filter("part IN (2, 5)").count()
+        assert several.select(table.columns).exceptAll(table).isEmpty()
+        for kind in ("csv", "json", "orc"):
+            table.limit(500).coalesce(1).write.format(kind).save(f"{served.url}{kind}")
+            found = spark.read.format(kind).schema(table.schema).load(f"{served.url}{kind}")
+            assert found.exceptAll(table.limit(500)).isEmpty(), kind
+
+        assert served.tier is not None
+        assert served.tier.session is not None
+        metrics = served.tier.session.blocks.metrics
+        assert metrics.remote_hits > 0, "what it wrote is read from memory"
+        assert metrics.store_hits == metrics.fallbacks == 0
+        nodes.kill()
+        assert (
+            spark.read.parquet(f"{served.url}parts of all").select(table.columns).exceptAll(table).isEmpty()
+        )
+        assert not list(nodes.behind.rglob("_temporary"))
+        assert [one for one in (nodes.behind / ".ebbflow-gateway").iterdir() if one.is_file()] == []
+    assert not served.settings.exists()
+    assert behind("parts of all/part=*/*.parquet") == wanted
