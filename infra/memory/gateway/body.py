@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from email.message import Message
-from typing import BinaryIO
+from io import BufferedIOBase
 
 from ebbflow.infra.memory.gateway.messages import MAX_BYTES, RefusedError
 
@@ -18,7 +18,7 @@ class CutError(OSError):
     """The connection ended before the body did."""
 
 
-def pieces(headers: Message, source: BinaryIO) -> Iterator[bytes]:
+def pieces(headers: Message, source: BufferedIOBase) -> Iterator[bytes]:
     """Yield a body to its end.
 
     Args:
@@ -39,7 +39,7 @@ def pieces(headers: Message, source: BinaryIO) -> Iterator[bytes]:
     yield from _exactly(source, _bounded(int(lengths[0]) if lengths else 0))
 
 
-def _chunks(source: BinaryIO) -> Iterator[bytes]:
+def _chunks(source: BufferedIOBase) -> Iterator[bytes]:
     total = 0
     while True:
         size = _line(source).partition(b";")[0].strip()
@@ -58,16 +58,16 @@ def _chunks(source: BinaryIO) -> Iterator[bytes]:
     raise _refused(f"a body must have at most {_TRAILERS} trailers")
 
 
-def _exactly(source: BinaryIO, length: int) -> Iterator[bytes]:
+def _exactly(source: BufferedIOBase, length: int) -> Iterator[bytes]:
     while length:
-        piece = source.read1(min(length, _PIECE))  # type: ignore[attr-defined]  # a BufferedReader's
+        piece = source.read1(min(length, _PIECE))
         if not piece:
             raise CutError(f"the connection ended {length} bytes before the body did")
         length -= len(piece)
         yield piece
 
 
-def _line(source: BinaryIO) -> bytes:
+def _line(source: BufferedIOBase) -> bytes:
     line = source.readline(_LINE)
     if not line.endswith(b"\n"):
         if len(line) == _LINE:

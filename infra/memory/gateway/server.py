@@ -71,7 +71,7 @@ class GatewayServer:
             ) from error
         self._server.files, self._server.key = files, key
         self.host, self.port = host, int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
     def start(self) -> None:
         """Answer from now on, in threads of its own."""
@@ -302,11 +302,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Send an answer; without ``content`` its headers alone."""
         self._begun = True
         self.send_response(status, reason)
-        found = {
-            "Content-Type": "application/json",
-            "Connection": "close",
-            "X-Content-Type-Options": "nosniff",
-        }
+        # JSON has no type: to read one, the client in PySpark 4 needs a class of Jersey's that it does not bring
+        found = {"Connection": "close", "X-Content-Type-Options": "nosniff"}
         if content is not None:
             found["Content-Length"] = str(len(content))
         for name, value in (found | (headers or {})).items():
@@ -331,7 +328,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_WR)
             if not self.headers.get("Transfer-Encoding") and self.headers.get("Content-Length", "0") == "0":
                 return
-            while left > 0 and (piece := self.rfile.read1(1 << 16)):  # type: ignore[attr-defined]
+            while left > 0 and (piece := self.rfile.read1(1 << 16)):
                 left -= len(piece)
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -12,11 +12,10 @@ from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.tasks.memory.gateway import OpenGateway, gateway, spark_settings
 from tests.infra.memory.lenders import Lender
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-TABLE = """SELECT id, id % 7 AS part, concat('text ', id % 977) AS word, id / 3 AS share,
-timestamp_seconds(id * 60) AS at FROM range(20000)"""
-ROWS = "SELECT count(*), sum(id), sum(part), count(DISTINCT word), sum(share), max(at)::VARCHAR FROM"
+TABLE = """SELECT id, id % 7 AS part, concat('text ', id % 977) AS word, id / 3 AS share FROM range(20000)"""
+SUMS = ("count(*)", "sum(id)", "sum(part)", "count(DISTINCT word)", "round(sum(share), 3)")
 
 
 class Nodes:
@@ -75,31 +74,30 @@ def test_spark_writes_and_reads_through_memory_and_the_store_has_it_all(nodes: N
         table = spark.sql(TABLE)
 
         def behind(path: str) -> Any:
-            return duckdb.sql(f"{ROWS} read_parquet('{nodes.behind}/{path}')").fetchone()
+            return duckdb.sql(
+                f"SELECT {', '.join(SUMS)} FROM read_parquet('{nodes.behind}/{path}')"
+            ).fetchone()
+
+        def read(path: str, kind: str = "parquet") -> Any:
+            frame = spark.read.format(kind).schema(table.schema).load(f"{served.url}{path}")
+            return tuple(frame.selectExpr(*SUMS).first())
 
         table.coalesce(2).write.parquet(f"{served.url}plain")
         wanted = behind("plain/*.parquet")
         assert wanted[:4] == (20_000, 199_990_000, sum(n % 7 for n in range(20_000)), 977)
-        read = spark.read.parquet(f"{served.url}plain")
-        assert read.count() == 20_000
-        assert read.exceptAll(table).isEmpty()
-
+        assert read("plain") == wanted
         with pytest.raises(Exception, match="already exists"):
             table.write.parquet(f"{served.url}plain")
         table.filter("part < 3").coalesce(1).write.mode("overwrite").parquet(f"{served.url}plain")
-        assert spark.read.parquet(f"{served.url}plain").count() == behind("plain/*.parquet")[0]
+        assert behind("plain/*.parquet")[:3] == (8572, 85_704_286, 8571), "0, 1 and 2"
         table.filter("part >= 3").coalesce(1).write.mode("append").parquet(f"{served.url}plain")
         assert behind("plain/*.parquet") == wanted
 
         table.coalesce(2).write.partitionBy("part").parquet(f"{served.url}parts of all")
         assert behind("parts of all/part=*/*.parquet") == wanted
-        several = spark.read.parquet(f"{served.url}parts of all")
-        assert several.filter("part IN (2, 5)").count() == table.filter("part IN (2, 5)").count()
-        assert several.select(table.columns).exceptAll(table).isEmpty()
-        for kind in ("csv", "json", "orc"):
-            table.limit(500).coalesce(1).write.format(kind).save(f"{served.url}{kind}")
-            found = spark.read.format(kind).schema(table.schema).load(f"{served.url}{kind}")
-            assert found.exceptAll(table.limit(500)).isEmpty(), kind
+        assert read("parts of all") == wanted
+        table.coalesce(1).write.orc(f"{served.url}orc")
+        assert read("orc", "orc") == wanted
 
         assert served.tier is not None
         assert served.tier.session is not None
@@ -107,9 +105,7 @@ def test_spark_writes_and_reads_through_memory_and_the_store_has_it_all(nodes: N
         assert metrics.remote_hits > 0, "what it wrote is read from memory"
         assert metrics.store_hits == metrics.fallbacks == 0
         nodes.kill()
-        assert (
-            spark.read.parquet(f"{served.url}parts of all").select(table.columns).exceptAll(table).isEmpty()
-        )
+        assert read("parts of all") == wanted, "from the store"
         assert not list(nodes.behind.rglob("_temporary"))
         assert [one for one in (nodes.behind / ".ebbflow-gateway").iterdir() if one.is_file()] == []
     assert not served.settings.exists()
