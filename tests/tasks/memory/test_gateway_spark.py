@@ -76,7 +76,7 @@ def test_spark_writes_and_reads_through_memory_and_the_store_has_it_all(nodes: N
         def behind(path: str) -> Any:
             return duckdb.sql(
                 f"SELECT {', '.join(SUMS)} FROM read_parquet('{nodes.behind}/{path}')"
-            ).fetchone()
+            ).fetchall()[0]
 
         def read(path: str, kind: str = "parquet") -> Any:
             frame = spark.read.format(kind).schema(table.schema).load(f"{served.url}{path}")
