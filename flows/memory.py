@@ -182,7 +182,7 @@ def gateway(
 
         ebbflow memory gateway --store memory+/mnt/shared/tables
 
-        ebbflow memory gateway --store memory+s3://bucket/tables --host 10.0.0.4 --port 9000
+        ebbflow memory gateway --store s3://bucket/tables --host 10.0.0.4
     """
     from ebbflow.tasks.memory import gateway as gateways
 
