@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ebbflow.infra.errors import StageFailedError
 from ebbflow.infra.protocols import FileLayout, Relation, StageJob
 from ebbflow.infra.query.duckdbtypes import quoted, restorable, to_duckdb, to_spark
 from ebbflow.infra.storage import private
@@ -14,6 +13,7 @@ from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 from ebbflow.infra.tables.datatypes import arrow_type
 from ebbflow.infra.tables.filefooters import footer
 from ebbflow.infra.tables.logs import deletions
+from ebbflow.planners.model.tables import distinct_names
 
 BATCH = 1 << 17  # rows
 BY_NAME = "union_by_name = true"  # of ``scan``, for several files
@@ -191,21 +191,14 @@ def dataset(relation: Relation) -> Any:
 
 def storable(cursor: Any, job: StageJob) -> tuple[str, tuple[tuple[str, str], ...], dict[str, str]]:
     """Return the job's statement with a cast of every column that Spark has no type for, its columns, and the types
-    by name that a later stage can cast columns back to.
-
-    Raises ``StageFailedError``.
-    """
+    by name that a later stage can cast columns back to. No two columns have one name, of which a file holds one."""
     sql = job.sql.strip().rstrip(";")
     plan = cursor.sql(sql)  # binds, does not run
-    names = list(plan.columns)
-    twice = {n for n in names if [m.lower() for m in names].count(n.lower()) > 1}
-    if twice:
-        raise StageFailedError(
-            f"{job.name}: the column {sorted(twice)[0]!r} appears twice; give one an alias"
-        )
+    names = distinct_names(plan.columns)
+    renamed = names != tuple(plan.columns)
     kinds = [to_spark(dtype) for dtype in plan.types]
     columns = tuple((name, spark) for name, (spark, _) in zip(names, kinds, strict=True))
-    if all(cast is None for _, cast in kinds):
+    if not renamed and all(cast is None for _, cast in kinds):
         return sql + "\n", columns, {}
     own = {
         name: str(dtype)
@@ -216,7 +209,8 @@ def storable(cursor: Any, job: StageJob) -> tuple[str, tuple[tuple[str, str], ..
         f"CAST({quoted(name)} AS {cast}) AS {quoted(name)}" if cast else quoted(name)
         for name, (_, cast) in zip(names, kinds, strict=True)
     )
-    return f"SELECT {chosen} FROM (\n{sql}\n)", columns, own
+    called = f" AS r({', '.join(map(quoted, names))})" if renamed else ""
+    return f"SELECT {chosen} FROM (\n{sql}\n){called}", columns, own
 
 
 def copied(

@@ -11,6 +11,7 @@ from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.spark.failures import chain, first_line, is_driver_gone
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.logs import deletions
+from ebbflow.planners.model.tables import distinct_names
 
 # where rows are deleted: a file, its number, a row, 64 rows of a file in one number, and the bits of these
 _FILE, _NUMBER, _ROW, _WORD, _BITS = (
@@ -209,8 +210,12 @@ def _functions(frame: Any) -> Any:
 
 
 def storable(frame: Any) -> Any:
-    """Return ``frame`` with columns that are only ever null as strings, since Parquet has no such type."""
+    """Return ``frame`` with columns that are only ever null as strings, since Parquet has no such type, and with no
+    two columns of one name, of which a file holds one."""
     f = _functions(frame)
+    names = distinct_names(frame.columns)
+    if names != tuple(frame.columns):
+        frame = frame.toDF(*names)
     if all(field.dataType.simpleString() != "void" for field in frame.schema.fields):
         return frame
     return frame.select(

@@ -1,6 +1,6 @@
-"""Tables as planners see them: names, types, versions and statistics."""
+"""Tables as planners see them: names, types, versions and statistics; and names for the columns of results."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -49,3 +49,32 @@ class Catalogue:
     def schema(self) -> dict[str, dict[str, str]]:
         """Return ``{table: {column: type}}`` of tables whose columns are known, as sqlglot's optimiser wants it."""
         return {name: dict(table.columns) for name, table in self.tables.items() if table.columns}
+
+
+def distinct_names(names: Sequence[str], taken: Collection[str] = ()) -> tuple[str, ...]:
+    """Return ``names``, those that are there already with a number behind them that makes no name of ``names`` or of
+    ``taken``. Case makes no difference.
+
+    >>> distinct_names(["a", "A", "a_1"])
+    ('a', 'A_2', 'a_1')
+    """
+    kept = {name.lower() for name in (*names, *taken)}
+    seen: set[str] = set()
+    out = []
+    for name in names:
+        fresh, number = name, 0
+        while fresh.lower() in seen or (number and fresh.lower() in kept):
+            number += 1
+            fresh = f"{name}_{number}"
+        seen.add(fresh.lower())
+        out.append(fresh)
+    return tuple(out)
+
+
+def renaming_notes(names: Sequence[str], fresh: Sequence[str]) -> tuple[str, ...]:
+    """Return what is told of output columns ``names`` that are called ``fresh``."""
+    return tuple(
+        f"a second output column {name} is named {other}: Parquet needs distinct names"
+        for name, other in zip(names, fresh, strict=True)
+        if name != other
+    )

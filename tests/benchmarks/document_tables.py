@@ -55,7 +55,8 @@ def published(found: dict[str, Any]) -> str:
             f"| **{everything['different']}** | {sum(left_out.values()):,} |"
         )
         reasons.append(
-            f"{_SUITES[name]}: refused: {_listed(of['refused'])}. Run as one stage: {_listed(of['unplanned'])}. "
+            f"{_SUITES[name]}{_directories(of)}: refused: {_listed(of['refused'])}. "
+            f"Run as one stage: {_listed(of['unplanned'])}. "
             f"Differences: {_listed({kind: kinds[kind] for kind in DIFFERENCES if kinds.get(kind)})}. "
             f"Not compared: {_listed(left_out)}. Statements by stages: {_listed(of['stages'])}."
         )
@@ -81,10 +82,9 @@ each run by Ebbflow on DuckDB and by DuckDB alone over the same Parquet files, w
 make, in types that Spark has: the same rows, names and order of columns, the same order of rows under an ORDER BY,
 the same class of error (before anything runs; while it runs). Spark's are run on DuckDB as far as sqlglot can write
 them in its dialect; sqlglot's read tables made of the columns they name. Scripts are a sample of each suite, drawn
-by their names; of DuckDB's, from the directories about queries (`--under`). Refused: by Ebbflow alone, with a
-reason. Not compared: DuckDB's own answer changes with the order in
-which rows are stored or from run to run, no Parquet file can hold it, it has more than 20,000 rows, or it took longer
-than the limit.
+by their names; of DuckDB's, from directories about queries (`--under`; named below). Refused: by Ebbflow alone, with
+a reason. Not compared: DuckDB's own answer changes with the order in which rows are stored or from run to run, no
+Parquet file can hold it, it has more than 20,000 rows, or it took longer than the limit.
 
 | suite | commit | scripts | compared | answered | refused by both | by Ebbflow | planned | different | not compared |
 |---|---|---|---|---|---|---|---|---|---|
@@ -98,6 +98,11 @@ By construct: statements / planned of those answered / refused by Ebbflow / diff
 |---|{"---|" * len(heads)}
 {chr(10).join(rows)}
 """
+
+
+def _directories(of: dict[str, Any]) -> str:
+    under = [name.rstrip("/") for name in of.get("under", "").split(",") if name]
+    return f" ({', '.join(under)})" if under else ""
 
 
 def _listed(counts: dict[str, int]) -> str:

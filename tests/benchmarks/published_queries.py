@@ -67,7 +67,7 @@ def main() -> None:
                         flush=True,
                     )
         runner.close()
-    counts = _counts(found, logged) | {"revision": given.revision}
+    counts = _counts(found, logged) | {"revision": given.revision, "under": given.under}
     if given.out:
         whole = json.loads(given.out.read_text()) if given.out.exists() else {}
         suites = whole.get("suites", {}) | {given.suite: counts}

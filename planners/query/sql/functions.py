@@ -57,8 +57,8 @@ TABLE_FUNCTIONS = _words(
     "collations explode explode_outer flatten generate_date_array generate_series generate_subscripts",
     "generate_timestamp_array generator icu_calendar_names inline inline_outer json_each json_tree json_tuple",
     "pg_timezone_names posexplode posexplode_outer range regexp_split_to_table repeat repeat_row sequence",
-    "split_to_table sql_keywords stack strtok_split_to_table test_vector_types unnest variant_explode",
-    "variant_explode_outer",
+    "split_to_table sql_keywords stack strtok_split_to_table summary test_all_types test_vector_types unnest",
+    "variant_explode variant_explode_outer",
 )
 
 # --- what changes from run to run ---------------------------------------------------------------------------

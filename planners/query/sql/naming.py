@@ -7,6 +7,7 @@ from typing import cast
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
+from ebbflow.planners.model.tables import distinct_names, renaming_notes
 
 _MADE_UP = re.compile(r"_(col_)?\d+")  # a name that qualifying gives
 
@@ -55,25 +56,20 @@ def named(
     )
     if outputs is not None and theirs:
         wanted_names = list(outputs)
-    seen: set[str] = set()
-    taken = {name.lower() for name in first.named_selects}  # ORDER BY may mean them
+    items = [
+        (item, name)
+        for item, name in zip(first.selects, wanted_names, strict=False)
+        if isinstance(item, exp.Alias)
+    ]
+    written_names = [name for _, name in items]
+    fresh_names = distinct_names(written_names, first.named_selects)  # ORDER BY may mean those
     renamed: dict[str, str] = {}
-    notes: list[str] = []
-    for item, name in zip(first.selects, wanted_names, strict=False):
-        if not isinstance(item, exp.Alias):
-            continue
-        fresh, number = name, 0
-        while fresh.lower() in seen or (number and fresh.lower() in taken):
-            number += 1
-            fresh = f"{name}_{number}"
-        seen.add(fresh.lower())
-        if fresh != name:
-            notes.append(f"a second output column {name} is named {fresh}: Parquet needs distinct names")
+    for (item, _), fresh in zip(items, fresh_names, strict=True):
         renamed.setdefault(item.alias, fresh)
         if fresh != item.alias:
             item.set("alias", exp.to_identifier(fresh))
     _follow(qualified, first, {old: new for old, new in renamed.items() if old.lower() != new.lower()})
-    return qualified, tuple(notes), any(free) and not theirs
+    return qualified, renaming_notes(written_names, fresh_names), any(free) and not theirs
 
 
 def _alias(item: exp.Expr) -> str:

@@ -20,6 +20,7 @@ from ebbflow.planners.errors import (
     UnsupportedQueryError,
 )
 from ebbflow.planners.model import Catalogue
+from ebbflow.planners.model.tables import distinct_names, renaming_notes
 from ebbflow.planners.query.sql.aliases import expand_column_aliases, expanded_by_engine
 from ebbflow.planners.query.sql.dialect import (
     QuantileDuckDB,
@@ -305,7 +306,9 @@ def parse_query(
             reason = _misnumbered(first_select(qualified), outputs)
     if reason:
         frozen, notes = freeze(_called(query, catalogue), now)
-        return ParsedQuery(frozen, text, (*notes, f"the query runs whole: {reason}"), qualified=False)
+        found = outputs or ()
+        notes = (*notes, f"the query runs whole: {reason}", *renaming_notes(found, distinct_names(found)))
+        return ParsedQuery(frozen, text, notes, qualified=False)
     final, renamed, unnamed = named(ordered_by_outputs(qualified), query, catalogue, outputs)
     frozen, notes = freeze(final, now)  # after qualify, which names the projections
     return ParsedQuery(frozen, text, (*notes, *renamed), unnamed=unnamed)

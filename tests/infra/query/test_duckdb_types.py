@@ -109,3 +109,16 @@ def test_a_stage_reads_columns_in_the_types_that_the_one_before_it_had(
         found = connection.sql("FROM ckpt_1")
         assert [str(kind) for kind in found.types[:-1]] == kinds[:-1]
         assert found.fetchall() == connection.sql(sql).fetchall()
+
+
+def test_columns_of_one_name_are_stored_under_distinct_names() -> None:
+    sql = "SELECT 1 AS a, TIME '10:00' AS A, 2 AS b, 3 AS a, 'x' AS a_1"
+    with duckdb.connect() as connection:
+        statement, columns, own = storable(
+            connection, StageJob("j", "stage", sql, (), StorageLocation("unused"))
+        )
+        assert [name for name, _ in columns] == ["a", "A_2", "b", "a_3", "a_1"]
+        assert own == {"A_2": "TIME"}
+        found = connection.sql(statement)
+        assert found.columns == ["a", "A_2", "b", "a_3", "a_1"]
+        assert found.fetchall() == [(1, "10:00:00", 2, 3, "x")]

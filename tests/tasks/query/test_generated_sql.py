@@ -27,6 +27,7 @@ WRITTEN = (
     "WITH x AS (WITH y AS (SELECT * FROM b JOIN (SELECT k, n AS m FROM c) z USING (k)) FROM y) FROM x",
     "SELECT COLUMNS('k|n'), d FROM a",
     "SELECT min(COLUMNS(*)) FROM c",
+    "SELECT COLUMNS('k|n'), c.*, s AS K, 1 AS k_1 FROM c",
     "PIVOT c ON k USING sum(n) GROUP BY s",
     "SELECT q.* FROM (PIVOT c ON k USING count(n) GROUP BY s) q JOIN a ON q.s = a.s",
     "SELECT * FROM (SELECT k, n, s FROM c) PIVOT (sum(n) FOR k IN (1, 2))",
@@ -114,6 +115,14 @@ def test_spark_names_what_the_query_does_not(tmp_path: Path) -> None:
             opened=opened,
         )
         assert inner.to_arrow().to_pydict() == {"(k + 1)": [2, 3]}
+        twice = execute(
+            request("SELECT s, e.*, k AS S, null AS s FROM t LATERAL VIEW explode(map('x', k)) e ORDER BY k"),
+            PlainOrchestrator(),
+            opened=opened,
+        )
+        names, row = zip(*twice.to_arrow().to_pylist()[0].items(), strict=True)
+        assert names == ("s", "key", "value", "S_1", "s_2")
+        assert row == ("a", "x", 1, 1, None)
         with pytest.raises(UnknownColumnError, match="nope"):
             execute(request("SELECT nope FROM t"), PlainOrchestrator(), opened=opened)
 

@@ -290,6 +290,13 @@ def test_two_output_columns_of_one_name_get_distinct_names_and_a_note():
     assert len(found.notes) == 2
 
 
+def test_a_query_that_runs_whole_tells_of_output_columns_of_one_name():
+    text = "SELECT COLUMNS(*), o_key FROM orders"
+    found = parsed(text, dialect="duckdb", outputs=("o_key", "o_total", "O_KEY"))
+    assert not found.qualified
+    assert any("a second output column O_KEY is named O_KEY_1" in note for note in found.notes)
+
+
 def test_a_fresh_output_name_is_none_that_the_query_has():
     found = parsed(
         "SELECT a.o_key, b.o_key, a.o_total AS o_key_1 FROM orders a JOIN orders b ON a.o_key = b.o_key "
