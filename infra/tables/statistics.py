@@ -44,6 +44,8 @@ def frequencies(column: Any) -> Frequencies | None:
     """Return how often each value of a ``pyarrow.ChunkedArray`` occurs; ``None`` for nested types."""
     import pyarrow as pa
 
+    if isinstance(column.type, pa.BaseExtensionType):  # JSON is text, a UUID bytes
+        column = column.cast(column.type.storage_type)
     if pa.types.is_nested(column.type) or pa.types.is_null(column.type):
         return None
     if len(column) == 0:  # without a chunk there is no dictionary to make one of, for most types

@@ -3,11 +3,12 @@
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.infra.tables.statistics import estimate, jackknife, shlosser, skewed
+from ebbflow.infra.tables.statistics import estimate, frequencies, jackknife, shlosser, skewed
 
 
 def sample(values: np.ndarray, n: int, seed: int = 1) -> np.ndarray:
@@ -17,6 +18,13 @@ def sample(values: np.ndarray, n: int, seed: int = 1) -> np.ndarray:
 
 def test_a_sample_without_repeats_is_a_key() -> None:
     assert estimate(np.ones(1000, np.int64), 50_000) == pytest.approx(50_000)
+
+
+def test_values_of_types_that_extend_others_are_counted() -> None:
+    texts = pa.array(['{"a": 1}', "[]", None, "[]"], pa.string())
+    counts = frequencies(pa.chunked_array([pa.ExtensionArray.from_storage(pa.json_(pa.string()), texts)]))
+    assert counts is not None
+    assert sorted(counts.tolist()) == [1, 2]
 
 
 def test_the_jackknife_formula_by_hand() -> None:
