@@ -75,6 +75,8 @@ def _check_table(table: exp.Table) -> None:
         raise ForbiddenSqlError(
             f"{_short(table)} is no table: only tables by their names, queries and table functions can be read from"
         )
+    if table.name.upper() == "SHOW" and table.alias and isinstance(table.parent, exp.Subquery):
+        raise ForbiddenSqlError(f"a query may not contain SHOW: {_short(table)}; leave it out")
     if isinstance(table.this, exp.Identifier) and table.db.lower() in _FORMATS:
         raise ForbiddenSqlError(
             f"{_short(table)} reads a file in the place of a table, which is refused; name the directory of tables "

@@ -65,6 +65,7 @@ REFUSED = {
         "FROM read_text('/etc/passwd')",
         "SELECT * FROM (PIVOT read_csv('/etc/passwd') ON a)",
         "SELECT * FROM (SUMMARIZE '/etc/passwd.csv')",
+        "FROM (SHOW databases) AS d",
         "SELECT * FROM (DESCRIBE SELECT * FROM read_csv('/etc/passwd'))",
     ],
     "spark": [
