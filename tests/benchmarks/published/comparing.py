@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import sqlglot
 
+from ebbflow.infra.errors import StageFailedError
 from ebbflow.infra.query.duckdbtypes import quoted, to_spark
 from ebbflow.planners.errors import (
     EbbflowError,
@@ -32,7 +33,8 @@ _QUERIES = 60  # of a script: some repeat one for thousands of values
 _LARGE = 20_000  # rows; of larger results and tables nothing is compared
 _SETTINGS = {"threads": 1, "memory_limit": "1GiB", "autoinstall_known_extensions": "false", "TimeZone": "UTC"}
 _ALWAYS = "always_there"  # a table beside the script's: Ebbflow refuses directories without one
-_END = re.compile(r";?\s*(--[^\n]*\s*)*\Z")  # of a statement, and comments behind it
+_END = re.compile(r"(;\s*(--[^\n]*\s*)*)?\Z")  # of a statement, and comments behind it
+_ENGINES = r"unknown table '([^']*[./]|(duckdb|pg|pragma|sqlite)_)"  # a file, or a table of the engine's own
 _ORDERS = ("reverse", "hash")  # in which rows of tables are stored a second time
 
 
@@ -296,12 +298,13 @@ def _about_ours(error: EbbflowError) -> str:
     if isinstance(error, ForbiddenSqlError | UnsupportedQueryError):
         return "refused"
     text = str(error)
-    if isinstance(error, UnknownTableError) and re.match(r"unknown table '[^']*[./]", text):
-        return "refused"  # a file, or a table of a database: not of the directory
+    if isinstance(error, UnknownTableError) and re.match(_ENGINES, text):
+        return "refused"  # not of the directory
     if "Parser Error" in text:
         return "syntax"
     told = re.search(r"\b(Binder|Catalog) Error|Error:", text)
-    return "execution" if told is not None and told[1] is None else "names"
+    ran = isinstance(error, StageFailedError) if told is None else told[1] is None
+    return "execution" if ran else "names"
 
 
 def _rows(table: Any) -> tuple[str, ...]:
