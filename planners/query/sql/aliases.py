@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
+from ebbflow.planners.query.sql.naming import first_select
 
 
 def expand_column_aliases(query: exp.Query, catalogue: Catalogue, *, fewer: bool) -> exp.Query:
@@ -63,6 +64,24 @@ def expanded_by_engine(query: exp.Query) -> str:
     for node in query.find_all(exp.CTE, exp.Subquery):
         if node.alias_column_names and any(map(_takes_all_of_function, _arms(node.this))):
             return "only the engine knows the columns of * of a table function, which get other names"
+    return ""
+
+
+def orders_by_arms(query: exp.Query, dialect: str) -> str:
+    """Return that a set operation of a qualified query is ordered by what its SELECTs compute and do not name, if it
+    is: DuckDB takes that."""
+    for operation in query.find_all(exp.SetOperation) if dialect.lower() == "duckdb" else ():
+        order = operation.args.get("order")
+        names = {name.lower() for name in first_select(operation).named_selects}
+        for key in order.expressions if order is not None else ():
+            sorted_by = key.this if isinstance(key, exp.Ordered) else key
+            while isinstance(sorted_by, exp.Collate | exp.Paren):
+                sorted_by = sorted_by.this
+            named = (
+                isinstance(sorted_by, exp.Column) and not sorted_by.table and sorted_by.name.lower() in names
+            )
+            if not named and not isinstance(sorted_by, exp.Literal | exp.Var):  # a number, ALL
+                return "a set operation is ordered by more than the names of its columns"
     return ""
 
 

@@ -130,6 +130,13 @@ def _unordered(name: str, known: Callable[[list[Any]], exp.Expr]) -> Callable[[l
     return build
 
 
+def _reduced(args: list[Any]) -> exp.Expr:
+    """Build a call of ``reduce``, whose lambda comes before the initial value, where there is one."""
+    if len(args) != 3:
+        return exp.Anonymous(this="LIST_REDUCE", expressions=args)
+    return exp.Reduce(this=args[0], merge=args[1], initial=args[2])
+
+
 class QuantileDuckDB(DuckDB):
     """DuckDB's SQL with its names for Spark's percentiles, and calls whose trees would lose their meaning as they
     are written."""
@@ -139,6 +146,7 @@ class QuantileDuckDB(DuckDB):
             **{name: build for name, build in DuckDBParser.FUNCTIONS.items() if name not in _VERBATIM_DUCKDB},
             **{name: _of_text(name, DuckDBParser.FUNCTIONS[name]) for name in _OF_UNIT},
             **{name: _unordered(name, DuckDBParser.FUNCTIONS[name]) for name in _ORDERED},
+            "REDUCE": _reduced,
         }
 
     class Generator(DuckDBGenerator):
@@ -147,6 +155,17 @@ class QuantileDuckDB(DuckDB):
             OrderedPercentile: _quantile,
             Percentile: lambda writer, call: writer.func("QUANTILE_CONT", call.this, call.expression),
         }
+        IGNORE_NULLS_BEFORE_ORDER: ClassVar = False
+
+        def ignorenulls_sql(self, expression: exp.IgnoreNulls) -> str:
+            """Keep IGNORE NULLS of FIRST and LAST, which sqlglot's own generator leaves out."""
+            call = expression.this
+            if isinstance(call, exp.First | exp.Last) and isinstance(expression.parent, exp.Window):
+                return Generator.ignorenulls_sql(self, expression)
+            if isinstance(call, exp.Last):
+                argument = call.this.this if isinstance(call.this, exp.Order) else call.this
+                return f"{self.sql(call)} FILTER (WHERE {self.sql(argument)} IS NOT NULL)"
+            return super().ignorenulls_sql(expression)
 
 
 def spark_sql(tree: exp.Expr, **options: Any) -> str:
@@ -170,7 +189,10 @@ def check_interpreted() -> None:
 
 
 def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
-    """Return ``tree``, as parsed from ``dialect``, such that it can be written without a change of meaning."""
+    """Return ``tree``, as parsed from ``dialect``, such that it can be written without a change of meaning.
+
+    Raises ``UnsupportedQueryError`` for words that sqlglot takes for names.
+    """
     for group in list(tree.find_all(exp.WithinGroup)):
         if isinstance(group.this, exp.PercentileCont | exp.PercentileDisc):
             group.replace(OrderedPercentile(this=group.this, expression=group.expression))
@@ -179,6 +201,13 @@ def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
             if call.args.get("separator") is None:  # else sqlglot writes a comma
                 call.set("separator", exp.Literal.string(""))
     if dialect.lower() == "duckdb":
+        for alias in tree.find_all(exp.Alias):
+            name = alias.args["alias"]
+            if alias.alias.upper() == "EXPORT_STATE" and isinstance(alias.this, exp.Func) and not name.quoted:
+                raise UnsupportedQueryError(
+                    f"EXPORT_STATE behind an aggregate cannot be read; a column may be called so in quotes: "
+                    f"{duckdb_sql(alias)[:80]!r}"
+                )
         fields = [node.this for node in tree.find_all(exp.PropertyEQ) if isinstance(node.parent, exp.Struct)]
         fields += [node.this for kind in tree.find_all(exp.DataType) for node in kind.find_all(exp.ColumnDef)]
         fields += [node.expression for node in tree.find_all(exp.Dot)]

@@ -21,7 +21,7 @@ from ebbflow.planners.errors import (
 )
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.model.tables import distinct_names, renaming_notes
-from ebbflow.planners.query.sql.aliases import expand_column_aliases, expanded_by_engine
+from ebbflow.planners.query.sql.aliases import expand_column_aliases, expanded_by_engine, orders_by_arms
 from ebbflow.planners.query.sql.dialect import (
     QuantileDuckDB,
     Spark4,
@@ -303,7 +303,7 @@ def parse_query(
         except _FAILURES as error:
             reason = f"its names cannot be resolved ({type(error).__name__}: {_short(str(error))})"
         else:
-            reason = _misnumbered(first_select(qualified), outputs)
+            reason = _misnumbered(first_select(qualified), outputs) or orders_by_arms(qualified, dialect)
     if reason:
         frozen, notes = freeze(_called(query, catalogue), now)
         found = outputs or ()

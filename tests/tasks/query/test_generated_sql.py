@@ -51,6 +51,10 @@ WRITTEN = (
     SELECT CAST('{"Family": {"Name": 7}}' AS JSON) AS j FROM a) q WHERE j.Family IS NOT NULL""",
     "SELECT r.X, e.R.x, count(*) FROM a e GROUP BY r.x ORDER BY r.X",
     "SELECT bool_or(DISTINCT k > 1), bool_and(DISTINCT n > 0) FROM a",
+    "SELECT i, last(x IGNORE NULLS) OVER (ORDER BY i), first(x ORDER BY i DESC IGNORE NULLS) OVER w FROM "
+    "(VALUES (1, NULL), (2, 'A'), (3, NULL), (4, 'B')) v(i, x) WINDOW w AS (ORDER BY i)",
+    "SELECT k FROM a UNION SELECT n FROM c UNION SELECT n + 1 FROM c ORDER BY n + 1",
+    "SELECT reduce([1, 2, 3], lambda x, y: x + y, k), reduce([k, n], lambda x, y: x - y) FROM c",
     "VALUES (1, 2)",
     "SELECT * FROM range(3)",
     "SELECT a FROM a",

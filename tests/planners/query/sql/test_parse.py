@@ -297,6 +297,36 @@ def test_a_query_that_runs_whole_tells_of_output_columns_of_one_name():
     assert any("a second output column O_KEY is named O_KEY_1" in note for note in found.notes)
 
 
+def test_a_word_behind_an_aggregate_that_is_no_name_is_refused():
+    with pytest.raises(UnsupportedQueryError, match="EXPORT_STATE"):
+        parse("SELECT max(o_key) EXPORT_STATE FROM orders", "duckdb")
+    assert parse('SELECT max(o_key) AS "export_state" FROM orders', "duckdb")
+
+
+@pytest.mark.parametrize(
+    ("keys", "planned"),
+    [("1", True), ("k DESC, 2", True), ("ALL", True), ("o_key + 1", False), ("orders.o_key", False)],
+)
+def test_a_set_operation_ordered_by_what_its_arms_compute_runs_whole(keys, planned):
+    arms = "SELECT o_key AS k, o_total FROM orders UNION ALL SELECT o_key + 1, o_total FROM orders"
+    found = parsed(f"{arms} ORDER BY {keys}", dialect="duckdb")
+    assert found.qualified is planned
+    assert any("set operation" in note for note in found.notes) is not planned
+
+
+@pytest.mark.parametrize(
+    ("dialect", "call", "written"),
+    [
+        ("duckdb", "last(a ORDER BY b IGNORE NULLS) OVER w", "LAST(a ORDER BY b IGNORE NULLS) OVER w"),
+        ("duckdb", "first(a IGNORE NULLS) OVER w", "FIRST(a IGNORE NULLS) OVER w"),
+        ("spark", "last(a, true)", "LAST(a) FILTER (WHERE a IS NOT NULL)"),
+        ("spark", "last(a) IGNORE NULLS OVER w", "LAST(a IGNORE NULLS) OVER w"),
+    ],
+)
+def test_nulls_that_a_call_ignores_are_ignored_on_duckdb(dialect, call, written):
+    assert written in duckdb_sql(parse(f"SELECT {call} FROM t WINDOW w AS (ORDER BY b)", dialect))
+
+
 def test_a_fresh_output_name_is_none_that_the_query_has():
     found = parsed(
         "SELECT a.o_key, b.o_key, a.o_total AS o_key_1 FROM orders a JOIN orders b ON a.o_key = b.o_key "
