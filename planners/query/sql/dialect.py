@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import sqlglot.parser
 from sqlglot import exp
@@ -15,6 +15,7 @@ from sqlglot.generators.duckdb import DuckDBGenerator
 from sqlglot.generators.spark import SparkGenerator
 from sqlglot.parsers.duckdb import DuckDBParser
 from sqlglot.parsers.spark import SparkParser
+from sqlglot.tokens import TokenType
 
 from ebbflow.planners.errors import UnsupportedQueryError
 from ebbflow.planners.model import Catalogue
@@ -137,9 +138,29 @@ def _reduced(args: list[Any]) -> exp.Expr:
     return exp.Reduce(this=args[0], merge=args[1], initial=args[2])
 
 
+def _extracted(reader: Any, this: exp.Expr, path: exp.Expr) -> exp.Expr:
+    """Build ``this -> path``, whose path takes in what is put behind it by ``||``."""
+    while reader._match(TokenType.DPIPE):
+        path = reader.expression(exp.DPipe(this=path, expression=reader._parse_term(), safe=True))
+    return cast("exp.Expr", DuckDBParser.JSON_OPERATORS[TokenType.ARROW](reader, this, path))
+
+
+_TAKE_LAMBDAS = frozenset({
+    "apply", "array_apply", "array_filter", "array_reduce", "array_transform", "filter", "invoke", "list_apply",
+    "list_filter", "list_reduce", "list_transform", "reduce",
+})  # fmt: skip
+_OPENING: dict[TokenType, int] = {TokenType.L_PAREN: 1, TokenType.L_BRACKET: 1, TokenType.L_BRACE: 1}
+_CLOSING: dict[TokenType, int] = {TokenType.R_PAREN: -1, TokenType.R_BRACKET: -1, TokenType.R_BRACE: -1}
+
+
 class QuantileDuckDB(DuckDB):
     """DuckDB's SQL with its names for Spark's percentiles, and calls whose trees would lose their meaning as they
     are written."""
+
+    def to_json_path(self, path: exp.Expr | None) -> exp.Expr | None:
+        """Leave a path with escapes as it is: sqlglot would write what they stand for."""
+        verbatim = isinstance(path, exp.Literal) and "\\" in path.name
+        return path if verbatim else super().to_json_path(path)
 
     class Parser(DuckDBParser):
         FUNCTIONS: ClassVar = {
@@ -148,6 +169,31 @@ class QuantileDuckDB(DuckDB):
             **{name: _unordered(name, DuckDBParser.FUNCTIONS[name]) for name in _ORDERED},
             "REDUCE": _reduced,
         }
+        JSON_OPERATORS: ClassVar = {**DuckDBParser.JSON_OPERATORS, TokenType.ARROW: _extracted}
+
+        def _parse_lambda(self, alias: bool = False) -> exp.Expr | None:
+            """Take ``->`` for a lambda only in calls that have one: elsewhere it looks into JSON."""
+            arrow = self._next is not None and self._next.token_type is TokenType.ARROW
+            if not arrow and self._curr.token_type is not TokenType.L_PAREN:
+                return super()._parse_lambda(alias=alias)
+            known = self.LAMBDAS
+            every = QuantileDuckDB.Parser.LAMBDAS
+            named = {kind: build for kind, build in every.items() if kind is not TokenType.ARROW}
+            self.LAMBDAS = every if self._called() in _TAKE_LAMBDAS else named  # type: ignore[misc]
+            try:
+                return super()._parse_lambda(alias=alias)
+            finally:
+                self.LAMBDAS = known  # type: ignore[misc]
+
+        def _called(self) -> str:
+            """Return the name of the call whose arguments are read."""
+            depth = 0
+            for place in range(self._index - 1, 0, -1):
+                kind = self._tokens[place].token_type
+                depth -= _OPENING.get(kind, 0) + _CLOSING.get(kind, 0)
+                if depth < 0:
+                    return str(self._tokens[place - 1].text).lower()
+            return ""
 
     class Generator(DuckDBGenerator):
         TRANSFORMS: ClassVar = {

@@ -55,6 +55,9 @@ WRITTEN = (
     "(VALUES (1, NULL), (2, 'A'), (3, NULL), (4, 'B')) v(i, x) WINDOW w AS (ORDER BY i)",
     "SELECT k FROM a UNION SELECT n FROM c UNION SELECT n + 1 FROM c ORDER BY n + 1",
     "SELECT reduce([1, 2, 3], lambda x, y: x + y, k), reduce([k, n], lambda x, y: x - y) FROM c",
+    """SELECT upper(j->'a'), coalesce((j)->'b', k), min(j->'a'||'b'), list_transform([j], lambda x: x->>'a') FROM (
+    SELECT '{"a": 1, "ab": 2}'::JSON AS j, k FROM c) q GROUP BY ALL""",
+    r"""SELECT '{"\"a\nb\"": 4}'->'$."\"a\nb\""', '{"a": 4}'->'$.a' FROM c""",
     "VALUES (1, 2)",
     "SELECT * FROM range(3)",
     "SELECT a FROM a",

@@ -327,6 +327,22 @@ def test_nulls_that_a_call_ignores_are_ignored_on_duckdb(dialect, call, written)
     assert written in duckdb_sql(parse(f"SELECT {call} FROM t WINDOW w AS (ORDER BY b)", dialect))
 
 
+@pytest.mark.parametrize(
+    ("call", "written"),
+    [
+        (
+            "list_filter(l, (x, i) -> x > i AND upper(x->'b') = 'c')",
+            "LAMBDA x, i : x > i AND UPPER(x -> '$.b')",
+        ),
+        ("upper(list_transform(l, x -> x + 1)->'k')", "UPPER(LIST_TRANSFORM(l, LAMBDA x : x + 1) -> '$.k')"),
+        ("coalesce((l)->'a', [1], l->'b')", "COALESCE((l) -> '$.a', [1], l -> '$.b')"),
+        ("json_structure('{}'->'a' || l)", "JSON_STRUCTURE('{}' -> ('a' || l))"),
+    ],
+)
+def test_an_arrow_is_a_lambda_only_in_calls_that_take_one(call, written):
+    assert written in duckdb_sql(parse(f"SELECT {call} FROM t", "duckdb"))
+
+
 def test_a_fresh_output_name_is_none_that_the_query_has():
     found = parsed(
         "SELECT a.o_key, b.o_key, a.o_total AS o_key_1 FROM orders a JOIN orders b ON a.o_key = b.o_key "
