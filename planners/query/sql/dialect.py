@@ -6,7 +6,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any, ClassVar, cast
 
 import sqlglot.parser
-from sqlglot import exp
+from sqlglot import TokenType, exp
 from sqlglot.dialects.dialect import UsingColumnOrder
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.dialects.spark import Spark
@@ -15,7 +15,6 @@ from sqlglot.generators.duckdb import DuckDBGenerator
 from sqlglot.generators.spark import SparkGenerator
 from sqlglot.parsers.duckdb import DuckDBParser
 from sqlglot.parsers.spark import SparkParser
-from sqlglot.tokens import TokenType
 
 from ebbflow.planners.errors import UnsupportedQueryError
 from ebbflow.planners.model import Catalogue
@@ -176,14 +175,24 @@ class QuantileDuckDB(DuckDB):
             arrow = self._next is not None and self._next.token_type is TokenType.ARROW
             if not arrow and self._curr.token_type is not TokenType.L_PAREN:
                 return super()._parse_lambda(alias=alias)
-            known = self.LAMBDAS
-            every = QuantileDuckDB.Parser.LAMBDAS
+            known: Any = self.LAMBDAS
+            every: Any = QuantileDuckDB.Parser.LAMBDAS
             named = {kind: build for kind, build in every.items() if kind is not TokenType.ARROW}
             self.LAMBDAS = every if self._called() in _TAKE_LAMBDAS else named  # type: ignore[misc]
             try:
                 return super()._parse_lambda(alias=alias)
             finally:
                 self.LAMBDAS = known  # type: ignore[misc]
+
+        def _parse_type(
+            self, parse_interval: bool = True, fallback_to_identifier: bool = False
+        ) -> exp.Expr | None:
+            """Take a word such as ``text`` or ``str`` with a subscript for a column: no cast begins so."""
+            kind = self._curr.token_type if self._curr is not None else None
+            subscript = self._next is not None and self._next.token_type is TokenType.L_BRACKET
+            if subscript and kind in self.TYPE_TOKENS and kind not in self.NESTED_TYPE_TOKENS:
+                return self._parse_column()
+            return super()._parse_type(parse_interval, fallback_to_identifier)
 
         def _called(self) -> str:
             """Return the name of the call whose arguments are read."""
@@ -201,7 +210,7 @@ class QuantileDuckDB(DuckDB):
             OrderedPercentile: _quantile,
             Percentile: lambda writer, call: writer.func("QUANTILE_CONT", call.this, call.expression),
         }
-        IGNORE_NULLS_BEFORE_ORDER: ClassVar = False
+        IGNORE_NULLS_BEFORE_ORDER = False
 
         def ignorenulls_sql(self, expression: exp.IgnoreNulls) -> str:
             """Keep IGNORE NULLS of FIRST and LAST, which sqlglot's own generator leaves out."""

@@ -115,5 +115,5 @@ def _left_out(word: str, condition: str, values: Mapping[str, str]) -> bool:
 
 def _put(text: str, values: Mapping[str, str]) -> str:
     for name, value in values.items():
-        text = text.replace("${" + name + "}", value)
+        text = text.replace("${" + name + "}", value).replace("{" + name + "}", value)
     return text

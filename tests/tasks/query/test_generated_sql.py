@@ -58,6 +58,8 @@ WRITTEN = (
     """SELECT upper(j->'a'), coalesce((j)->'b', k), min(j->'a'||'b'), list_transform([j], lambda x: x->>'a') FROM (
     SELECT '{"a": 1, "ab": 2}'::JSON AS j, k FROM c) q GROUP BY ALL""",
     r"""SELECT '{"\"a\nb\"": 4}'->'$."\"a\nb\""', '{"a": 4}'->'$.a' FROM c""",
+    "SELECT str[1], text[2:3], date[k], [str[i + 1] FOR i IN range(len(str))] FROM (SELECT s AS str, "
+    "['x', 'y', 'z'] AS text, [1, 2] AS date, k FROM a) q",
     "VALUES (1, 2)",
     "SELECT * FROM range(3)",
     "SELECT a FROM a",
