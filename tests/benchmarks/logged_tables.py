@@ -115,7 +115,7 @@ def _one(
         found = execute(request, PlainOrchestrator(), clock, opened)
         took = clock.now() - began
         expected = execute(plain, PlainOrchestrator(), clock, oracle)
-        verdict = str(same_rows(found.to_arrow(), expected.to_arrow()) or "")
+        verdict = str(same_rows(found.to_arrow(), _named_as(expected.to_arrow(), found.to_arrow())) or "")
     except EbbflowError as error:
         verdict, took = f"{type(error).__name__}: {error}", clock.now() - began
     return {
@@ -124,6 +124,14 @@ def _one(
         "seconds": round(took, 2),
         "load": round(os.getloadavg()[0], 1),
     }
+
+
+def _named_as(expected: pa.Table, found: pa.Table) -> pa.Table:
+    """Return ``expected`` with the names of ``found`` for expressions, which each engine names in its own way."""
+    if expected.num_columns != found.num_columns:
+        return expected
+    pairs = zip(expected.column_names, found.column_names, strict=True)
+    return expected.rename_columns([theirs if theirs.isidentifier() else mine for theirs, mine in pairs])
 
 
 def logged(plain: Path, format: str) -> Path:
