@@ -245,6 +245,11 @@ class ExecutorWatch:
         return self._held
 
     @property
+    def of_cluster(self) -> bool:
+        """Return whether capacity is that of a cluster, whatever executors the application has."""
+        return self._shape is not None and bool(self._master.workers)
+
+    @property
     def losses(self) -> int:
         """Return how many nodes have had a notice or vanished so far."""
         return self._losses
@@ -303,7 +308,7 @@ class ExecutorWatch:
         if self._local:
             nodes = self._driver_as_node(executors)
             self._held = sum(node.cores for node in nodes)
-        elif self._shape is not None and self._master.workers:
+        elif self._shape is not None and self.of_cluster:
             others = strangers(self._master.applications, {self._application, *self._allied})
             nodes = worker_nodes(self._master.workers, self._records, self._shape, others)
             slot = Resources(float(self._shape.cores), self._shape.usable_memory)

@@ -44,7 +44,7 @@ _FUNCTIONS = (
 _ARRIVAL = 45.0  # seconds to wait at the start for the first executors
 _FIRST_WORKER = 300.0  # seconds for a master's first worker: a node may be launched for this query
 _SETTLED = 1.5  # seconds without a new one after which all are taken to be there
-_POLL = 0.25
+_POLL = 0.1
 _PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for
 
 
@@ -357,15 +357,17 @@ def shared_source(
 
 
 def arrived_capacity(source: CapacitySource, clock: Clock | None = None, settled: bool = False) -> Capacity:
-    """Wait, bounded, until the first executors have registered and no more come; ``settled`` tells that those
-    that are there are all."""
+    """Wait, bounded, until the first executors have registered and no more come, or all have that can; ``settled``
+    tells that those that are there are all."""
     clock = clock or SystemClock()
     deadline = clock.now() + _ARRIVAL
     seen, held, since = source.capacity(), _held(source), clock.now()
     while clock.now() < deadline:
         settled = settled or held is None
         wanted = Share.of(seen).total.cores
-        if seen.nodes and (settled or wanted <= 0 or (held and clock.now() - since >= _SETTLED)):
+        if seen.nodes and (settled or wanted <= 0):
+            break
+        if seen.nodes and held and (_all_come(source, held, wanted) or clock.now() - since >= _SETTLED):
             break
         clock.sleep(_POLL)
         newer, now_held = source.capacity(), _held(source)
@@ -376,5 +378,14 @@ def arrived_capacity(source: CapacitySource, clock: Clock | None = None, settled
 
 def _held(source: CapacitySource) -> int | None:
     """Return the cores that the engine has already; ``None`` where they need not come."""
-    inner = source.source if isinstance(source, SharedCapacity) else source
+    inner = _inner(source)
     return None if isinstance(inner, LocalCapacity) else getattr(inner, "held", 1)
+
+
+def _all_come(source: CapacitySource, held: int, wanted: float) -> bool:
+    """Tell whether the engine has all of the query's cores: only where capacity is not just what it has."""
+    return bool(getattr(_inner(source), "of_cluster", False)) and held >= wanted
+
+
+def _inner(source: CapacitySource) -> CapacitySource:
+    return source.source if isinstance(source, SharedCapacity) else source
