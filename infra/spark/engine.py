@@ -19,6 +19,7 @@ from ebbflow.infra.spark.groupwatch import GroupWatch
 from ebbflow.infra.spark.metrics import GroupMetrics, StatusApi, group_metrics
 from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError
 from ebbflow.infra.spark.native.objects import Mark
+from ebbflow.infra.spark.native.probe import WarmUp
 from ebbflow.infra.spark.native.stages import Native, NativeStages
 from ebbflow.infra.spark.object_storage import missing_client
 from ebbflow.infra.spark.scheduler.hold import ExecutorHold, drop, hold_of
@@ -80,6 +81,7 @@ class SparkEngine:
         self._running: dict[str, _Running] = {}
         self._pools = Pools(context, weight)
         self._native = NativeStages(context, owned=self._owned)
+        self.warm_up = WarmUp(context, self.native_obstacle)
         self._id = uuid.uuid4().hex
         self.shape = held_shape(context) if self._owned else None
         self._hold: ExecutorHold | None = None
@@ -131,7 +133,7 @@ class SparkEngine:
         watcher.start()
         try:
             with nullcontext() if self._owned else active_kept(self._session):
-                columns, native, remark = self._write(running)
+                columns, native, remark = self._write(running, watch.begun)
             running.done.set()
             watcher.join()
             watch.finish()
@@ -239,6 +241,7 @@ class SparkEngine:
                 return
             self._closed = True
             active = list(self._running.values())
+        self.warm_up.close()
         self._stop(active)
         deadline = self._clock.now() + 5.0
         for running in active:
@@ -286,7 +289,9 @@ class SparkEngine:
             self._pools.give(running.pool)
         running.mark.wait(_MARKED)  # later it would be written into a directory that is gone
 
-    def _write(self, running: _Running) -> tuple[tuple[tuple[str, str], ...], Native | None, str]:
+    def _write(
+        self, running: _Running, begun: Callable[[int], None]
+    ) -> tuple[tuple[tuple[str, str], ...], Native | None, str]:
         job = running.job
         context = self._context
         context.setJobGroup(job.id, job.name, interruptOnCancel=True)
@@ -308,7 +313,7 @@ class SparkEngine:
             remark = ""
             if job.native or (lacking and job.arms):
                 try:
-                    return columns, self._native.run(frame, job, columns, running.cancelled), ""
+                    return columns, self._native.run(frame, job, columns, running.cancelled, begun), ""
                 except NotDoneError as error:
                     if lacking:
                         raise StageFailedError(f"{job.name}: {error}; besides, {lacking}") from error

@@ -57,6 +57,10 @@ class GroupWatch:
             self._judge()
         self._report(StageProgress(total, done, sum(self._failed.values()), running))
 
+    def begun(self, tasks: int) -> None:
+        """Report that Spark was given the group's first ``tasks``, before it tells of them."""
+        self._report(StageProgress(tasks, 0))
+
     def finish(self) -> None:
         """Report that everything is done, also what came and went between two looks."""
         for job in self._tracker.getJobIdsForGroup(self._group):

@@ -190,7 +190,8 @@ class ExecutorWatch:
     executors of that shape, less what strangers' applications hold. A share is a part of that; measured by
     the application's own executors, a smaller share would make the capacity smaller and that the next share.
 
-    ``lost`` is called, at each look, with the executors that the driver counts on although their machine was killed.
+    ``lost`` is called, at each look, with the executors that the driver counts on although their machine was killed,
+    ``present`` with all that it tells of. Neither may take long.
 
     ``memory`` is what an executor offers its tasks, GiB, or how to know it; by default what Spark manages in
     its heap. ``hazard(losses, node_seconds)`` estimates losses per node-hour from what has been seen so far.
@@ -206,6 +207,7 @@ class ExecutorWatch:
         master_ui: str = "",
         shape: ExecutorShape | None = None,
         lost: Callable[[Sequence[Executor]], None] = lambda _: None,
+        present: Callable[[Sequence[Executor]], None] = lambda _: None,
         memory: float | Callable[[Executor], float] = usable_memory,
         clock: Clock | None = None,
         timeout: float = 2.0,
@@ -216,7 +218,7 @@ class ExecutorWatch:
         self._hazard = hazard
         self._master_url = master_url
         self._master_ui = master_ui
-        self._tell_lost = lost
+        self._tell_lost, self._tell_present = lost, present
         self._memory = memory if callable(memory) else lambda _: float(memory)
         self._local = master_url == "local" or master_url.startswith("local[")
         self._clock = clock or SystemClock()
@@ -302,6 +304,7 @@ class ExecutorWatch:
         slot = None
         if gone := killed(executors, self._records):
             self._tell_lost(gone)
+        self._tell_present(executors)
         own = merge_nodes(executors, states, self._records, self._memory)
         self._held = sum(node.cores for node in own)
         self._check_dropped(bool(own), now)

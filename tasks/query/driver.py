@@ -84,7 +84,7 @@ class Driver:
 
     def _next(self) -> object:
         # a report shows every candidate: rendered while the engine works, not afterwards
-        while self._inbox.empty() and self.session.render():
+        while self._computing() and self._inbox.empty() and self.session.render():
             pass
         self._insist()
         now = self._clock.now()
@@ -96,6 +96,10 @@ class Driver:
             return self._inbox.get(timeout=min([_POLL, *(due - now for due, _ in self._doubts.values())]))
         except queue.Empty:
             return None
+
+    def _computing(self) -> bool:
+        """Tell whether the engine works on all that runs: what it has yet to be given waits for this interpreter."""
+        return self._work.engine.name != "spark" or all(r.progress.tasks_total for r in self._runs.values())
 
     def _insist(self) -> None:
         """Cancel again, now and then, what has been cancelled and still runs: an engine ignores the

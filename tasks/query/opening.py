@@ -203,6 +203,7 @@ def _watched_spark(
         master_ui=master.ui if master else "",
         shape=held,
         lost=engine.lost_executors.tell,
+        present=engine.warm_up.see if request.stages != "spark" else lambda _: None,
         clock=clock,
     )
     return OpenedEngine(

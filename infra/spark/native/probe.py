@@ -1,8 +1,18 @@
-"""Whether executors can run native stages. Executors get this module's source, since they may not have it."""
+"""Whether executors can run native stages, and what their Python workers import before the first one.
 
+Executors get this module's source to be asked, since they may not have it.
+"""
+
+import logging
 import sys
-from collections.abc import Iterator
-from typing import Any
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Protocol
+
+_LONGEST = 60.0  # s that workers may take for their imports
+_log = logging.getLogger(__name__)
 
 
 def versions(_: int, __: Iterator[Any]) -> Iterator[dict[str, str]]:
@@ -31,3 +41,100 @@ def trouble(context: Any) -> str:
         cloudpickle.unregister_pickle_by_value(module)
     unlike = [f"{name} {there[name]}, here {here[name]}" for name in here if there[name] != here[name]]
     return f"executors have other versions: {', '.join(unlike)}" if unlike else ""
+
+
+def warmed(_: int, __: Iterator[Any]) -> Iterator[bool]:
+    """Import what tasks of native stages need; what Spark calls. Yield whether that could be done."""
+    try:
+        from ebbflow.infra.spark.native.worker import warm_up
+
+        warm_up()
+    except Exception:  # the first task that needs it tells
+        yield False
+    else:
+        yield True
+
+
+class Executor(Protocol):
+    """What is known of an executor; see ``infra.spark.master_api``."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def active(self) -> bool: ...
+    @property
+    def driver(self) -> bool: ...
+    @property
+    def cores(self) -> int: ...
+
+
+class WarmUp:
+    """Has the Python workers of executors that come import what native tasks need, one for each of their slots.
+
+    By a Spark job in a thread of its own, for which nobody waits and which tells nobody what fails: a task that
+    comes to a worker without its imports takes seconds longer. Spark gives each free slot one of the job's tasks.
+
+    Args:
+        context: whose executors they are.
+        trouble: tells why none can run native tasks, for which it may ask one; empty if they can.
+    """
+
+    def __init__(self, context: Any, trouble: Callable[[], str]) -> None:
+        self._context = context
+        self._trouble = trouble
+        self._lock = threading.Lock()
+        self._known: set[str] = set()
+        self._slots = 0  # to be warmed up
+        self._thread: threading.Thread | None = None
+        self._group = ""  # of the job that runs
+        self._closed = False
+
+    def see(self, executors: Iterable[Executor]) -> None:
+        """Take note of the executors that there are; those not seen before are warmed up. Raises nothing."""
+        present = {one.id: one.cores for one in executors if one.active and not one.driver}
+        with self._lock:
+            if self._closed or present.keys() <= self._known:
+                return
+            self._known |= present.keys()
+            self._slots = sum(present.values())
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ebbflow-warm-up", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """End what runs, and warm up nothing from now on. Raises nothing."""
+        with self._lock:
+            self._closed = True
+        self._cancel()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                slots, self._slots = self._slots, 0
+                if self._closed or not slots:
+                    self._thread = None
+                    return
+            try:
+                if self._trouble():
+                    return  # and remains the thread: there is no second try
+                self._warm(slots)
+            except Exception as error:  # executors that leave meanwhile, or all of Spark
+                _log.debug("executors were not warmed up: %s", error)
+
+    def _warm(self, slots: int) -> None:
+        self._group = f"ebbflow-warm-up-{uuid.uuid4().hex[:8]}"
+        self._context.setJobGroup(self._group, "imports of native tasks", interruptOnCancel=True)
+        limit = threading.Timer(_LONGEST, self._cancel)
+        limit.daemon = True
+        limit.start()
+        try:
+            count = max(1, slots // max(1, int(self._context.getConf().get("spark.task.cpus", "1"))))
+            self._context.parallelize(range(count), count).mapPartitionsWithIndex(warmed).collect()
+        finally:
+            limit.cancel()
+            self._group = ""
+
+    def _cancel(self) -> None:
+        if group := self._group:
+            with suppress(Exception):  # a JVM that is gone runs nothing
+                self._context.cancelJobGroup(group)

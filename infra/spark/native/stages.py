@@ -49,6 +49,7 @@ _NARROW = 0.7  # of a relation's rows; DuckDB takes any range for a fifth, and m
 _PART_OF_HEAP = 0.5  # memory of DuckDB's on an executor whose ``spark.executor.pyspark.memory`` is not set
 _PART_OF_MACHINE = 0.4  # likewise of this machine, in local mode
 _LEAST = 256  # MiB of a task
+_FEW = 20_000  # rows that tasks have written and this process can merge sooner than an executor
 _TIDIED = 10.0  # s in which tasks of a cancelled stage are told, and what they have left is removed
 _log = logging.getLogger(__name__)
 _probed: dict[str, str] = {}  # by application: what is wrong with its executors
@@ -83,6 +84,7 @@ class NativeStages:
             context.pythonExec = sys.executable
         self._lock = threading.Lock()
         self._access = NOTHING
+        self._begun: dict[str, Callable[[int], object]] = {}  # by job, until its first tasks run
         conf = context.getConf()
         self._threads = max(1, int(conf.get("spark.task.cpus", "1")))
         self._memory = _task_memory(conf, context.master, context.defaultParallelism, self._threads)
@@ -121,9 +123,15 @@ class NativeStages:
         return _probed.get(str(self._context.applicationId), "")
 
     def run(
-        self, frame: Any, job: StageJob, columns: Sequence[tuple[str, str]], cancelled: threading.Event
+        self,
+        frame: Any,
+        job: StageJob,
+        columns: Sequence[tuple[str, str]],
+        cancelled: threading.Event,
+        begun: Callable[[int], object] = lambda tasks: None,
     ) -> Native:
-        """Run the stage that ``frame`` is, in the job group of the calling thread.
+        """Run the stage that ``frame`` is, in the job group of the calling thread; ``begun`` is told of the number of
+        its first tasks as soon as Spark is given them.
 
         Raises:
             NotNativeError: it cannot run natively, or did not (``NotDoneError``); nothing of it is left.
@@ -142,6 +150,7 @@ class NativeStages:
             made = program(plan, columns, sizes, escapes="escape" in job.sql.lower())
             run = partial(self._carried_out, made, job, self._way(made, job), cancelled)
         spilling = self._spilling()
+        self._begun[job.id] = begun
         try:
             return run()
         except NotNativeError:  # each task has ended
@@ -162,6 +171,7 @@ class NativeStages:
                 self._context.cancelJobGroup(job.id)
             raise
         finally:
+            self._begun.pop(job.id, None)
             if cancelled.is_set():  # nobody waits for what is left
                 _bounded(_TIDIED, partial(tidy, job))
             else:
@@ -276,8 +286,20 @@ class NativeStages:
         merge = Part(
             made.merge, (Relation(PARTS, job.output.scheme, written, ()), *scans), "part-00000.parquet"
         )
-        last = self._job(job, [merge], cancelled)
+        last = self._merged(job, merge, sum(d.rows for d in done), cancelled)
         return _summed(last, [*every, *last], len(every) + 1)
+
+    def _merged(self, job: StageJob, merge: Part, rows: int, cancelled: threading.Event) -> list[Done]:
+        """Merge what tasks have written: here, where that is so little that another job of Spark's takes longer."""
+        output = job.output
+        if output.local and rows <= _FEW and [r.name for r in merge.relations if merge.names(r)] == [PARTS]:
+            settings = Settings(AllowedAccess.of((), [output]), 1, _LEAST)
+            done = Work(settings, output.root, (merge,), output.scheme, last=True).here()
+            if cancelled.is_set():
+                raise StageCancelledError(f"{job.name} was cancelled")
+            if not done.error:
+                return [done]
+        return self._job(job, [merge], cancelled)
 
     def _exchanged(
         self, made: Program, job: StageJob, way: ByHash, scans: Sequence[Relation], cancelled: threading.Event
@@ -306,6 +328,8 @@ class NativeStages:
         output = job.output
         said = tuple(public_settings().items())
         work = Work(settings, output.root, tuple(parts), output.scheme, said)
+        if begun := self._begun.pop(job.id, None):
+            begun(len(parts))
         try:
             done = self._collected(work)
         except Exception as error:

@@ -7,13 +7,15 @@ returned rather than raised: Spark would repeat the task, and it would be refuse
 
 import json
 import os
+import re
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -79,6 +81,13 @@ class Part:
     layout: FileLayout | None = None  # of a table's files, of which it writes some, in place of a part file
     group: int = 0  # rows of a row group of the file; 0: as many as is usual
 
+    def names(self, relation: Relation) -> bool:
+        """Tell whether the statement may read ``relation``."""
+        name, statement = relation.name.replace('"', '""').lower(), self.statement.lower()
+        if name.isidentifier():
+            return re.search(rf"\b{name}\b", statement) is not None
+        return name in statement
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -128,13 +137,21 @@ class Work:
     def run(self, index: int, _: Iterator[Any]) -> Iterator[Done]:
         """Compute one slice; what Spark calls. An error of the network is raised twice: Spark repeats the task."""
         with following(dict(self.s3)):  # the worker's next task may be another query's
-            done = self._done(self.parts[index])
+            done = self._done(self.parts[index], _connection)
         yield done
 
-    def _done(self, part: Part) -> Done:
-        import duckdb
-        from pyarrow.lib import ArrowException
+    def here(self) -> Done:
+        """Compute the only slice in this process, which is no worker: it keeps no database, spills nothing, and ends
+        with none of its parents."""
+        return self._done(self.parts[0], _passing, worker=False)
 
+    def _done(
+        self,
+        part: Part,
+        connected: Callable[["Settings"], AbstractContextManager[Any]],
+        *,
+        worker: bool = True,
+    ) -> Done:
         output: Parts | None = None
         try:
             output = (
@@ -142,9 +159,10 @@ class Work:
             )
             if output.cancelled():
                 raise ValueError("cancelled before it began")
-            with _connection(self.settings) as cursor, _watched(cursor, output) as check:
+            with connected(self.settings) as cursor, _watched(cursor, output, worker=worker) as check:
                 for relation in part.relations:
-                    _register(cursor, relation, part)
+                    if part.names(relation):  # a view of one takes as long as opening its files
+                        _register(cursor, relation, part)
                 cursor.execute("SET enable_profiling = 'no_output'")
                 made: tuple[str, ...] = ()
                 if part.layout is None:
@@ -152,7 +170,9 @@ class Work:
                 else:
                     rows, made = self._laid_out(cursor, part, output, check)
                 read, spilled = _profile(cursor)
-        except (duckdb.Error, ArrowException, OSError, ValueError) as error:
+        except Exception as error:
+            if not _expected(error):
+                raise
             if output is not None:
                 output.clear()
             if transient(str(error)) and not self.last and _attempt() < _REPEATED:
@@ -211,6 +231,25 @@ class LocalParts:
             os.unlink(self._unfinished)
 
 
+def _expected(error: Exception) -> bool:
+    """Tell whether an error is of reading, computing or writing, and none of this program's."""
+    import duckdb
+
+    arrow = sys.modules.get(
+        "pyarrow.lib"
+    )  # over local files tasks need none of it, and it takes long to import
+    kinds = (duckdb.Error, OSError, ValueError, *(() if arrow is None else (arrow.ArrowException,)))
+    return isinstance(error, kinds)
+
+
+def warm_up() -> None:
+    """Have imported what slices of local files need, and DuckDB begun once: most of that is loading its program."""
+    import duckdb
+
+    with duckdb.connect(config={**configuration(), "threads": "1", "TimeZone": "UTC"}) as connection:
+        connection.execute("SELECT 1").fetchall()
+
+
 def _attempt() -> int:
     """Return how often Spark has repeated the task."""
     from pyspark import TaskContext
@@ -230,6 +269,16 @@ def _register(cursor: Any, relation: Relation, part: Part) -> None:
         _register_slice(cursor, relation, rows)
     else:
         register_view(cursor, relation, test)
+
+
+@contextmanager
+def _passing(settings: Settings) -> Iterator[Any]:
+    """Give a database for one statement over little."""
+    import duckdb
+
+    with duckdb.connect(config={**_configured(settings), "temp_directory": ""}) as connection:
+        lock(connection, settings.access)
+        yield connection
 
 
 @contextmanager
@@ -260,18 +309,19 @@ def _opened(settings: Settings) -> Any:
             signal.SIGTERM,
         ):  # how Spark ends its workers; it has no handlers of its own
             signal.signal(number, _left_at_once)
-    connection = duckdb.connect(
-        config={
-            **configuration(),
-            "threads": str(settings.threads),
-            "memory_limit": f"{settings.memory}MiB",
-            "temp_directory": str(_spill_folder()),
-            "preserve_insertion_order": "true",
-            "TimeZone": "UTC",
-        }
-    )
+    connection = duckdb.connect(config={**_configured(settings), "temp_directory": str(_spill_folder())})
     lock(connection, settings.access)
     return connection
+
+
+def _configured(settings: Settings) -> dict[str, Any]:
+    return {
+        **configuration(),
+        "threads": str(settings.threads),
+        "memory_limit": f"{settings.memory}MiB",
+        "preserve_insertion_order": "true",
+        "TimeZone": "UTC",
+    }
 
 
 def _base() -> Path:
@@ -296,13 +346,14 @@ def _left_at_once(*_: object) -> None:
 
 
 @contextmanager
-def _watched(cursor: Any, output: Parts) -> Iterator[Callable[[], None]]:
-    """Interrupt ``cursor`` as soon as nobody wants its result any more; what is given raises ``ValueError`` then."""
+def _watched(cursor: Any, output: Parts, *, worker: bool = True) -> Iterator[Callable[[], None]]:
+    """Interrupt ``cursor`` as soon as nobody wants its result any more; what is given raises ``ValueError`` then. A
+    ``worker`` ends with its executor."""
     done, unwanted, parent = threading.Event(), threading.Event(), os.getppid()
 
     def watch() -> None:
         while not done.wait(POLL):
-            if os.getppid() != parent:  # the executor is gone
+            if worker and os.getppid() != parent:  # the executor is gone
                 _left_at_once()
             if unwanted.is_set() or output.unwanted():
                 unwanted.set()

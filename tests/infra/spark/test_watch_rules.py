@@ -104,6 +104,15 @@ def test_a_dead_worker_does_not_hide_its_successor_on_the_same_host() -> None:
     assert states_by_host(workers) == {ONE: "ALIVE", TWO: "DECOMMISSIONED"}
 
 
+def test_whoever_wants_to_know_hears_of_all_executors_at_each_look(world: World) -> None:
+    world.executors, heard = [driver(), executor("1", ONE)], list[list[str]]()
+    watch = world.watch(present=lambda found: heard.append([one.id for one in found]))
+    watch.capacity()
+    world.executors.append(executor("2", TWO))
+    watch.capacity()
+    assert heard == [["driver", "1"], ["driver", "1", "2"]]
+
+
 def test_cores_are_cold_until_their_executors_have_run_tasks_for_a_while(world: World) -> None:
     world.cluster(NodeRecord("worker-1", ONE), NodeRecord("worker-2", TWO))
     world.master = master(worker(ONE), worker(TWO))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.protocols import StageJob
 from ebbflow.planners.memory.tiers import Tier
 from ebbflow.tasks.query.listening import TierChanged
@@ -75,6 +76,25 @@ def test_reuse_turned_off_computes_everything_again(ride: Ride, engine: Scripted
     assert set(engine.runs.values()) == {1}
     assert {s.status for s in driver.recorder.stages} == {"completed"}
     assert right(again, driver)
+
+
+def test_reports_are_not_rendered_while_a_stage_waits_to_be_given_to_spark(ride: Ride) -> None:
+    before, left = threading.Event(), list[int]()
+
+    def prepared(job: StageJob, runs: int, cancelled: threading.Event) -> None:
+        left.append(len(ride.driver.session._unrendered))
+        before.wait(0.5)  # milliseconds are enough for all of it
+        left.append(len(ride.driver.session._unrendered))
+        raise EngineUnavailableError("enough")
+
+    engine = Scripted(prepared, name="spark")
+    try:
+        with pytest.raises(EngineUnavailableError, match="enough"):
+            ride.drive(engine)
+    finally:
+        engine.close()
+    assert left[0] > 0
+    assert len(set(left)) == 1
 
 
 # --- switches ---------------------------------------------------------------------------------------------

@@ -122,6 +122,35 @@ def test_few_bytes_that_take_long_are_divided_among_the_cores(
     assert parts == [1, 2]
 
 
+def test_what_little_tasks_have_written_is_merged_without_another_job(
+    spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waves, whole = list[int](), stages.NativeStages._collected
+
+    def collected(self: stages.NativeStages, work: Any) -> list[stages.Done]:
+        waves.append(len(work.parts))
+        return whole(self, work)
+
+    monkeypatch.setattr(stages.NativeStages, "_collected", collected)
+    sql = "SELECT g, sum(v) AS v, avg(v) AS mean FROM numbers GROUP BY g ORDER BY g"
+    found = []
+    for few in (2 * 2, 2 * 2 - 1):  # two rows of each of two slices
+        monkeypatch.setattr(stages, "_FEW", few)
+        folder, told = tmp_path / str(few), list[tuple[int, int]]()
+        folder.mkdir()
+        job = StageJob(
+            uuid.uuid4().hex, "the stage", sql, (numbers,), StorageLocation(folder.as_uri()), native=True
+        )
+        result = spark.run(job, lambda seen, told=told: told.append((seen.tasks_total, seen.tasks_done)))
+        assert (result.native, result.rows, result.remark) == (True, 2, "")
+        assert (2, 0) in told, "its tasks are told of as soon as they are Spark's"
+        assert os.listdir(folder) == ["part-00000.parquet"]
+        found.append(pq.read_table(folder))
+    assert waves == [2, 2, 1]
+    assert found[0].equals(found[1])
+    assert found[0]["v"].to_pylist() == [sum(range(0, ROWS, 2)), sum(range(1, ROWS, 2))]
+
+
 @pytest.mark.parametrize("room", [1 << 30, ROOM], ids=["shared", "exchanged"])
 def test_a_killed_python_worker_costs_a_slice(
     spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int

@@ -1,0 +1,121 @@
+"""Python workers that import what native tasks need before the first of them; no Spark."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from ebbflow.infra.spark.master_api import Executor
+from ebbflow.infra.spark.native.probe import WarmUp, warmed
+
+WAIT = 150.0
+
+
+def executor(name: str, cores: int = 2, *, active: bool = True) -> Executor:
+    return Executor(name, "10.0.0.1", active, cores, 1 << 30)
+
+
+@dataclass
+class Context:
+    """A SparkContext whose jobs ``before`` may hold up or end by an error."""
+
+    before: Callable[[int], None] = lambda tasks: None
+    jobs: list[int] = field(default_factory=list)  # tasks of each
+    groups: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def getConf(self) -> Any:
+        return SimpleNamespace(get=lambda key, default: default)
+
+    def setJobGroup(self, group: str, *_: object, **__: object) -> None:
+        self.groups.append(group)
+
+    def cancelJobGroup(self, group: str) -> None:
+        self.cancelled.append(group)
+
+    def parallelize(self, values: range, count: int) -> Any:
+        def collect() -> list[bool]:
+            with self.changed:
+                self.jobs.append(count)
+                self.changed.notify_all()
+            self.before(count)
+            return [True] * count
+
+        rdd = SimpleNamespace(collect=collect)
+        return SimpleNamespace(mapPartitionsWithIndex=lambda function: rdd if function is warmed else None)
+
+    def until(self, jobs: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.jobs) >= jobs, WAIT)
+
+
+def test_each_executor_that_comes_is_warmed_up_once_in_all_its_slots() -> None:
+    context = Context()
+    warm_up = WarmUp(context, lambda: "")
+    warm_up.see([executor("driver"), executor("0", active=False)])
+    warm_up.see([executor("0"), executor("1")])
+    context.until(1)
+    for _ in range(3):
+        warm_up.see([executor("0"), executor("1")])
+    warm_up.see([executor("1"), executor("2", 3)])
+    context.until(2)
+    warm_up.close()
+    warm_up.see([executor("3")])
+    assert context.jobs == [4, 5]
+
+
+def test_whoever_sees_executors_waits_for_nothing_and_a_slow_job_ends_with_the_engine() -> None:
+    released = threading.Event()
+    context = Context(lambda tasks: released.wait(WAIT) and None)
+    warm_up = WarmUp(context, lambda: "")
+    warm_up.see([executor("0")])
+    context.until(1)
+    warm_up.see([executor("0"), executor("1")])
+    assert context.jobs == [2]
+    warm_up.close()
+    assert context.cancelled == context.groups
+    released.set()
+
+
+def test_what_fails_is_nobodys_failure_and_the_next_executors_are_tried() -> None:
+    failed = threading.Event()
+
+    def fails(tasks: int) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("the executor is lost")
+
+    context = Context(fails)
+    warm_up = WarmUp(context, lambda: "")
+    warm_up.see([executor("0")])
+    context.until(1)
+    warm_up.see([executor("1")])
+    context.until(2)
+    warm_up.close()
+
+
+def test_executors_that_cannot_run_native_tasks_are_left_alone() -> None:
+    asked = threading.Event()
+
+    def trouble() -> str:
+        asked.set()
+        return "executors have other versions"
+
+    context = Context()
+    warm_up = WarmUp(context, trouble)
+    warm_up.see([executor("0")])
+    assert asked.wait(WAIT)
+    thread = warm_up._thread
+    assert thread is not None
+    thread.join(WAIT)
+    warm_up.see([executor("1")])
+    assert not context.jobs
+
+
+def test_a_worker_tells_whether_it_has_imported_all(monkeypatch: Any) -> None:
+    nothing: Iterator[Any] = iter(())
+    assert list(warmed(0, nothing)) == [True]
+    monkeypatch.setitem(__import__("sys").modules, "duckdb", None)
+    assert list(warmed(0, nothing)) == [False]
