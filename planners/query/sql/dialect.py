@@ -152,6 +152,17 @@ _OPENING: dict[TokenType, int] = {TokenType.L_PAREN: 1, TokenType.L_BRACKET: 1, 
 _CLOSING: dict[TokenType, int] = {TokenType.R_PAREN: -1, TokenType.R_BRACKET: -1, TokenType.R_BRACE: -1}
 
 
+_DIVISOR = "divisor"  # marks a cast that DuckDB needs no word of
+_ATOMS = (exp.Column, exp.Literal, exp.Paren, exp.Cast)  # what can stand behind a sign as it is
+
+
+def divisor(tree: exp.Expr) -> exp.Cast:
+    """Return what DuckDB's ``/`` divides by as other engines must be told: as a double."""
+    found = exp.cast(tree, exp.DType.DOUBLE)
+    found.meta[_DIVISOR] = True
+    return found
+
+
 class QuantileDuckDB(DuckDB):
     """DuckDB's SQL with its names for Spark's percentiles, and calls whose trees would lose their meaning as they
     are written."""
@@ -221,6 +232,13 @@ class QuantileDuckDB(DuckDB):
                 argument = call.this.this if isinstance(call.this, exp.Order) else call.this
                 return f"{self.sql(call)} FILTER (WHERE {self.sql(argument)} IS NOT NULL)"
             return super().ignorenulls_sql(expression)
+
+        def cast_sql(self, expression: exp.Cast, safe_prefix: str | None = None) -> str:
+            """Return a cast; of a divisor what is divided by."""
+            if not expression.meta_get(_DIVISOR):
+                return super().cast_sql(expression, safe_prefix)
+            divisor = self.sql(expression, "this")
+            return divisor if isinstance(expression.this, _ATOMS) else f"({divisor})"
 
 
 def spark_sql(tree: exp.Expr, **options: Any) -> str:

@@ -27,6 +27,7 @@ from ebbflow.planners.query.sql.dialect import (
     Spark4,
     UsingInPlace,
     check_interpreted,
+    divisor,
     kept,
     restored,
     spark_sql,
@@ -341,12 +342,12 @@ def _called(query: exp.Query, catalogue: Catalogue) -> exp.Query:
 
 def _divided(query: exp.Query, dialect: str) -> exp.Query:
     """Make ``/`` mean what it does in the query's dialect: DuckDB divides decimals as doubles, Spark as decimals of
-    six or so digits, whose rounding adds up. A quotient of FLOATs, which is a FLOAT to DuckDB, becomes a double."""
+    six or so digits, whose rounding adds up. DuckDB itself is told what was written; it has quotients of FLOATs."""
     if dialect.lower() == "duckdb":
         for node in reversed(list(query.find_all(exp.Div))):  # inner ones first
             right = node.expression  # not the left: that may be an interval
             if not (isinstance(right, exp.Cast) and right.to.this == exp.DType.DOUBLE):
-                node.set("expression", exp.cast(right, exp.DType.DOUBLE))
+                node.set("expression", divisor(right))
     return query
 
 

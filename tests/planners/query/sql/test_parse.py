@@ -404,3 +404,27 @@ def test_duckdbs_division_is_one_of_doubles_on_every_engine():
         "CAST((orders.o_total / CAST(2 AS DOUBLE) / CAST(1 AS DOUBLE)) AS DOUBLE)"
     )
     assert "CAST" not in spark_sql(parsed("SELECT o_total / 3 AS x FROM orders").expression)
+
+
+def test_duckdbs_division_has_its_own_types_on_duckdb():
+    kinds = ("FLOAT", "DOUBLE", "INTEGER", "HUGEINT", "DECIMAL(9,2)")
+    pairs = [f"CAST(o_key AS {a}) / CAST(o_total AS {b})" for a in kinds for b in kinds]
+    others = [
+        "o_total / (o_key + 1)",
+        "o_total / -o_key",
+        "o_total / o_key::FLOAT / 2",
+        "8 / (4 / CAST(2 AS FLOAT))",
+    ]
+    others += [
+        "o_total / CASE WHEN o_key > 1 THEN 2 ELSE 4 END",
+        "CAST(avg(o_key) OVER () AS FLOAT) / count(*) OVER ()",
+    ]
+    others += ["INTERVAL '4' DAY / 2"]
+    listed = ", ".join(f"{text} AS c{number}" for number, text in enumerate([*pairs, *others]))
+    text = f"SELECT {listed} FROM orders"
+    written = duckdb_sql(parsed(text, dialect="duckdb").expression)
+    with duckdb.connect() as connection:
+        connection.execute("CREATE TABLE orders AS SELECT 3 AS o_key, CAST(7 AS DOUBLE) AS o_total")
+        (expected, found) = (connection.sql(sql) for sql in (text, written))
+        assert found.types == expected.types
+        assert found.fetchall() == expected.fetchall()
