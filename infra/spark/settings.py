@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebbflow.infra.machine.network import registry
+from ebbflow.infra.query.local import machine_memory
 from ebbflow.infra.storage.private import hadoop_umask
 from ebbflow.planners.errors import OptionError
 
 _OWN_FAILURES = 64  # bound on task failures and stage attempts; see ``settings``
+LEAST_MEMORY = 256  # MiB of DuckDB's in a task
+_PART_OF_HEAP = 0.5  # memory of DuckDB's on an executor whose ``spark.executor.pyspark.memory`` is not set
+_PART_OF_MACHINE = 0.4  # likewise of this machine, in local mode
 _MOST_EXECUTORS = 8  # a worker: the unit in which queries share it is its cores over this at the finest
 _BROADCAST = 0.05  # of an executor's usable memory; see ``broadcast_limit``
 _LEAST_MEMORY = 2.0  # GiB of a worker for each executor: what the JVM itself takes of less hurts
@@ -285,3 +289,15 @@ def _storage(environment: Mapping[str, str]) -> dict[str, str]:
     if region:
         chosen["spark.hadoop.fs.s3a.endpoint.region"] = region
     return chosen
+
+
+def native_memory(conf: Any, master: str, cores: int, threads: int) -> int:
+    """Return the MiB that DuckDB may take in one task of ``threads``, where there are ``cores``."""
+    if is_local(master):
+        total, slots = int(_PART_OF_MACHINE * machine_memory() * 1024), max(1, cores // threads)
+    else:
+        slots = max(1, int(conf.get("spark.executor.cores", "1")) // threads)
+        own = conf.get("spark.executor.pyspark.memory", "")
+        heap = mebibytes(conf.get("spark.executor.memory", "1g"))
+        total = mebibytes(own) if own else int(_PART_OF_HEAP * heap)
+    return max(LEAST_MEMORY, total // slots)

@@ -1,9 +1,13 @@
 """Spark's resolved plan of a statement, as ``TreeNode.toJSON`` writes it."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+PASSED = ("SubqueryAlias", "ResolvedHint", "View")  # operators that change nothing
+ROWWISE = ("Sort", "Distinct")  # what is dropped below them is dropped above them, and nothing else changes
 
 
 class NotNativeError(Exception):
@@ -82,8 +86,8 @@ class Node:
 
 
 def parse(text: str) -> Node:
-    """Return the tree of ``TreeNode.toJSON``."""
-    return tree(json.loads(text))
+    """Return the tree of ``TreeNode.toJSON``, common table expressions that one operator reads in their place."""
+    return _inlined(tree(json.loads(text)))
 
 
 def tree(flat: Sequence[Mapping[str, Any]]) -> Node:
@@ -104,3 +108,66 @@ def tree(flat: Sequence[Mapping[str, Any]]) -> Node:
         )
 
     return read()
+
+
+def outputs(plan: Node) -> list[int]:
+    """Return the ids of a plan's columns, in order; none where they are not plain."""
+    while plan.kind in ("Filter", *PASSED, *ROWWISE) and not plan.scans:
+        plan = plan.children[0]
+    items = {"Project": "projectList", "Aggregate": "aggregateExpressions"}.get(plan.kind)
+    return [item.attribute.id for item in plan.expressions(items)] if items else []
+
+
+def read_once(plan: Node) -> dict[int, Node]:
+    """Return the plans of common table expressions that one place reads, by Spark's id."""
+    if plan.kind != "WithCTE":
+        return {}
+    read = Counter(_references([node.fields for node in plan.walk()]))
+    return {
+        number: one.children[0] for one in plan.children[:-1] if read[number := int(one.fields["id"])] == 1
+    }
+
+
+def _references(value: Any) -> Iterator[int]:
+    """Iterate over the common table expressions that a plan's fields read, subqueries in them included."""
+    if isinstance(value, Mapping):
+        if str(value.get("class", "")).endswith(".CTERelationRef"):
+            yield int(value["cteId"])
+        for one in value.values():
+            yield from _references(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _references(one)
+
+
+def _inlined(plan: Node) -> Node:
+    """Return ``plan`` with each common table expression that one operator reads in the operator's place, as Spark's
+    optimiser has it: what is below it can be divided then. Those of subqueries stay."""
+    once, used = read_once(plan), set[int]()
+
+    def put(node: Node) -> Node:
+        if node.kind == "CTERelationRef" and not node.fields.get("recursive"):
+            number = int(node.fields["cteId"])
+            columns = outputs(once[number]) if number in once else []
+            if columns and len(columns) == len(node.fields["output"]):
+                used.add(number)
+                return _renamed(node, put(once[number]), columns)
+        children = tuple(map(put, node.children))
+        changed = any(new is not old for new, old in zip(children, node.children, strict=True))
+        return replace(node, children=children) if changed else node
+
+    if plan.kind != "WithCTE":
+        return plan
+    *definitions, last = plan.children
+    last = put(last)
+    kept = [put(one) for one in reversed(definitions) if int(one.fields["id"]) not in used]  # readers first
+    return replace(plan, children=(*reversed(kept), last)) if kept else last
+
+
+def _renamed(reference: Node, below: Node, columns: Sequence[int]) -> Node:
+    """Return ``below`` under the names and ids of the columns of a reference to it."""
+    listed = []
+    for (new,), old in zip(reference.fields["output"], columns, strict=True):
+        alias = {**new, "class": "inlined.Alias", "num-children": 1, "child": 0}
+        listed.append([alias, {**new, "exprId": {**new["exprId"], "id": old}}])
+    return Node("Project", {"class": "inlined.Project", "num-children": 1, "projectList": listed}, (below,))

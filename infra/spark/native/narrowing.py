@@ -5,21 +5,18 @@ needs to be read only in the same range, below aggregates by it and in subquerie
 reduction by ranges; P. Bernstein and D. Chiu, JACM 1981.)
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ebbflow.infra.spark.native import types
-from ebbflow.infra.spark.native.catalyst import Attribute, Node, tree
+from ebbflow.infra.spark.native.catalyst import PASSED, ROWWISE, Attribute, Node, outputs, read_once, tree
 
-_PASSED = ("SubqueryAlias", "ResolvedHint", "View")
 RANGED = ("integer", "long", "date")  # types of keys of which footers tell ranges
 _JOINS = {"Inner": None, "Cross": None, "LeftSemi": None, "LeftOuter": 1, "LeftAnti": 1, "RightOuter": 0}
 """By the kind of a join its input of which no row that fails the condition is in the result; ``None``: both."""
 _SUBQUERIES = ("Exists", "ScalarSubquery", "ListQuery")
-_ROWWISE = ("Sort", "Distinct")  # what is dropped below them is dropped above them, and nothing else changes
 
 
 class Narrowing(NamedTuple):
@@ -42,7 +39,7 @@ def narrowings(
         sliced: that scan, a ``View``.
         number_of: the number of a scan.
     """
-    found, tables = [], _read_once(plan)
+    found, tables = [], read_once(plan)
     path = _path(root, sliced)
     for column in columns(sliced):
         if types.exact(column.type):
@@ -56,7 +53,8 @@ def narrowings(
 
 def pushed(root: Node, scan: Node) -> list[Node]:
     """Return the tests of operators from ``root`` down that drop rows of ``scan`` which nothing else needs: they
-    read its columns only, and no operator on the way counts rows or makes up for missing ones."""
+    read its columns only, or ask whether one is in what a subquery finds by itself, and no operator on the way
+    counts rows or makes up for missing ones."""
     own, tests = {column.id for column in columns(scan)}, list[Node]()
     path = _path(root, scan)[::-1]
     for node, below in pairwise(path):
@@ -69,22 +67,77 @@ def pushed(root: Node, scan: Node) -> list[Node]:
                 tests = []
             if passing in (side, None) and node.fields.get("condition"):
                 tests += node.expression("condition").conjuncts()
-        elif node.kind not in ("Project", *_PASSED):
+        elif node.kind not in ("Project", *PASSED):
             tests = []
     return [test for test in tests if _reads_only(test, own)]
 
 
-def _reads_only(test: Node, columns_: set[int]) -> bool:
+def _reads_only(test: Node, own: set[int]) -> bool:
+    if test.kind == "InSubquery":
+        *values, query = test.children
+        return len(values) == 1 and _attribute(values[0]) in own and not _asks(query.fields["plan"])
     nodes = list(test.walk())
     if any(one.kind in (*_SUBQUERIES, "InSubquery", "OuterReference") for one in nodes):
         return False
     read = {one.attribute.id for one in nodes if one.kind == "AttributeReference"}
-    return bool(read) and read <= columns_
+    return bool(read) and read <= own
 
 
-def on_path(root: Node, scan: Node) -> bool:
-    """Tell whether ``scan`` is below ``root``, and in no subquery of it."""
-    return bool(_path(root, scan))
+def _asks(value: Any) -> bool:
+    """Tell whether something in a plan, as Spark has written it, is of another plan or of a subquery."""
+    if isinstance(value, Mapping):
+        kind = str(value.get("class", "")).rpartition(".")[2]
+        refers = kind in (*_SUBQUERIES, "InSubquery", "OuterReference", "CTERelationRef", "WithCTE")
+        return refers or any(map(_asks, value.values()))
+    return isinstance(value, list) and any(map(_asks, value))
+
+
+class Member(NamedTuple):
+    """A column of a scan whose values outside of what an operator finds nothing needs."""
+
+    scan: int
+    column: str
+    test: Node  # ``InSubquery``, of a plan that asks nothing else
+
+
+def members(plan: Node, number_of: Callable[[Node], int]) -> list[Member]:
+    """Return what tests of filters, that some column is in what a subquery finds by itself, say of other scans: those
+    below the filter, and in subqueries of its other tests."""
+    found, tables = [], read_once(plan)
+    for node in _operators(plan):
+        if node.kind == "Filter":
+            for test in node.expression("condition").conjuncts():
+                column = _attribute(test.children[0]) if test.kind == "InSubquery" else None
+                if column is not None and _reads_only(test, {column}):
+                    inside = [v for v in test.children[-1].expression("plan").walk() if v.scans]
+                    seen = _Narrowed(number_of, inside[0] if inside else node, tables)
+                    seen.at(node, column)
+                    own = {number_of(view) for view in inside}
+                    found += [Member(n, name, test) for n, name in sorted(seen.columns) if n not in own]
+    return found
+
+
+def _operators(plan: Node) -> Iterator[Node]:
+    """Iterate over a plan's operators and those of its subqueries."""
+    for node in plan.walk():
+        yield node
+        for below in _subplans(node):
+            yield from _operators(below)
+
+
+def _subplans(node: Node) -> list[Node]:
+    """Return the plans of subqueries in the condition of an operator."""
+    if node.kind not in ("Filter", "Join") or not node.fields.get("condition"):
+        return []
+    return [one.expression("plan") for one in node.expression("condition").walk() if one.kind in _SUBQUERIES]
+
+
+def around(root: Node, scan: Node) -> Node | None:
+    """Return ``root``, or the plan of the subquery below it, whose operators are above ``scan``."""
+    if _path(root, scan):
+        return root
+    plans = (below for node in root.walk() for below in _subplans(node))
+    return next((found for plan in plans if (found := around(plan, scan)) is not None), None)
 
 
 def columns(view: Node) -> list[Attribute]:
@@ -100,6 +153,21 @@ def _path(root: Node, sliced: Node) -> list[Node]:
         if below := _path(child, sliced):
             return [*below, root]
     return []
+
+
+def passes(root: Node, scan: Node, column: Attribute) -> int | None:
+    """Return the id that a column of a scan has in ``root``, which is above it; ``None``: it is not passed on."""
+    node, found = _highest(_path(root, scan), column.id)
+    return found if node is root else None
+
+
+def equalities(condition: Node) -> Iterator[tuple[int, int]]:
+    """Iterate over the columns that a condition makes equal."""
+    for test in condition.conjuncts():
+        if test.kind == "EqualTo":
+            left, right = (_attribute(child) for child in test.children)
+            if left is not None and right is not None:
+                yield left, right
 
 
 def _highest(path: list[Node], column: int) -> tuple[Node, int]:
@@ -143,7 +211,7 @@ class _Narrowed:
         kind = node.kind
         if node.scans:
             self._scan(node, column)
-        elif kind in _PASSED or kind in _ROWWISE:
+        elif kind in PASSED or kind in ROWWISE:
             self.at(node.children[0], column)
         elif kind == "Project":
             self._passed_on(node, "projectList", column)
@@ -168,10 +236,10 @@ class _Narrowed:
 
     def _table(self, reference: Node, column: int) -> None:
         below = self.tables.get(int(reference.fields["cteId"]))
-        outputs = _outputs(below) if below is not None else ()
+        found = outputs(below) if below is not None else []
         names = [tree(flat).attribute.id for flat in reference.fields["output"]]
-        if below is not None and len(outputs) == len(names) and column in names:
-            self.at(below, outputs[names.index(column)])
+        if below is not None and len(found) == len(names) and column in names:
+            self.at(below, found[names.index(column)])
 
     def _passed_on(self, node: Node, field: str, column: int) -> None:
         for new, old in _passed(node.expressions(field)):
@@ -189,15 +257,14 @@ class _Narrowed:
 
     def _tests(self, condition: Node, column: int, passing: Node) -> None:
         """Follow what a condition makes equal to ``column``, that rows of ``passing`` must pass to matter."""
+        for left, right in equalities(condition):
+            if column in (left, right):
+                self.at(passing, right if left == column else left)
         for test in condition.conjuncts():
-            if test.kind == "EqualTo":
-                left, right = (_attribute(child) for child in test.children)
-                if left is not None and right is not None and column in (left, right):
-                    self.at(passing, right if left == column else left)
-            elif test.kind == "InSubquery" and _attribute(test.children[0]) == column:
+            if test.kind == "InSubquery" and _attribute(test.children[0]) == column:
                 plan = test.children[-1].expression("plan")
-                if len(outputs := _outputs(plan)) == 1:
-                    self.at(plan, outputs[0])
+                if len(found := outputs(plan)) == 1:
+                    self.at(plan, found[0])
             for one in test.walk():
                 if one.kind in _SUBQUERIES:
                     self._correlated(one.expression("plan"), column)
@@ -236,33 +303,3 @@ def _unwidened(node: Node) -> Node:
         if column.kind == "AttributeReference" and column.fields["dataType"] == "integer":
             return below
     return node
-
-
-def _outputs(plan: Node) -> list[int]:
-    """Return the ids of a plan's columns, in order; none where they are not plain."""
-    while plan.kind in ("Filter", *_PASSED, *_ROWWISE) and not plan.scans:
-        plan = plan.children[0]
-    items = {"Project": "projectList", "Aggregate": "aggregateExpressions"}.get(plan.kind)
-    return [item.attribute.id for item in plan.expressions(items)] if items else []
-
-
-def _read_once(plan: Node) -> dict[int, Node]:
-    """Return the plans of common table expressions that one place reads, by Spark's id."""
-    if plan.kind != "WithCTE":
-        return {}
-    read = Counter(_references([node.fields for node in plan.walk()]))
-    return {
-        number: one.children[0] for one in plan.children[:-1] if read[number := int(one.fields["id"])] == 1
-    }
-
-
-def _references(value: Any) -> Iterator[int]:
-    """Iterate over the common table expressions that a plan's fields read, subqueries in them included."""
-    if isinstance(value, Mapping):
-        if str(value.get("class", "")).endswith(".CTERelationRef"):
-            yield int(value["cteId"])
-        for one in value.values():
-            yield from _references(one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from _references(one)

@@ -2,20 +2,35 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 
 from ebbflow.infra.spark.native import types
-from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
+from ebbflow.infra.spark.native.catalyst import Attribute, Node, NotNativeError
+from ebbflow.infra.spark.native.exchange.costs import Exchanged, Statements, Ways
+from ebbflow.infra.spark.native.exchange.hashes import BUCKET, BUCKETS, Exchange
 from ebbflow.infra.spark.native.expressions import cast, identifier
-from ebbflow.infra.spark.native.narrowing import Narrowing, columns, narrowings, on_path, pushed
-from ebbflow.infra.spark.native.slices import BUCKET, BUCKETS, Exchange
+from ebbflow.infra.spark.native.narrowing import (
+    Narrowing,
+    around,
+    columns,
+    equalities,
+    members,
+    narrowings,
+    passes,
+    pushed,
+)
 from ebbflow.infra.spark.native.statements import Query, Writer
 
 _GATHERING = ("Sort", "GlobalLimit", "Distinct", "Aggregate")
 _PASSED = ("Project", "Filter", "SubqueryAlias", "ResolvedHint", "View")
 _BOTH = ("Inner", "Cross")
 _LEFT = ("LeftOuter", "LeftSemi", "LeftAnti")
+_ONE_VALUE = 0.1  # of rows that pass a test for one value
+_RANGE = 1 / 3  # of rows that pass another test (P. Selinger et al., SIGMOD 1979, table 1)
+_LEAST = 0.01  # of rows that tests leave
+_SMALLER = 4  # times that a relation is smaller than one of which it leaves only rows with its keys
 
 
 @dataclass(frozen=True)
@@ -30,25 +45,33 @@ class Program:
     whole: str
     columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type) of the result
     narrowings: tuple[Narrowing, ...] = ()  # what ``first`` can leave out of other scans
-    hashed: Mapping[tuple[int, str], Exchange] = field(default_factory=dict)
-    """By a scan and a column of it that narrowings name: what writes its rows in the order of the column's hash, for
-    ``first`` to read them in place of the scan."""
+    exchanger: "Exchanger | None" = None
+    full: tuple[tuple[int, str], ...] = ()  # scans of a full join, and their columns that it makes equal
 
     @property
-    def keys(self) -> list[dict[int, str]]:
-        """Return the ways to exchange: scans, the sliced one among them, with a column each of equal values."""
-        found, sliced = list[dict[int, str]](), self.sliced
-        for one in self.narrowings if sliced is not None else ():
-            own = (sliced or 0, one.column)
-            columns = dict([*one.others, own])
-            if own in self.hashed:
-                found.append({n: column for n, column in columns.items() if (n, column) in self.hashed})
-        return found
+    def ways(self) -> Ways | None:
+        """Return the ways to exchange, if there are any."""
+        if self.sliced is None or self.exchanger is None:
+            return None
+        if self.full:
+            return Ways([dict(self.full)], self.exchanger.of, all=True)
+        found, can = list[dict[int, str]](), self.exchanger.can
+        for one in self.narrowings:
+            pairs = (*one.others, (self.sliced, one.column))
+            equal = {number: column for number, column in pairs if can(number, column, one.type)}
+            if self.sliced in equal and len(equal) > 1:
+                found.append(equal)
+        return Ways(found, self.exchanger.of)
 
     @property
-    def file(self) -> str:
-        """Return the name of the file that ``first`` writes, for the number of its part."""
-        return ".native-{:05d}.parquet" if self.merge else "part-{:05d}.parquet"
+    def used(self) -> dict[int, tuple[str, ...]]:
+        """Return by scan the columns that ``first`` needs of it."""
+        return self.exchanger.used(self.first) if self.exchanger is not None else {}
+
+    @property
+    def split(self) -> Statements:
+        """Return ``first`` and ``merge``."""
+        return Statements(self.first, self.merge)
 
 
 def program(
@@ -66,66 +89,203 @@ def program(
         NotNativeError: something in it is not proven to be equal.
     """
     writer = Writer(sizes, escapes)
-    whole = writer.complete(_result(writer.query(plan), output))
+    whole, split = _statements(writer, plan, output)
     scans = {number: table for number, (table, _) in writer.scans.items()}
-    whole_plan, plan = plan, plan.children[-1] if plan.kind == "WithCTE" else plan
-    gathering = _gathering(plan)
-    below = plan if gathering is None else gathering.children[0]
+    gathering = _gathering(_last(plan))
+    below = _last(plan) if gathering is None else gathering.children[0]
     found = [(sizes[str(v.fields["desc"]["identifier"]["table"]).lower()], v) for v in _divisible(below)]
-    if not found:
+    full = [] if found else _fully_joined(below)
+    exchanger = Exchanger(writer, plan, below, tuple(output), sizes)
+    pairs = tuple((writer.number_of(view), column.name) for view, column in full)
+    narrowed: tuple[Narrowing, ...] = ()
+    if found:
+        view = max(found, key=lambda pair: pair[0])[1]
+        number, narrowed = writer.number_of(view), narrowings(plan, below, view, writer.number_of)
+    elif pairs and all(exchanger.can(n, name, full[0][1].type) for n, name in pairs):
+        number = max(pairs, key=lambda pair: sizes[scans[pair[0]]])[0]
+    else:
+        split = None
+    if split is None:
         return Program(scans, None, "", "", whole, tuple(output))
-    view = max(found, key=lambda pair: pair[0])[1]
-    number, narrowed = writer.number_of(view), narrowings(whole_plan, below, view, writer.number_of)
-    if gathering is None:
-        hashed = _hashed(writer, below, number, narrowed, whole)
-        return Program(scans, number, whole, "", whole, tuple(output), narrowed, hashed)
-    first = _first(writer, plan, gathering)
-    if first is None:
-        return Program(scans, None, "", "", whole, tuple(output))
-    first, merge = writer.complete(first), writer.complete(_result(writer.query(plan), output))
-    hashed = _hashed(writer, below, number, narrowed, first)
-    return Program(scans, number, first, merge, whole, tuple(output), narrowed, hashed)
+    return Program(scans, number, *split, whole, tuple(output), narrowed, exchanger, pairs)
 
 
-def _hashed(
-    writer: Writer, below: Node, sliced: int, narrowed: Sequence[Narrowing], first: str
-) -> dict[tuple[int, str], Exchange]:
-    """Return the statements that write rows by the hash of a key: of the sliced scan and of those that it narrows.
+@dataclass(frozen=True, eq=False)
+class Exchanger:
+    """Writes what exchanges scans of a statement, and the statement over what is exchanged.
 
-    Not of scans in subqueries: none of their columns or rows could be left out, as Spark does.
+    What the statement drops of a scan by itself is dropped before it is written: rows that fail tests of the scan's
+    columns, and those whose key is not in what is left of a much smaller relation that they are joined with.
+    (Semi-join reduction; P. Bernstein and D. Chiu, JACM 1981.)
     """
-    used = Counter(re.findall(r"\bc\d+\b", first))
-    found = {}
-    for one in narrowed:
-        for number, column in ((sliced, one.column), *one.others):
-            view = writer.scans[number][1]
-            kinds = {c.name: c.type for c in columns(view)}
-            alike = _hash_type(kinds[column]) == _hash_type(one.type)  # hashes of other types are others
-            if alike and on_path(below, view) and BUCKET not in {name.lower() for name in kinds}:
-                found[number, column] = _by_hash(writer, below, view, column, used)
-    return found
+
+    writer: Writer
+    plan: Node
+    below: Node  # each of its rows comes from one row of the scan that is sliced
+    output: tuple[tuple[str, str], ...]
+    sizes: Mapping[str, int]
+
+    def can(self, number: int, column: str, kind: str) -> bool:
+        """Tell whether a scan can be exchanged by a column, together with a key of type ``kind``."""
+        view = self.writer.scans[number][1]
+        kinds = {c.name: c.type for c in columns(view)}
+        alike = _hash_type(kinds[column]) == _hash_type(kind)  # hashes of other types are others
+        return alike and BUCKET not in {n.lower() for n in kinds} and around(self.below, view) is not None
+
+    def used(self, first: str) -> dict[int, tuple[str, ...]]:
+        """Return by scan the columns that a statement names not only where it reads the scan."""
+        count = Counter(re.findall(r"\bc\d+\b", first))
+        found = {}
+        for number, (_, view) in self.writer.scans.items():
+            found[number] = tuple(c.name for c in columns(view) if count[c.column] > 1)
+        return found
+
+    def of(self, keys: Mapping[int, str]) -> Exchanged:
+        """Return what exchanges the scans of ``keys`` by a column each; what each row that is written has passed is
+        not asked again."""
+        tests = {number: self._tests(number) for number in keys}
+        passed = frozenset(id(test) for some in tests.values() for test in some)
+        whole, split = _statements(self.writer.anew(passed), self.plan, self.output)
+        assert split is not None  # as of the whole plan
+        apart = None
+        if (grouped := self._grouped(keys)) is not None:
+            apart = _statements(self.writer.anew(passed), self.plan, self.output, grouped)[1]
+        used = self.used(split.first)
+        read = self._read(split.first)
+        reducing = self._reducing(keys)
+        found = {
+            number: self._exchange(number, column, used[number], tests[number], reducing[number])
+            for number, column in keys.items()
+            if number in read
+        }
+        return Exchanged(found, split, apart or split, whole, read)
+
+    def _grouped(self, keys: Mapping[int, str]) -> Node | None:
+        """Return the aggregate right above ``below`` if rows of one group have one key."""
+        gathering = _gathering(_last(self.plan))
+        if gathering is None or gathering.kind != "Aggregate":
+            return None
+        by = [k for k in gathering.expressions("groupingExpressions") if k.kind == "AttributeReference"]
+        groups = {k.attribute.id for k in by}
+        for view in _divisible(self.below):
+            name = keys.get(self.writer.number_of(view))
+            if any(passes(self.below, view, c) in groups for c in columns(view) if c.name == name):
+                return gathering
+        return None
+
+    def _read(self, sql: str) -> frozenset[int]:
+        return frozenset(int(number) for number in re.findall(r"\bs(\d+)\b", sql)) & self.writer.scans.keys()
+
+    def _tests(self, number: int) -> list[Node]:
+        view = self.writer.scans[number][1]
+        root = around(self.below, view)
+        found = pushed(root, view) if root is not None else []
+        return [test for test in found if test.kind != "InSubquery" or self._smaller(test, number)]
+
+    def _smaller(self, test: Node, number: int) -> bool:
+        """Tell whether what a test for membership reads is much smaller than a scan."""
+        read = [view for view in test.children[-1].expression("plan").walk() if view.scans]
+        return sum(map(self._size, read)) * _SMALLER <= self._size(self.writer.scans[number][1])
+
+    def _size(self, view: Node) -> int:
+        return self.sizes[self.writer.scans[self.writer.number_of(view)][0]]
+
+    def _reducing(self, keys: Mapping[int, str]) -> dict[int, list[tuple[str, float]]]:
+        """Return by scan the conditions, each with the part of rows that may pass it, by which joins and tests with
+        others leave only rows whose keys these have."""
+        found: dict[int, list[tuple[str, float]]] = {number: [] for number in keys}
+        writer = self.writer
+
+        def add(number: int, column: str, values: str, size: int, part: float) -> None:
+            if number in found and size * _SMALLER <= self._size(view := writer.scans[number][1]):
+                (name,) = (c.column for c in columns(view) if c.name == column)
+                if (condition := f"{name} IN ({values})", part) not in found[number]:
+                    found[number].append((condition, part))
+
+        for one in members(self.plan, writer.number_of):
+            plan = one.test.children[-1].expression("plan")
+            size = sum(self._size(view) for view in plan.walk() if view.scans)
+            add(one.scan, one.column, writer.inner(plan), size, _ONE_VALUE)
+        for view in _divisible(self.below):
+            tests = [test for test in pushed(self.below, view) if test.kind != "InSubquery"]
+            if not tests:
+                continue
+            where = " AND ".join(writer.condition(test) for test in tests)
+            part = max(prod(_passing(test) for test in tests), _LEAST)
+            for each in narrowings(self.plan, self.below, view, writer.number_of):
+                (key,) = (c.column for c in columns(view) if c.name == each.column)
+                values = f"SELECT {key} FROM (SELECT * FROM {writer.scan(view).source} WHERE {where})"
+                for number, column in each.others:
+                    add(number, column, values, self._size(view), part)
+        return found
+
+    def _exchange(
+        self,
+        number: int,
+        column: str,
+        used: Collection[str],
+        tests: Sequence[Node],
+        reducing: Sequence[tuple[str, float]],
+    ) -> Exchange:
+        scan = self.writer.scan(self.writer.scans[number][1])
+        listed, kept, key = [], [], ""
+        for c in scan.columns:
+            read = c.name in used or c.name == column
+            kept += [c.name] if read else []
+            listed.append(f"{c.column if read else cast('NULL', c.type)} AS {identifier(c.name)}")
+            if c.name == column:
+                key = cast(c.column, _hash_type(c.type))
+        conditions = [self.writer.condition(test) for test in tests]
+        conditions += [text for text, _ in reducing if text not in conditions]
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        sql = (
+            f"SELECT {', '.join(listed)}, CAST(hash({key}) % {BUCKETS} AS INTEGER) AS {identifier(BUCKET)} "
+            f"FROM (SELECT * FROM {scan.source}{where}) ORDER BY {identifier(BUCKET)}"
+        )
+        part = prod(part for _, part in reducing) * prod(
+            _ONE_VALUE for test in tests if test.kind == "InSubquery"
+        )
+        return Exchange(
+            sql,
+            tuple(c.name for c in scan.columns),
+            self.used(sql)[number],
+            tuple(kept),
+            tuple(sorted(self._read(where) - {number})),
+            max(part, _LEAST),
+        )
+
+
+def _passing(test: Node) -> float:
+    """Return which part of rows may pass a test, as far as its kind tells."""
+    return _ONE_VALUE if test.kind == "EqualTo" else _RANGE
 
 
 def _hash_type(kind: str) -> str:
     return "long" if kind in types.INTEGERS else kind
 
 
-def _by_hash(writer: Writer, below: Node, view: Node, column: str, used: Mapping[str, int]) -> Exchange:
-    scan = writer.scan(view)
-    # a column that the statement names only where it reads the scan is in no result
-    listed, key = [], ""
-    for c in scan.columns:
-        read = used[c.column] > 1 or c.name == column
-        listed.append(f"{c.column if read else cast('NULL', c.type)} AS {identifier(c.name)}")
-        if c.name == column:
-            key = cast(c.column, _hash_type(c.type))
-    tests = [writer.condition(test) for test in pushed(below, view)]
-    where = f" WHERE {' AND '.join(tests)}" if tests else ""
-    sql = (
-        f"SELECT {', '.join(listed)}, CAST(hash({key}) % {BUCKETS} AS INTEGER) AS {identifier(BUCKET)} "
-        f"FROM (SELECT * FROM {scan.source}{where}) ORDER BY {identifier(BUCKET)}"
-    )
-    return Exchange(sql, tuple(c.name for c in scan.columns))
+def _last(plan: Node) -> Node:
+    """Return what a plan is but for its common table expressions."""
+    return plan.children[-1] if plan.kind == "WithCTE" else plan
+
+
+def _statements(
+    writer: Writer, plan: Node, output: Sequence[tuple[str, str]], grouped: Node | None = None
+) -> tuple[str, Statements | None]:
+    """Return what runs on all rows, and what runs on slices; ``None``: that cannot be merged.
+
+    ``grouped`` is an aggregate each of whose groups is in one slice.
+    """
+    whole = writer.complete(_result(writer.query(plan), output))
+    plan = _last(plan)
+    gathering = _gathering(plan, grouped)
+    if gathering is None:
+        return whole, Statements(whole, "")
+    first = _first(writer, plan, gathering)
+    if first is None:
+        return whole, None
+    first, merge = writer.complete(first), writer.complete(_result(writer.query(plan), output))
+    return whole, Statements(first, merge)
 
 
 def _result(query: Query, columns: Sequence[tuple[str, str]]) -> str:
@@ -172,10 +332,10 @@ def _limit_above(plan: Node, sort: Node) -> Node | None:
     return None
 
 
-def _gathering(plan: Node) -> Node | None:
-    """Return the lowest operator on the way from the result down that must see all rows."""
+def _gathering(plan: Node, above: Node | None = None) -> Node | None:
+    """Return the lowest operator on the way from the result down, as far as ``above``, that must see all rows."""
     found, node = None, plan
-    while node.kind in (*_PASSED, *_GATHERING, "LocalLimit") and node.children:
+    while node is not above and node.kind in (*_PASSED, *_GATHERING, "LocalLimit") and node.children:
         if node.kind in _GATHERING:
             found = node
         node = node.children[0]
@@ -198,3 +358,25 @@ def _divisible(node: Node) -> list[Node]:
         if kind == "RightOuter":
             return _divisible(right)
     return []
+
+
+def _fully_joined(below: Node) -> list[tuple[Node, Attribute]]:
+    """Return of a full join right below ``below`` the scans of both sides each of whose rows gives rows of that side,
+    with their columns that the join makes equal; nothing: there is no such join."""
+    node = below
+    while node.kind in _PASSED and not node.scans:
+        node = node.children[0]
+    if node.kind != "Join" or node.object("joinType") != "FullOuter" or not node.fields.get("condition"):
+        return []
+    for left, right in equalities(node.expression("condition")):
+        for one, other in ((left, right), (right, left)):
+            found = [_source(node.children[0], one), _source(node.children[1], other)]
+            if all(found):
+                return [pair for pair in found if pair is not None]
+    return []
+
+
+def _source(side: Node, column: int) -> tuple[Node, Attribute] | None:
+    """Return the scan each of whose rows gives rows of ``side``, and its column that is ``column`` there."""
+    pairs = ((view, one) for view in _divisible(side) for one in columns(view))
+    return next((p for p in pairs if types.exact(p[1].type) and passes(side, *p) == column), None)

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from ebbflow.infra.errors import StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import Relation, StageJob
-from ebbflow.infra.query.local import machine_memory
 from ebbflow.infra.spark.failures import first_line
-from ebbflow.infra.spark.native import slices
 from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, parse
+from ebbflow.infra.spark.native.exchange import costs, hashes
+from ebbflow.infra.spark.native.exchange.costs import ByHash
 from ebbflow.infra.spark.native.narrowing import RANGED
 from ebbflow.infra.spark.native.objects import (
     check_places,
@@ -30,10 +30,10 @@ from ebbflow.infra.spark.native.objects import (
 )
 from ebbflow.infra.spark.native.probe import trouble
 from ebbflow.infra.spark.native.programs import Program, program
-from ebbflow.infra.spark.native.slices import ByHash, Cut, KeyBounds, arm_parts, cuts
+from ebbflow.infra.spark.native.slices import Cut, KeyBounds, arm_parts, cuts
 from ebbflow.infra.spark.native.statements import PARTS
 from ebbflow.infra.spark.native.worker import Done, KeyRange, Part, Settings, Work, sweep
-from ebbflow.infra.spark.settings import addresses, has_nodes_here, is_local, mebibytes
+from ebbflow.infra.spark.settings import LEAST_MEMORY, addresses, has_nodes_here, is_local, native_memory
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import public_settings
@@ -46,9 +46,6 @@ _LARGEST = 2 << 30  # bytes of a slice; beyond that there are more of them than 
 _MOST = 4  # ...up to this many a core
 _ALONE = 512 << 20  # bytes that a stage may read in one task
 _NARROW = 0.7  # of a relation's rows; DuckDB takes any range for a fifth, and might order joins by that
-_PART_OF_HEAP = 0.5  # memory of DuckDB's on an executor whose ``spark.executor.pyspark.memory`` is not set
-_PART_OF_MACHINE = 0.4  # likewise of this machine, in local mode
-_LEAST = 256  # MiB of a task
 _FEW = 20_000  # rows that tasks have written and this process can merge sooner than an executor
 _TIDIED = 10.0  # s in which tasks of a cancelled stage are told, and what they have left is removed
 _log = logging.getLogger(__name__)
@@ -87,7 +84,7 @@ class NativeStages:
         self._begun: dict[str, Callable[[int], object]] = {}  # by job, until its first tasks run
         conf = context.getConf()
         self._threads = max(1, int(conf.get("spark.task.cpus", "1")))
-        self._memory = _task_memory(conf, context.master, context.defaultParallelism, self._threads)
+        self._memory = native_memory(conf, context.master, context.defaultParallelism, self._threads)
         self._room = self._memory << 20  # bytes of tables that each task may read
 
     def confine(self, access: AllowedAccess) -> None:
@@ -197,22 +194,30 @@ class NativeStages:
         """
         relations = {r.name.lower(): r for r in job.relations}
         scans = {number: relations[name] for number, name in made.scans.items()}
-        sizes = {number: relation.bytes for number, relation in scans.items()}
-        if made.sliced is not None:
-            count = self._count(sizes[made.sliced], job.expected)
-            exchange = slices.by_hash(made.keys, sizes, made.sliced, self._room, count, scans)
+        sizes = costs.scan_sizes(scans, made.used, self._room)
+        whole = sum(size.read for size in sizes.values())
+        if made.sliced is not None and made.ways is not None:
+            count = self._count(scans[made.sliced].bytes, job.expected)
+            # tasks that write are as many as they have bytes for, however few those of the sliced relation are
+            tasks = max(count, min(self._cores, self._count(sum(r.bytes for r in scans.values()))))
+            exchange = costs.by_hash(made.ways, sizes, made.sliced, self._room, tasks, scans)
+            found, cost = list[_Slice](), whole
             try:
-                found = self._cuts(made, scans, made.sliced, count)
+                if not made.full:
+                    found = self._cuts(made, scans, sizes, made.sliced, count)
+                    read = sum(one.read for one in found)
+                    cost = costs.shared_cost(sizes[made.sliced].read, read, min(len(found), self._cores))
+                elif whole > _ALONE and exchange is not None:
+                    return exchange
             except NotNativeError:
                 if exchange is None:
                     raise
                 return exchange
-            shared = sizes[made.sliced] + sum(one.read for one in found)
-            if exchange is not None and exchange.cost(sizes, count) < shared:
+            if exchange is not None and exchange.cost < costs.PAYS * cost:
                 return exchange
             if len(found) > 1:
                 return found
-        if sum(sizes.values()) > _ALONE:
+        if whole > _ALONE:
             raise NotNativeError("it cannot be divided, and one task would read too much")
         return []
 
@@ -225,7 +230,14 @@ class NativeStages:
         count = min(self._cores, max(math.ceil(size / _SMALLEST), math.ceil(expected / _SHORTEST)))
         return max(min(max(count, math.ceil(size / _LARGEST)), _MOST * self._cores), 1)
 
-    def _cuts(self, made: Program, scans: Mapping[int, Relation], sliced: int, count: int) -> list[_Slice]:
+    def _cuts(
+        self,
+        made: Program,
+        scans: Mapping[int, Relation],
+        sizes: Mapping[int, costs.Size],
+        sliced: int,
+        count: int,
+    ) -> list[_Slice]:
         relation = scans[sliced]
         keys = [
             (KeyBounds(relation, one.column), scan, column, KeyBounds(scans[scan], column))
@@ -241,11 +253,12 @@ class NativeStages:
                 if known is not None and (share := bounds.share(*known)) <= _NARROW:
                     ranges.append(KeyRange(f"s{scan}", column, *known))
                     shares[scan] = min(shares[scan], share)
-            read = sum(r.bytes * shares[number] for number, r in scans.items() if number != sliced)
-            if read > self._room:
+            held = sum(one.held * shares[number] for number, one in sizes.items() if number != sliced)
+            if held > self._room:
                 if ranges and count < _MOST * self._cores:  # of a narrower range others need less
-                    return self._cuts(made, scans, sliced, 2 * count)
+                    return self._cuts(made, scans, sizes, sliced, 2 * count)
                 raise NotNativeError("tables that each task reads do not fit into its memory")
+            read = sum(one.read * shares[number] for number, one in sizes.items() if number != sliced)
             found.append(_Slice(cut, tuple(ranges), read))
         return found
 
@@ -268,23 +281,23 @@ class NativeStages:
         if not way:
             done = self._job(job, [Part(made.whole, scans, "part-00000.parquet")], cancelled)
             return _summed(done, done, 1)
-        parts, before = list[Part](), list[Done]()
+        parts, before, split = list[Part](), list[Done](), made.split
         if isinstance(way, ByHash):
-            parts, before = self._exchanged(made, job, way, scans, cancelled)
+            parts, before, split = self._exchanged(made, job, way, scans, cancelled)
         else:
             for number, (cut, ranges, _) in enumerate(way):
                 own = tuple(replace(r, files=cut.files) if r.name == f"s{made.sliced}" else r for r in scans)
                 parts.append(
-                    Part(made.first, own, made.file.format(number), f"s{made.sliced}", cut.rows, ranges)
+                    Part(split.first, own, split.file.format(number), f"s{made.sliced}", cut.rows, ranges)
                 )
         done = self._job(job, parts, cancelled)
         every = [*before, *done]
-        if not made.merge:
+        if not split.merge:
             return _summed(done, every, len(every))
         root = job.output.root
         written = tuple(FileEntry(f"{root}/{p.file}", 1, 0.0) for p in parts)
         merge = Part(
-            made.merge, (Relation(PARTS, job.output.scheme, written, ()), *scans), "part-00000.parquet"
+            split.merge, (Relation(PARTS, job.output.scheme, written, ()), *scans), "part-00000.parquet"
         )
         last = self._merged(job, merge, sum(d.rows for d in done), cancelled)
         return _summed(last, [*every, *last], len(every) + 1)
@@ -293,7 +306,7 @@ class NativeStages:
         """Merge what tasks have written: here, where that is so little that another job of Spark's takes longer."""
         output = job.output
         if output.local and rows <= _FEW and [r.name for r in merge.relations if merge.names(r)] == [PARTS]:
-            settings = Settings(AllowedAccess.of((), [output]), 1, _LEAST)
+            settings = Settings(AllowedAccess.of((), [output]), 1, LEAST_MEMORY)
             done = Work(settings, output.root, (merge,), output.scheme, last=True).here()
             if cancelled.is_set():
                 raise StageCancelledError(f"{job.name} was cancelled")
@@ -303,20 +316,29 @@ class NativeStages:
 
     def _exchanged(
         self, made: Program, job: StageJob, way: ByHash, scans: Sequence[Relation], cancelled: threading.Event
-    ) -> tuple[list[Part], list[Done]]:
-        """Have tasks write what is exchanged; return the parts that join it, and what became of those tasks."""
-        exchanges = {f"s{number}": made.hashed[number, column] for number, column in way.keys.items()}
+    ) -> tuple[list[Part], list[Done], costs.Statements]:
+        """Have tasks write what is exchanged; return the parts that join it, what became of those tasks, and what the
+        parts run."""
+        exchanges = {f"s{number}": exchange for number, exchange in way.made.exchanges.items()}
         by_name = {relation.name: relation for relation in scans}
-        parts = slices.writing(exchanges, by_name, self._count)
+        parts = hashes.writing(exchanges, by_name, self._count)
         done = self._job(job, [part for listed in parts.values() for part in listed], cancelled)
-        by_name, sizes = slices.exchanged(exchanges, by_name, parts, job.output, sum(d.rows for d in done))
+        by_name, sizes = hashes.exchanged(exchanges, by_name, parts, job.output, sum(d.rows for d in done))
         room = self._room - way.others
 
         def count(probed: float, built: float) -> int:
-            return min(max(self._count(probed), math.ceil(2 * built / room)), slices.BUCKETS)
+            return min(max(self._count(probed + built), math.ceil(2 * built / room)), hashes.BUCKETS)
 
-        joins = slices.joining(made.first, by_name, sizes, f"s{made.sliced}", made.file, count, room)
-        return joins, done
+        split, full = way.made.split, bool(made.full)
+        joins = hashes.joining(
+            split.first, by_name, sizes, f"s{made.sliced}", split.file, count, room, whole=full
+        )
+        if len({one.ranges for one in joins}) == len(joins):  # no key's rows are in two of them
+            split = way.made.apart if len(joins) > 1 else costs.Statements(way.made.whole, "")
+            joins = [
+                replace(one, statement=split.first, file=split.file.format(n)) for n, one in enumerate(joins)
+            ]
+        return joins, done, split
 
     def _job(self, job: StageJob, parts: Sequence[Part], cancelled: threading.Event) -> list[Done]:
         if cancelled.is_set():
@@ -369,15 +391,3 @@ def _bounded(seconds: float, action: Callable[[], object]) -> None:
     thread = threading.Thread(target=action, name="ebbflow-cancel", daemon=True)
     thread.start()
     thread.join(seconds)
-
-
-def _task_memory(conf: Any, master: str, cores: int, threads: int) -> int:
-    """Return the MiB that DuckDB may take in one task."""
-    if is_local(master):
-        total, slots = int(_PART_OF_MACHINE * machine_memory() * 1024), max(1, cores // threads)
-    else:
-        slots = max(1, int(conf.get("spark.executor.cores", "1")) // threads)
-        own = conf.get("spark.executor.pyspark.memory", "")
-        heap = mebibytes(conf.get("spark.executor.memory", "1g"))
-        total = mebibytes(own) if own else int(_PART_OF_HEAP * heap)
-    return max(_LEAST, total // slots)

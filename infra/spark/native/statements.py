@@ -57,6 +57,11 @@ class Writer:
         default_factory=dict
     )  # common table expressions, those that others read first
     _depth: int = 0  # of the subqueries around what is written
+    _passed: frozenset[int] = frozenset()  # by id(node): tests of filters and joins that every row passes
+
+    def anew(self, passed: frozenset[int]) -> "Writer":
+        """Return a writer of the same plan, with the same numbers of scans, that leaves out tests, by id(node)."""
+        return Writer(self.tables, self.escapes, _numbers=dict(self._numbers), _passed=passed)
 
     def complete(self, sql: str) -> str:
         """Return ``sql`` with the common table expressions that it reads."""
@@ -130,12 +135,15 @@ class Writer:
     def _filter(self, node: Node) -> Query:
         below = self.query(node.children[0])
         # tests with subqueries last: DuckDB would join all rows before it looks at the others
-        tests = sorted(node.expression("condition").conjuncts(), key=_has_subquery)
+        tests = sorted(self._tests(node), key=_has_subquery)
         sql = below.source
         for _, group in groupby(tests, key=_has_subquery):
             listed = " AND ".join(self._expressions().of(test).sql for test in group)
             sql = f"(SELECT * FROM {sql} WHERE {listed})"
         return Query(sql[1:-1], below.columns)
+
+    def _tests(self, node: Node) -> list[Node]:
+        return [test for test in node.expression("condition").conjuncts() if id(test) not in self._passed]
 
     def _join(self, node: Node) -> Query:
         left, right = (self._joined(child) for child in node.children)
@@ -143,7 +151,8 @@ class Writer:
         if kind not in _JOINS:
             raise NotNativeError(f"a join of kind {kind or 'unknown'} is not proven to be equal")
         on = node.fields.get("condition")
-        test = self._expressions().of(node.expression("condition")).sql if on else "true"
+        tests = self._tests(node) if on else []
+        test = " AND ".join(self._expressions().of(one).sql for one in tests) or "true"
         columns = left.columns if kind in ("LeftSemi", "LeftAnti") else left.columns + right.columns
         word = _JOINS[kind]
         if not on and kind in ("Inner", "Cross"):
@@ -272,6 +281,14 @@ class Writer:
     def condition(self, test: Node) -> str:
         """Return a test of rows. Raises ``NotNativeError``."""
         return self._expressions().of(test).sql
+
+    def inner(self, plan: Node) -> str:
+        """Return the query of a subquery that reads nothing of what is around it. Raises ``NotNativeError``."""
+        self._depth += 1
+        try:
+            return self.query(plan).sql
+        finally:
+            self._depth -= 1
 
     def _expressions(self, replaced: Mapping[str, Typed] | None = None) -> Translator:
         return Translator(_RULES, self._subquery, replaced or {}, None, self.escapes)

@@ -248,7 +248,7 @@ def _related(rng: random.Random, depth: int, tables: tuple[str, ...] = ("one", "
             f"EXISTS (SELECT 1 FROM {other} WHERE {right}.k = {left}.k AND {right}.i < 20)",
             f"NOT EXISTS (SELECT 1 FROM {other} WHERE {left}.k = {right}.k AND {right}.s <> {left}.s)",
             f"{left}.e > (SELECT avg(e) FROM {other} WHERE {right}.k = {left}.k)",
-            f"({left}.i < 10 OR {left}.k IN (SELECT k FROM {other}))", f"{left}.i = {left}.k",
+            f"({left}.i < 10 OR {left}.k IN (SELECT k FROM {other}))", f"{left}.i = {left}.k", f"{left}.i < 20",
         ])  # fmt: skip
         return f"(SELECT k, i, s, e FROM {below} WHERE {test}) {name}"
     word = rng.choice(

@@ -1,5 +1,7 @@
 """What is exchanged between the tasks of a native stage, and which task joins what of it."""
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import duckdb
@@ -9,14 +11,14 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.catalyst import NotDoneError
-from ebbflow.infra.spark.native.slices import (
+from ebbflow.infra.spark.native.exchange import costs
+from ebbflow.infra.spark.native.exchange.costs import Exchanged, Size, Statements, Ways, by_hash, scan_sizes
+from ebbflow.infra.spark.native.exchange.hashes import (
     BUCKET,
     BUCKETS,
-    ByHash,
     Exchange,
     HashRange,
     bucket_sizes,
-    by_hash,
     hash_ranges,
     joining,
 )
@@ -50,14 +52,57 @@ def test_a_frequent_key_is_divided_by_files_and_others_are_balanced() -> None:
     )
 
 
-def test_the_cheapest_exchange_that_fits_is_taken() -> None:
-    sizes = {0: 1000, 1: 900, 2: 800, 3: 10}
+def ways(keys: Sequence[Mapping[int, str]], part: float = 1.0, *, all: bool = False) -> Ways:
+    """Return ways to exchange, each of which writes of a scan's rows such a ``part``."""
+
+    def made(columns: Mapping[int, str]) -> Exchanged:
+        exchanges = {n: Exchange("", (), (c,), (c,), part=part) for n, c in columns.items()}
+        return Exchanged(exchanges, Statements("", ""), Statements("", ""), "", frozenset(range(4)))
+
+    return Ways(keys, made, all)
+
+
+def taken(keys: Sequence[Mapping[int, str]], memory: int) -> Mapping[int, str] | None:
+    """Return which scans are exchanged."""
+    sizes = {n: Size(size, size) for n, size in enumerate((1000.0, 900.0, 800.0, 10.0))}
+    scans = {n: Relation(str(n), "file", (), ()) for n in sizes}
+    found = by_hash(ways(keys), sizes, 0, memory, 4, scans)
+    return found.keys if found is not None else None
+
+
+def test_the_cheapest_exchange_that_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        costs, "column_bytes", lambda relation, _: ((1000.0, 900.0, 800.0, 10.0)[int(relation.name)], 9)
+    )
+    monkeypatch.setattr(costs, "_ALIKE", 1.0)
     keys = [{0: "a", 1: "a"}, {0: "b", 2: "b", 3: "b"}, {0: "c", 1: "c", 2: "c"}]
-    assert by_hash(keys, sizes, 0, 400, 4, {}) == ByHash({0: "c", 1: "c", 2: "c"}, 10)
-    assert by_hash(keys, sizes, 0, 2000, 2, {}) == ByHash({0: "b", 2: "b"}, 910)
-    assert by_hash(keys[:2], sizes, 0, 400, 4, {}) is None
-    assert by_hash(keys, sizes, 0, 100_000, 4, {}) is None, "all of them are small"
-    assert by_hash([{0: "a"}], sizes, 0, 400, 4, {}) is None
+    assert taken(keys, 400) == {0: "c", 1: "c", 2: "c"}
+    assert taken(keys, 2000) == {0: "b", 2: "b"}, "writing 900 costs more than reading them again"
+    assert taken(keys[:2], 400) is None
+    assert taken(keys, 100_000) is None, "all of them are small"
+    assert taken([{0: "a"}], 400) is None
+
+
+def test_what_tests_leave_decides_whether_an_exchange_pays(tmp_path: Path) -> None:
+    path = tmp_path / "l.parquet"
+    with duckdb.connect() as connection:
+        rows = "SELECT v, v + 1 AS w, 'some text ' || v AS s FROM range(60000) t(v)"
+        connection.execute(f"COPY ({rows}) TO '{path}' (FORMAT parquet)")
+    entry = FileEntry(str(path), path.stat().st_size, 0.0)
+    lines = Relation("l", "file", (entry,), (("v", "bigint"), ("w", "bigint"), ("s", "string")))
+    sizes = scan_sizes({0: lines, 1: lines}, {0: ("v",), 1: ("v", "w")}, 1000)
+    assert 0 < sizes[0].read < sizes[1].read
+    assert sizes[0].held <= sizes[1].held <= entry.size
+    assert scan_sizes({0: lines}, {0: ("v",)}, 1 << 40)[0] == Size(entry.size, entry.size), (
+        "footers are not read"
+    )
+    costly, cheap = (
+        by_hash(ways([{0: "v", 1: "v"}], part), sizes, 0, 1000, 2, {0: lines, 1: lines})
+        for part in (1.0, 0.1)
+    )
+    assert costly is not None
+    assert cheap is not None
+    assert cheap.cost < costly.cost
 
 
 def test_of_equal_exchanges_the_key_of_most_values_is_taken(tmp_path: Path) -> None:
@@ -68,7 +113,24 @@ def test_of_equal_exchanges_the_key_of_most_values_is_taken(tmp_path: Path) -> N
     kinds = (("tenant", "int"), ("name", "string"), ("id", "bigint"))
     lines = Relation("l", "file", (FileEntry(str(path), path.stat().st_size, 0.0),), kinds)
     keys = [{0: name, 1: name} for name, _ in kinds]
-    assert by_hash(keys, {0: 1000, 1: 900}, 0, 400, 4, {0: lines}) == ByHash({0: "id", 1: "id"}, 0)
+    sizes = {0: Size(1000, 1000), 1: Size(900, 900)}
+    found = by_hash(ways(keys), sizes, 0, 400, 4, {0: lines, 1: lines})
+    assert found is not None
+    assert found.keys == {0: "id", 1: "id"}
+
+
+def test_each_scan_of_a_full_join_is_exchanged_and_no_hash_is_left_out() -> None:
+    sizes = {0: Size(1000, 1000), 1: Size(1, 1)}
+    scans = {n: Relation(str(n), "file", (), ()) for n in sizes}
+    found = by_hash(ways([{0: "a", 1: "b"}], all=True), sizes, 0, 400, 4, scans)
+    assert found is not None
+    assert found.keys == {0: "a", 1: "b"}
+    probed = [[0.0] * 5 + [90.0] + [0.0] * 6, [0.0] * MANY]
+    ranges = hash_ranges(probed, [1.0] * MANY, 4, whole=True)
+    assert ranges[0].low == 0
+    assert ranges[-1].high == MANY - 1
+    assert all(a.high + 1 == b.low for a, b in pairwise(ranges))
+    assert {r.files for r in ranges} == {(0, 1)}
 
 
 def test_no_task_gets_more_rows_of_one_key_than_it_can_hold() -> None:

@@ -13,13 +13,13 @@ from hypothesis import settings
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native.catalyst import NotNativeError, parse
+from ebbflow.infra.spark.native.exchange.hashes import BUCKET
 from ebbflow.infra.spark.native.programs import Program, program
-from ebbflow.infra.spark.native.slices import BUCKET
 from tests.infra.spark.native.statements_random import keyed, statement, table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
-SIZES = {"one": 2, "two": 1}
+SIZES = {"one": 8, "two": 1}
 KINDS = ("tame", "wild")  # the latter with values at which types end
 
 
@@ -52,6 +52,8 @@ def answers(made: Program, tables: Path) -> list[list[tuple[Any, ...]]]:
         found = [connection.execute(made.whole).fetchall()]
         if made.sliced is None:
             return found
+        if made.full:
+            return found + exchanged(connection, made, tables)
         path = tables / f"{made.scans[made.sliced]}.parquet"
         parts = []
         for part in range(3):
@@ -72,47 +74,64 @@ def answers(made: Program, tables: Path) -> list[list[tuple[Any, ...]]]:
                     f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM read_parquet('{path_of}')"
                 )
             parts.append(f"part{part}")
-        found.append(merged(connection, made, parts))
+        found.append(merged(connection, made.merge, parts, {}))
         connection.execute(f"CREATE OR REPLACE VIEW s{made.sliced} AS SELECT * FROM read_parquet('{path}')")
         try:
             return found + exchanged(connection, made, tables)
         except (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException) as error:
-            raise AssertionError(f"{error}\n{made.hashed}") from error
+            raise AssertionError(f"{error}\n{made.ways}") from error
 
 
-def merged(connection: duckdb.DuckDBPyConnection, made: Program, parts: list[str]) -> list[tuple[Any, ...]]:
-    """Return the rows of a program whose parts are tables of these names."""
+def merged(
+    connection: duckdb.DuckDBPyConnection, merge: str, parts: list[str], views: dict[int, str]
+) -> list[tuple[Any, ...]]:
+    """Return the rows of a program whose parts are tables of these names, once scans are ``views`` again."""
+    for number, sql in views.items():
+        connection.execute(f"CREATE OR REPLACE VIEW s{number} AS {sql}")
     rows = " UNION ALL ".join(f"SELECT * FROM {part}" for part in parts)
     connection.execute(f"CREATE OR REPLACE VIEW parts AS {rows}")
-    return connection.execute(made.merge or "SELECT * FROM parts").fetchall()
+    return connection.execute(merge or "SELECT * FROM parts").fetchall()
 
 
 def exchanged(
     connection: duckdb.DuckDBPyConnection, made: Program, tables: Path
 ) -> list[list[tuple[Any, ...]]]:
     """Return the rows of a program that exchanges all that it can, by each key; one range's rows are in two parts."""
-    found = []
-    for key, one in enumerate(made.narrowings[:2]):
-        pairs = dict([*one.others, (made.sliced, one.column)])
-        pairs = {number: column for number, column in pairs.items() if (number, column) in made.hashed}
-        if len(pairs) < 2:
+    found, ways = [], made.ways
+    for key, pairs in enumerate(ways.keys[:2] if ways is not None else ()):
+        assert ways is not None
+        exchanges, split, apart, whole, _ = ways.made(pairs)
+        if made.sliced not in exchanges:
             continue
-        for number, column in pairs.items():
-            connection.execute(f"CREATE TABLE x{key}_{number} AS {made.hashed[number, column].sql}")
+        for number, exchange in exchanges.items():
+            connection.execute(f"CREATE TABLE x{key}_{number} AS {exchange.sql}")
+        for number in exchanges:
+            connection.execute(f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM x{key}_{number}")
+        found.append(connection.execute(whole).fetchall())
         parts = []
         for low, high, half in ((0, 400, 0), (0, 400, 1), (401, 1023, None)):
-            for number in pairs:
-                own = "" if half is None or number != made.sliced else f" AND rowid % 2 = {half}"
+            if made.full and half == 1:
+                continue
+            for number in exchanges:
+                own = "" if half is None or made.full or number != made.sliced else f" AND rowid % 2 = {half}"
                 connection.execute(
                     f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM x{key}_{number} "
                     f'WHERE "{BUCKET}" BETWEEN {low} AND {high}{own}'
                 )
             parts.append(f"part{key}_{low}_{half}")
-            connection.execute(f"CREATE TABLE {parts[-1]} AS {made.first}")
-        for number in pairs:
-            path = tables / f"{made.scans[number]}.parquet"
-            connection.execute(f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM read_parquet('{path}')")
-        found.append(merged(connection, made, parts))
+            connection.execute(f"CREATE TABLE {parts[-1]} AS {split.first}")
+        shown = {n: f"SELECT * FROM read_parquet('{tables / made.scans[n]}.parquet')" for n in exchanges}
+        found.append(merged(connection, split.merge, parts, shown))
+        parts = []
+        for low, high in ((0, 400), (401, 1023)):
+            for number in exchanges:
+                connection.execute(
+                    f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM x{key}_{number} "
+                    f'WHERE "{BUCKET}" BETWEEN {low} AND {high}'
+                )
+            parts.append(f"apart{key}_{low}")
+            connection.execute(f"CREATE TABLE {parts[-1]} AS {apart.first}")
+        found.append(merged(connection, apart.merge, parts, shown))
     return found
 
 
@@ -177,6 +196,48 @@ def test_slices_and_ranges_of_hashes_read_of_other_tables_only_what_their_keys_n
         seen[outcome(session, folder / "tame", keyed(random.Random(seed)))] += 1
     assert seen["equal"] + seen["exchanged"] > asked.max_examples / 2, seen
     assert seen["exchanged"] > asked.max_examples / 10, seen
+
+
+RELATED = {
+    "an outer join of which groups are grouped again": (
+        "WITH m AS (SELECT one.k AS k, count(two.i) AS n FROM one LEFT JOIN two ON one.k = two.k AND two.s NOT LIKE "
+        "'%b' GROUP BY one.k) SELECT n, count(*) AS c FROM m GROUP BY n",
+        {"one": {"k"}, "two": {"k", "i"}},
+    ),
+    "a subquery tied to a small filtered table": (
+        "SELECT sum(one.e) AS v FROM one, two WHERE one.k = two.k AND two.i = 7 AND one.l > (SELECT min(l) FROM one "
+        "o WHERE o.k = two.k AND o.j < 40)",
+        {"one": {"k", "e", "l"}, "two": {"k"}},
+    ),
+    "subqueries in a subquery": (
+        "SELECT two.s AS s FROM two WHERE two.k IN (SELECT k FROM one WHERE i IN (SELECT i FROM two t WHERE t.j < 30"
+        ") AND e > (SELECT min(e) FROM one o WHERE o.k = one.k AND o.i = one.i))",
+        {"one": {"k", "i", "e"}, "two": {"k", "s"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RELATED)
+def test_what_is_exchanged_has_only_the_columns_and_keys_that_are_needed(
+    spark: SparkEngine, folder: Path, kind: str
+) -> None:
+    sql, needed = RELATED[kind]
+    frame = sessions(spark, folder)["tame"].sql(sql)
+    plan = parse(frame._jdf.queryExecution().analyzed().toJSON())
+    made = program(plan, relations.columns(frame), SIZES, escapes=False)
+    assert made.ways is not None
+    exchanged_, _, apart, _, _ = made.ways.made(made.ways.keys[0])
+    for number, one in exchanged_.items():
+        assert set(one.kept) <= needed[made.scans[number]]
+    if "small" in kind or "subqueries" in kind:
+        assert {made.scans[number] for number, one in exchanged_.items() if one.others} == {"one"}
+        assert sum(made.scans[number] == "one" for number in exchanged_) == 2
+    else:
+        assert "LIKE" in "".join(one.sql for one in exchanged_.values())
+        assert "LIKE" not in apart.first
+        assert apart.first.count("GROUP BY") == 2
+    for rows in answers(made, folder / "tame"):
+        assert ordered(rows) == ordered([tuple(row) for row in frame.collect()])
 
 
 @pytest.mark.parametrize(

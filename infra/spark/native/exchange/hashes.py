@@ -1,0 +1,195 @@
+"""Joined relations of which none is small, exchanged between tasks: some write their rows in the order of a hash
+(``BUCKETS`` of them), and later ones read a range of hashes each, of all of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import ceil
+from typing import NamedTuple
+
+from ebbflow.infra.protocols import Relation
+from ebbflow.infra.spark.native.catalyst import NotDoneError
+from ebbflow.infra.spark.native.slices import cuts, known, split
+from ebbflow.infra.spark.native.worker import KeyRange, Part
+from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.tables.filefooters import read_footers
+
+BUCKET = "__ebbflow_bucket"  # the column of a row's hash
+BUCKETS = 1024
+_SKEWED = 2.0  # times the mean of what is divided from which on a range is read by several tasks
+_GROUP = 20_480  # rows of a row group of what is exchanged: tasks read whole ones
+
+
+class HashRange(NamedTuple):
+    """What one task joins: rows with hashes from ``low`` to ``high``, of the sliced relation those of some files."""
+
+    low: int
+    high: int
+    files: tuple[int, ...]
+
+
+def hash_ranges(
+    probed: Sequence[Sequence[float]], built: Sequence[float], count: int, *, whole: bool = False
+) -> list[HashRange]:
+    """Return about ``count`` ranges of about equal sizes.
+
+    A range with a key that most rows of the sliced relation have is read by several tasks, each of which has all of
+    the other relations' rows in it and some of the sliced one's files.
+
+    Args:
+        probed: bytes by hash, of each file of the sliced relation; 0 where there is no row.
+        built: bytes by hash of the others.
+        count: of tasks.
+        whole: no range is read by several tasks, and one without rows of the sliced relation is read, too.
+    """
+    totals = [sum(sizes) for sizes in zip(*probed, strict=True)]
+    runs = split([(n, a + b) for n, (a, b) in enumerate(zip(totals, built, strict=True))], count)
+    if whole and runs:
+        bounds = [0, *(run[0] for run in runs[1:]), len(built)]
+        return [HashRange(low, high - 1, tuple(range(len(probed)))) for low, high in pairwise(bounds)]
+    mean, found = sum(totals) / count, []
+    for run in runs:
+        low, high = run[0], run[-1]
+        own = [(number, sum(sizes[low : high + 1])) for number, sizes in enumerate(probed)]
+        own = [(number, size) for number, size in own if size > 0]
+        size = sum(s for _, s in own)
+        times = ceil(size / mean) if size > _SKEWED * mean else 1
+        found += [HashRange(low, high, tuple(part)) for part in split(own, times) if part]
+    return found or [HashRange(0, len(built) - 1, tuple(range(len(probed))))]
+
+
+def bucket_sizes(relation: Relation) -> tuple[list[list[float]], list[int]]:
+    """Return of each file of an exchanged relation its bytes by hash, as far as its footer tells, and its rows.
+
+    Raises ``TableError``.
+    """
+    sizes, rows = [], []
+    for file, told in zip(relation.files, read_footers(relation, [BUCKET]), strict=True):
+        found, total = [0.0] * BUCKETS, sum(told.rows)
+        for count, bounds in zip(told.rows, told.bounds[BUCKET], strict=True):
+            low, high = (bounds.low, bounds.high) if known(bounds) else (0, BUCKETS - 1)
+            for bucket in range(low, high + 1) if count else ():
+                found[bucket] += file.size * count / total / (high - low + 1)
+        sizes.append(found)
+        rows.append(total)
+    return sizes, rows
+
+
+class Exchange(NamedTuple):
+    """What writes a scan's rows in the order of a hash: a statement, and the columns of the scan that it has."""
+
+    sql: str
+    columns: tuple[str, ...]
+    read: tuple[str, ...] = ()  # columns that it reads...
+    kept: tuple[str, ...] = ()  # ...and those whose values it writes
+    others: tuple[int, ...] = ()  # scans that its tests read
+    part: float = 1.0  # of rows that tests for keys may leave
+
+    def of(self, relation: Relation, scheme: str, entries: Sequence[FileEntry]) -> Relation:
+        """Return as a relation what was written of ``relation``."""
+        names = {name.lower() for name in self.columns}
+        kept = tuple((name, kind) for name, kind in relation.columns if name.lower() in names)
+        return Relation(relation.name, scheme, tuple(entries), (*kept, (BUCKET, "int")))
+
+
+def writing(
+    exchanges: Mapping[str, Exchange], scans: Mapping[str, Relation], count: Callable[[float], int]
+) -> dict[str, list[Part]]:
+    """Return by scan the parts that write what is exchanged, the largest scans' first; ``count`` tells the tasks for
+    so many bytes.
+
+    Raises ``TableError``.
+    """
+    found = {}
+    for name, exchange in sorted(exchanges.items(), key=lambda item: -scans[item[0]].bytes):
+        relation = scans[name]
+        found[name] = [
+            Part(
+                exchange.sql,
+                (replace(relation, files=cut.files), *(scans[f"s{other}"] for other in exchange.others)),
+                f".native-{name}-{number:05d}.parquet",
+                name if cut.rows else "",
+                cut.rows,
+                group=_GROUP,
+            )
+            for number, cut in enumerate(cuts(relation, count(relation.bytes)))
+        ]
+    return found
+
+
+def exchanged(
+    exchanges: Mapping[str, Exchange],
+    scans: Mapping[str, Relation],
+    parts: Mapping[str, Sequence[Part]],
+    output: StorageLocation,
+    rows: int,
+) -> tuple[dict[str, Relation], dict[str, list[list[float]]]]:
+    """Return ``scans``, with what parts have written of them into ``output``, and of that the bytes by hash, file by
+    file. Raises ``NotDoneError`` where it is not their number of ``rows``, and ``TableError``."""
+    found, sizes, seen = dict(scans), {}, 0
+    for name, exchange in exchanges.items():
+        infos = output.fs().get_file_info([output.path(part.file) for part in parts[name]])
+        entries = [FileEntry(info.path, info.size, 0.0) for info in infos]
+        found[name] = exchange.of(scans[name], output.scheme, entries)
+        sizes[name], counted = bucket_sizes(found[name])
+        seen += sum(counted)
+    if seen != rows:
+        raise NotDoneError("what its tasks have exchanged is not what they wrote")
+    return found, sizes
+
+
+def joining(
+    statement: str,
+    scans: Mapping[str, Relation],
+    sizes: Mapping[str, Sequence[Sequence[float]]],
+    sliced: str,
+    file: str,
+    count: Callable[[float, float], int],
+    room: float,
+    *,
+    whole: bool = False,
+) -> list[Part]:
+    """Return the parts that join ranges of what was exchanged.
+
+    Args:
+        statement: of each part.
+        scans: what it reads, in place of what is exchanged what was written of it.
+        sizes: of the latter the bytes by hash, a sequence for each file.
+        sliced: the scan each of whose rows is to be in one part.
+        file: name of a part's file, for its number.
+        count: tells the tasks for the bytes of ``sliced`` and of all others that are exchanged.
+        room: bytes of the latter that a task can hold.
+        whole: all rows of one hash must be in one part.
+
+    Raises ``NotDoneError`` where rows of one hash are more.
+    """
+    probed = sizes[sliced]
+    built = [sum(one) for one in zip(*(f for n, fs in sizes.items() if n != sliced for f in fs), strict=True)]
+    tasks = count(sum(map(sum, probed)), sum(built))
+    parts: list[Part] = []
+    ranges_ = [
+        HashRange(first, last, one.files)
+        for one in hash_ranges(probed, built, tasks, whole=whole)
+        for first, last in _fitting(built, one.low, one.high, room)
+    ]
+    for low, high, some in ranges_:
+        own = replace(scans[sliced], files=tuple(scans[sliced].files[n] for n in some))
+        reads = tuple(own if name == sliced else relation for name, relation in scans.items())
+        ranges = tuple(KeyRange(name, BUCKET, low, high) for name in sizes)
+        parts.append(Part(statement, reads, file.format(len(parts)), ranges=ranges))
+    return parts
+
+
+def _fitting(built: Sequence[float], low: int, high: int, room: float) -> list[tuple[int, int]]:
+    """Cut a range of hashes into runs whose rows fit. Raises ``NotDoneError`` where those of one hash do not."""
+    runs: list[tuple[int, int]] = []
+    first, held = low, 0.0
+    for number in range(low, high + 1):
+        if built[number] > room:
+            raise NotDoneError("rows of one key do not fit into a task's memory")
+        if held + built[number] > room:
+            runs.append((first, number - 1))
+            first, held = number, 0.0
+        held += built[number]
+    return [*runs, (first, high)]
