@@ -115,6 +115,7 @@ class ChaosRun(Run):
         self.cluster, self._added = cluster or CLUSTERS[mode], 0
         self._timer: threading.Timer | None = None
         self._mended = 0.0  # when the storage worked again last, seconds since the Unix epoch
+        self._outages = 0  # generations in a row that ended as the storage failed
         self.happened: list[str] = []
         super().__init__(
             folder,
@@ -138,9 +139,13 @@ class ChaosRun(Run):
 
     def _decide(self, end: GenerationEnd) -> Continue | Halt:
         """Return what follows; a run that could not read its checkpoints begins again once it can."""
-        answer = Persist(1, replace=False, names=lambda: set(self.pool._nodes))(end)
+        if end.idle <= 1:
+            self._outages = 0
+        persist = Persist(1, replace=False, names=lambda: set(self.pool._nodes))
+        answer = persist(replace(end, idle=max(end.idle - self._outages, 0)))
         failed = isinstance(answer, Halt) and answer.state == "failed"
         if failed and (self._timer is not None or end.started < self._mended):
+            self._outages += 1  # such a generation is none that won no step by itself
             return Continue(end.left, "the storage failed", delay=0.5)
         # to wait for what passes by itself is no part of what happens here
         return replace(answer, delay=min(answer.delay, _DELAY)) if isinstance(answer, Continue) else answer
