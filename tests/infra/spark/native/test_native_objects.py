@@ -17,6 +17,14 @@ import pytest
 from ebbflow.infra.protocols import FileLayout, Relation, StageJob, TableLog
 from ebbflow.infra.spark.native import objects, worker
 from ebbflow.infra.spark.native.catalyst import NotNativeError
+from ebbflow.infra.spark.native.exchange.hashes import (
+    BUCKET,
+    BUCKETS,
+    Exchange,
+    bucket_sizes,
+    joining,
+    writing,
+)
 from ebbflow.infra.spark.native.objects import (
     _FOLDER,
     CANCELLED,
@@ -28,7 +36,6 @@ from ebbflow.infra.spark.native.objects import (
     register_objects,
     scanned,
 )
-from ebbflow.infra.spark.native.slices import BUCKET, BUCKETS, Exchange, bucket_sizes, joining, writing
 from ebbflow.infra.spark.native.worker import Done, KeyRange, Part, Settings, Work
 from ebbflow.infra.storage import files, filesystems
 from ebbflow.infra.storage.files import FileEntry
@@ -158,13 +165,13 @@ def test_what_tasks_exchange_is_joined_range_by_range(place: StorageLocation) ->
         exchanges[name] = Exchange(f"SELECT *, {hashed} FROM {name} ORDER BY {BUCKET}", ("v", "name"))
     sizes = {}
     for name, parts in writing(exchanges, scans, lambda size: 4).items():
-        assert len(parts) == 2
-        assert [run(work_of(place, part)).rows for part in parts] == [ROWS // 2] * 2
+        assert len(parts) == 4
+        assert [run(work_of(place, part)).rows for part in parts] == [ROWS // 4] * 4
         infos = place.fs().get_file_info([place.path(f"out/{part.file}") for part in parts])
         entries = [FileEntry(info.path, info.size, 0.0) for info in infos]
         scans[name] = exchanges[name].of(scans[name], "s3", entries)
         sizes[name], rows = bucket_sizes(scans[name])
-        assert rows == [ROWS // 2] * 2
+        assert rows == [ROWS // 4] * 4
     statement = "SELECT s0.v AS v, s1.name AS name FROM s0 JOIN s1 ON s0.v = s1.v"
     joined = joining(statement, scans, sizes, "s0", "part-{:05d}.parquet", lambda probed, built: 3, 1e9)
     assert len(joined) == 3
