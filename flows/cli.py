@@ -132,7 +132,8 @@ class Commands(ListedGroup):
         Listed(
             "memory",
             "ebbflow.flows.memory",
-            "Memory that nodes lend each other as a tier before a store: start, show and stop their daemons.",
+            "Memory that nodes lend each other as a tier before a store: start, show and stop their daemons, and let "
+            "Spark read and write such a store.",
             NODES,
         ),
         Listed(

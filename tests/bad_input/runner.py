@@ -52,6 +52,7 @@ STARTS = (
     "ebbflow.infra.query.calibration.calibrate",
     "ebbflow.infra.machine.page_server.PageServer.__init__",
     "ebbflow.infra.aggregation.aggregator.Aggregator.__init__",
+    "ebbflow.infra.memory.gateway.server.GatewayServer.__init__",
     "webbrowser.open",
 )
 """Where commands begin what takes time, processes or a network, once their input has been checked."""

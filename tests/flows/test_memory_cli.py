@@ -91,7 +91,7 @@ def test_daemons_lend_tell_who_uses_them_and_stop(registry: MemoryRegistry, tmp_
     assert "does not answer" in _call("status")
     assert "b was gone: " in _call("stop", "--all")
     assert _status()["lenders"] == []
-    assert not processes.members("memory-a")
+    until(lambda: not processes.members("memory-a"))
 
 
 @pytest.mark.processes

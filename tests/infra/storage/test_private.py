@@ -104,6 +104,7 @@ ELSEWHERE = {
     "infra/query/results.py": "a result, where the user wants it",
     "infra/query/table_results.py": "tables, where the user wants them",
     "infra/tables/targets": "tables, where the user wants them, as private as the directory that they are in",
+    "infra/memory/gateway": "tables that Spark writes, where the user wants them",
     "infra/storage/files.py": "a report, where the user wants it",
     "infra/spark/native/stages.py": "an empty mark in a stage's own folder, which its executors look for",
     "tasks/simulation": "pages and results of simulations, where the user wants them",
