@@ -62,7 +62,7 @@ class MemoryTier:
         self._owners: dict[
             int, tuple[TierFile, int]
         ] = {}  # of blocks: the file, and which of its blocks it is
-        self._used: dict[int, int] = {}  # of slabs: blocks in use
+        self._used: dict[int, int] = {}  # of slabs: blocks in use, and one more while a writer has its room
         self._partial: list[tuple[int, int]] = []  # slabs with room: the slab and its first free block
         self._next = 0  # slab that was never used
         self._free: list[int] = []  # slabs that were
@@ -142,12 +142,17 @@ class MemoryTier:
             for block in blocks:
                 self._owners.pop(block, None)
                 self._used[block // per_slab] -= 1
-            empty = {block // per_slab for block in blocks if not self._used[block // per_slab]}
+            empty = sorted({block // per_slab for block in blocks if not self._used[block // per_slab]})
             self._partial = [one for one in self._partial if one[0] not in empty]
-            self._free += sorted(empty)
-        for slab in empty:
-            self.store.slabs.unmap(slab)
+        self._empty(empty)
         self.store.forget(file)
+
+    def _empty(self, slabs: Sequence[int]) -> None:
+        """Give slabs without a use back, and let files have them then."""
+        for slab in slabs:  # without the lock: the store takes it while it has its own
+            self.store.slabs.unmap(slab)
+        with self._lock:
+            self._free += slabs
 
     def flush(self, path: str = "") -> None:
         """Wait until the store behind has the file at ``path``, or all below it; by default everything.
@@ -206,7 +211,8 @@ class MemoryTier:
         done = 0
         while done < len(data):
             if not room or room[1] == per_slab:
-                room[:] = self._take_room()
+                self.give_room(room)
+                self._take_room(room)
             count = min(-(-(len(data) - done) // block), per_slab - room[1])
             first = room[0] * per_slab + room[1]
             with self._lock:
@@ -220,35 +226,46 @@ class MemoryTier:
             self.store.write(first * block, part)
             done += len(part)
 
-    def give_room(self, room: Sequence[int]) -> None:
-        """Let other files have what a writer has left of its slab."""
+    def give_room(self, room: list[int]) -> None:
+        """Let other files have what a writer has left of its slab; ``room`` is empty then."""
         with self._lock:
-            if room and room[1] < self._settings.blocks_per_slab:
-                self._partial.append((room[0], room[1]))
+            if not room:
+                return
+            slab, first = room
+            room.clear()
+            self._used[slab] -= 1
+            empty = not self._used[slab]  # what was written there is released already
+            if not empty and first < self._settings.blocks_per_slab:
+                self._partial.append((slab, first))
+        if empty:
+            self._empty([slab])
 
-    def _take_room(self) -> tuple[int, int]:
-        while (found := self._find_room()) is None:
+    def _take_room(self, room: list[int]) -> None:
+        """Find a slab with room, which is its writer's alone until ``give_room``."""
+        while not self._find_room(room):
             with self._lock:
                 oldest = next((one for one in self._files.values() if one.stored), None)
             if oldest is None:
                 raise MemoryTierError(f"all {self._settings.slabs} slabs hold files that are not stored yet")
             self.drop(oldest)
             self.store.flush(oldest)
-        slab, first = found
-        if not first and self.store.slabs.table.state(slab) is SlabState.UNMAPPED:
-            self.store.slabs.map(slab)
-        return found
+        if not room[1] and self.store.slabs.table.state(room[0]) is SlabState.UNMAPPED:
+            self.store.slabs.map(room[0])
 
-    def _find_room(self) -> tuple[int, int] | None:
+    def _find_room(self, room: list[int]) -> bool:
         with self._lock:
             if self._partial:
-                return self._partial.pop()
-            if self._free:
-                return self._free.pop(), 0
-            if self._next == self._settings.slabs:
-                return None
-            self._next += 1
-            return self._next - 1, 0
+                room[:] = self._partial.pop()
+            elif self._free:
+                room[:] = self._free.pop(), 0
+            elif self._next < self._settings.slabs:
+                room[:] = self._next, 0
+                self._next += 1
+            else:
+                return False
+            # a use of its own: until its writer has blocks there, or once they are released, nothing else keeps it
+            self._used[room[0]] = self._used.get(room[0], 0) + 1
+            return True
 
     # --- the store behind ---------------------------------------------------------------------------------
 

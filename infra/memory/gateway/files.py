@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra.errors import StorageError
 from ebbflow.infra.memory.arrow import TierReader, TierWriter
 from ebbflow.infra.memory.files import MemoryTier, TierFile
 from ebbflow.infra.memory.gateway.messages import FileStatus, RefusedError
@@ -184,7 +185,10 @@ class GatewayFiles:
             self._abort(out, part)
             raise
         try:
+            size = out.tell()
             self._finish(out, part)
+            if (found := self._fs.get_file_info(part).size) != size:
+                raise StorageError(f"the store has {found} bytes of {size} of /{path}")
             self._publish(part, path, overwrite)
         except BaseException:
             if self._tier is not None:
