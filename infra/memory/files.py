@@ -38,6 +38,7 @@ class TierFile:
         self.sink: Any = None  # where it is written in the store behind
         self.origin: tuple[int, int] | None = None  # size and time (ns) there, for those who compare them
         self.compared = 0.0  # when they did
+        self.store_reads = 0  # pieces that came from the store behind
 
     def info(self) -> FileInfo:
         """Return what a listing says of it while the store behind has not all of it."""
@@ -278,7 +279,18 @@ class MemoryTier:
     def read_behind(self, file: TierFile, offset: int, size: int) -> bytes:
         """Return what the store behind has of a file. Raises ``OSError``."""
         with self.base.open_input_file(file.path) as source:
-            return bytes(source.read_at(size, offset))
+            found = bytes(source.read_at(size, offset))
+        file.store_reads += 1
+        return found
+
+    def holds(self, file: TierFile) -> bool:
+        """Tell whether peers have any of a file's blocks, or may have once they answer."""
+        table = self.store.slabs.table
+        slabs = {block // self._settings.blocks_per_slab for block in file.blocks}
+        return any(
+            table.state(slab) is SlabState.MAPPED and (table.held(slab) or table.outstanding(slab))
+            for slab in slabs
+        )
 
     def finish(self, file: TierFile) -> None:
         """Make a file durable in the store behind; called behind its writes. Raises ``OSError``."""

@@ -179,6 +179,10 @@ class SlabTable:
         """Return how many blocks of a slab its host holds in their current version. Raises ``OptionError``."""
         return sum(self._slab(slab).bits)
 
+    def outstanding(self, slab: int) -> int:
+        """Return how many operations on a slab's host have not ended. Raises ``OptionError``."""
+        return self._slab(slab).outstanding
+
     # requests
 
     def route_write(self, blocks: BlockRange) -> WriteRoute:

@@ -132,13 +132,19 @@ class GatewayFiles:
             source = self._fs.open_input_file(at)
             return Opened(int(source.size()), source)
 
-        def same() -> bool:  # one that was dropped is read from the store, under its name
-            return not file.dropped or origin_of(self._fs.get_file_info(file.path)) == file.origin
+        seen = file.store_reads
+
+        def same() -> bool:  # what memory has not any more comes from the store, by its name
+            nonlocal seen
+            if not file.dropped and file.store_reads == seen:
+                return True
+            seen = file.store_reads
+            return origin_of(self._fs.get_file_info(file.path)) == file.origin
 
         return Opened(file.size, TierReader(self._tier, file), same)
 
     def _held(self, at: str) -> TierFile | None:
-        """Return the file that memory has in place of the store's, compared a moment ago or now."""
+        """Return the file of which memory has blocks, compared with the store's a moment ago or now."""
         file = self._tier.find(at) if self._tier is not None else None
         if self._tier is None or file is None:
             return None
@@ -148,6 +154,9 @@ class GatewayFiles:
                 self._tier.drop(file)  # another process has replaced it
                 return None
             file.compared = now
+        if not self._tier.holds(file):  # the store's own stream is faster than pieces of it
+            self._tier.drop(file)
+            return None
         return file
 
     # --- changes ------------------------------------------------------------------------------------------
