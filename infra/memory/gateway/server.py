@@ -7,9 +7,11 @@ is set up for WebHDFS, or ``delegation=KEY``, which fsspec sends. ``/oauth2/toke
 import hmac
 import json
 import logging
+import math
 import re
 import socket
 import threading
+import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -24,7 +26,7 @@ from ebbflow.infra.storage.filesystems import translated
 from ebbflow.planners.errors import OptionError
 
 TOKEN_PATH = "/oauth2/token"  # noqa: S105
-_HEADERS = 60.0  # s for a request's line and headers
+_HEADERS = 60.0  # s after which a connection that has not sent the key is ended
 _IDLE = (
     3600.0  # s without a byte: writers compute between two pieces, readers do so while they hold a file open
 )
@@ -32,6 +34,7 @@ _CONNECTIONS = 256  # at a time
 _WAIT = 5.0  # s that a further one waits
 _END = 10.0  # s for requests to end when the server does
 _LATE = 8 << 20  # bytes of a refused body that are read, so that the client reads the answer
+_REFUSED = 30.0  # s in which they must come
 _FORM = 8192  # bytes of a question for a token
 _LIFETIME = 3600  # s for which a client keeps what it was given
 _KEEPALIVE = (
@@ -105,7 +108,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._slots = threading.BoundedSemaphore(_CONNECTIONS)
         self._changed = threading.Condition()
-        self._open: set[socket.socket] = set()
+        self._open: dict[socket.socket, float] = {}  # since when each waits for the key; inf: it was sent
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -118,7 +121,7 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
             return
         with self._changed:
-            self._open.add(request)
+            self._open[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except BaseException:
@@ -134,8 +137,23 @@ class _Server(ThreadingHTTPServer):
     def _ended(self, request: socket.socket) -> None:
         self._slots.release()
         with self._changed:
-            self._open.discard(request)
+            self._open.pop(request, None)
             self._changed.notify_all()
+
+    def known(self, request: socket.socket) -> None:
+        """Let a connection take its time: it has sent the key."""
+        with self._changed:
+            if request in self._open:
+                self._open[request] = math.inf
+
+    def service_actions(self) -> None:
+        """End connections that are open for long without having sent the key, whatever they do."""
+        late = time.monotonic() - _HEADERS
+        with self._changed:
+            for one, since in self._open.items():
+                if since < late:
+                    with suppress(OSError):
+                        one.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
         """End connections, and wait until what they wrote is discarded."""
@@ -170,7 +188,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self) -> None:
         self.close_connection = True  # one request each: a client may leave in the middle of a file
-        self.connection.settimeout(_IDLE)
         self._begun = False
         try:
             with translated("use the store"):
@@ -196,6 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(401, b"{}", {"WWW-Authenticate": "Bearer"}, reason=_UNKNOWN)
             self._discard()
             return
+        self.server.known(self.connection)
+        self.connection.settimeout(_IDLE)
         method, answer = operations.find(request.op)
         if method != self.command:
             raise RefusedError(
@@ -217,6 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _give_token(self) -> None:
         """Answer a client of OAuth 2, which sends the key, with the key as its token."""
+        self.connection.settimeout(_WAIT)
         form = b""
         for piece in body.pieces(self.headers, self.rfile):
             form += piece
@@ -322,13 +342,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _discard(self) -> None:
         """Read some of a body that is not used: a connection that ends with unread bytes takes the answer along."""
-        self.connection.settimeout(_WAIT)
-        left = _LATE
+        left, end = _LATE, time.monotonic() + _REFUSED
         with suppress(OSError, RefusedError):
             self.connection.shutdown(socket.SHUT_WR)
             if not self.headers.get("Transfer-Encoding") and self.headers.get("Content-Length", "0") == "0":
                 return
-            while left > 0 and (piece := self.rfile.read1(1 << 16)):
+            while left > 0 and (seconds := end - time.monotonic()) > 0:
+                self.connection.settimeout(min(_WAIT, seconds))
+                piece = self.rfile.read1(1 << 16)
+                if not piece:
+                    return
                 left -= len(piece)
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.infra.memory.gateway import server
 from ebbflow.infra.memory.gateway.files import PARTS
 from ebbflow.infra.memory.gateway.messages import MAX_BYTES, RefusedError, parse, path_of
 from tests.infra.memory.gateway_client import KEY, Client, served
@@ -234,6 +235,36 @@ def test_a_client_of_oauth_2_gets_what_it_sends_from_then_on(client: Client) -> 
         refused = ask(wrong)
         assert (refused.status, refused.json) == (401, {"error": "invalid_grant"})
     assert ask("x" * 100_000).status == 400
+
+
+def test_who_has_not_sent_the_key_does_not_keep_a_connection(
+    client: Client, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(connection: socket.socket) -> bool:
+        try:
+            return not connection.recv(1 << 16)
+        except ConnectionError:
+            return True
+
+    chunks = b"1\r\na\r\n"
+    with client.begin(f"/webhdfs/v1/file?{DATA}", "Transfer-Encoding: chunked", chunks) as upload:
+        until(lambda: len(_parts(root)) == 1)
+        with (
+            monkeypatch.context() as patch,
+            socket.create_connection(("127.0.0.1", client.port), 150) as other,
+        ):
+            patch.setattr(server, "_WAIT", 0.2)
+            other.sendall(b"POST /oauth2/token HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
+            until(lambda: ended(other))
+        with (
+            monkeypatch.context() as patch,
+            socket.create_connection(("127.0.0.1", client.port), 150) as other,
+        ):
+            other.sendall(b"GET /webhdfs/v1/file?op=OPEN HTTP/1.1\r\nX: ")
+            patch.setattr(server, "_HEADERS", 0.0)
+            until(lambda: ended(other))
+        upload.sendall(b"0\r\n\r\n")
+        assert upload.recv(100).startswith(b"HTTP/1.1 201 "), "with the key it may take its time"
 
 
 BODIES = [
