@@ -5,6 +5,7 @@ name has the old file or the new one. Memory keeps what was written through here
 read from there, size and time of the store's are compared, so that files replaced by others are the store's.
 """
 
+import errno
 import os
 import time
 import uuid
@@ -223,11 +224,11 @@ class GatewayFiles:
             return False
         at = self._at(path)
         if found.directory and not recursive and self.listing(path):
-            raise RefusedError(
-                "PathIsNotEmptyDirectoryException", f"/{path} is non empty: Directory is not empty"
-            )
+            raise _not_empty(path)
         with self._moves.moving(at):
-            if found.directory:
+            if found.directory and not recursive and self.place.local:
+                _remove_empty(path, at)
+            elif found.directory:  # on S3 also what came after the listing: it has no other way
                 self.place.remove_folder(path)
             else:
                 self.place.remove(path)
@@ -345,6 +346,22 @@ class GatewayFiles:
         if self.place.local:
             private.make_folder(os.path.dirname(target))
         self._moves.move(part, target, directory=False, overwrite=overwrite)
+
+
+def _not_empty(path: str) -> RefusedError:
+    return RefusedError("PathIsNotEmptyDirectoryException", f"/{path} is non empty: Directory is not empty")
+
+
+def _remove_empty(path: str, at: str) -> None:
+    """Delete a local directory unless something has come into it since it was listed."""
+    try:
+        os.rmdir(at)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise _not_empty(path) from error
+        raise
 
 
 def _is_folder(info: Any) -> bool:

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.infra.memory.gateway import server
-from ebbflow.infra.memory.gateway.files import PARTS
-from ebbflow.infra.memory.gateway.messages import MAX_BYTES, RefusedError, parse, path_of
+from ebbflow.infra.memory.gateway.files import PARTS, GatewayFiles
+from ebbflow.infra.memory.gateway.messages import MAX_BYTES, FileStatus, RefusedError, parse, path_of
+from ebbflow.infra.storage.places import StorageLocation
 from tests.infra.memory.gateway_client import KEY, Client, served
 from tests.infra.memory.lenders import until
 
@@ -96,6 +97,24 @@ def test_directories_are_made_listed_summed_and_deleted(client: Client, root: Pa
     assert client.call("DELETE", "/a", "DELETE", recursive=True).json == {"boolean": True}
     assert client.names("/") == []
     assert root.is_dir()
+
+
+def test_what_comes_into_a_directory_while_it_is_deleted_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served_files = GatewayFiles(StorageLocation(root))
+    served_files.make_folders("a")
+    listing = served_files.listing
+
+    def listed(path: str) -> list[FileStatus]:
+        found = listing(path)
+        (root / "a" / "new").write_bytes(b"x")
+        return found
+
+    monkeypatch.setattr(served_files, "listing", listed)
+    with pytest.raises(RefusedError, match="not empty"):
+        served_files.delete("a", recursive=False)
+    assert (root / "a" / "new").read_bytes() == b"x"
 
 
 def test_renames_follow_the_rules_of_hdfs(client: Client, root: Path) -> None:
@@ -344,9 +363,6 @@ def test_of_many_that_make_one_file_one_does(client: Client, root: Path) -> None
 
 def test_what_a_killed_process_left_long_ago_is_removed(root: Path) -> None:
     import os
-
-    from ebbflow.infra.memory.gateway.files import GatewayFiles
-    from ebbflow.infra.storage.places import StorageLocation
 
     (root / PARTS).mkdir()
     for name, age in (("old", 100_000), ("new", 10)):
