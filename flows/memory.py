@@ -189,7 +189,8 @@ def gateway(
     with gateways.gateway(store, host=host, port=port, use=memory_tier, notify=_say) as found:
         _say(f"{store} is served at {found.url}")
         _say(f"Spark's settings, with the key: {found.settings}")
-        _say(f"    spark-submit --properties-file {found.settings} job.py")
+        _say(f"    spark-submit --load-spark-defaults --properties-file {found.settings} job.py")
+        _say("    (Spark 3 has no --load-spark-defaults: add its lines to your own file)")
         _say("in Spark:")
         console.print(f'    spark.read.parquet("{found.url}TABLE")', highlight=False, soft_wrap=True)
         console.print(f'    frame.write.parquet("{found.url}TABLE")', highlight=False, soft_wrap=True)

@@ -1,5 +1,6 @@
 """A gateway: a store, with nodes' memory before it, that stock Spark reads and writes over WebHDFS."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -104,7 +105,8 @@ def gateway(
         with filesystems.translated(f"use the store {place}"):
             files.remove_abandoned()
         with GatewayServer(files, key, host, port) as server:
-            settings = registry.folder / f"gateway-{server.port}.conf"
+            # nodes may share a registry, and each has a loopback
+            settings = registry.folder / f"gateway-{socket.gethostname()}-{host}-{server.port}.conf"
             lines = spark_settings(host, server.port, key).items()
             private.write_secret(settings, "".join(f"{_HADOOP}{name} {value}\n" for name, value in lines))
             try:

@@ -6,6 +6,7 @@ To measure takes a dozen requests: on a store of 20 ms a request a quarter of a 
 import hashlib
 import json
 import os
+import socket
 import time
 import uuid
 from contextlib import suppress
@@ -54,7 +55,8 @@ def measure_store(place: StorageLocation) -> Tier:
 
 def _file(place: StorageLocation) -> Path:
     root = place.root if place.local else place.root.split("/", 1)[0]  # a bucket is as fast everywhere
-    which = "\0".join([place.scheme, root, *(os.environ.get(name, "") for name in _ENDPOINTS)])
+    endpoints = (os.environ.get(name, "") for name in _ENDPOINTS)
+    which = "\0".join([socket.gethostname(), place.scheme, root, *endpoints])  # homes may be shared
     return home() / "stores" / f"{hashlib.sha256(which.encode()).hexdigest()[:16]}.json"
 
 

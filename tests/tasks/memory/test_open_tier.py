@@ -108,3 +108,6 @@ def test_how_fast_a_store_is_is_remembered_for_a_while(
     before = len(measured)
     measuring.store_tier(place)
     assert len(measured) == before + once
+    monkeypatch.setattr("socket.gethostname", lambda: "another-machine")
+    measuring.store_tier(place)
+    assert len(measured) == before + 2 * once
