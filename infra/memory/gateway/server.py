@@ -108,11 +108,11 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._slots = threading.BoundedSemaphore(_CONNECTIONS)
         self._changed = threading.Condition()
-        self._open: dict[socket.socket, float] = {}  # since when each waits for the key; inf: it was sent
+        self._open: dict[socket.socket, float] = {}  # since when each waits for the key; inf: not any more
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._slots.acquire(timeout=_WAIT):
+        if not self._slots.acquire(blocking=False) and not self._acquire_from_unknown():
             log.warning("%d connections are open: another one was refused", _CONNECTIONS)
             with suppress(OSError):
                 request.sendall(
@@ -127,6 +127,19 @@ class _Server(ThreadingHTTPServer):
         except BaseException:
             self._ended(request)
             raise
+
+    def _acquire_from_unknown(self) -> bool:
+        """Wait for a place; who has waited longest without sending the key gives way."""
+        with self._changed:
+            one = min(self._open, key=self._open.__getitem__, default=None)
+            if one is not None and self._open[one] < math.inf:
+                self._shut(one)
+        return self._slots.acquire(timeout=_WAIT)
+
+    def _shut(self, request: socket.socket) -> None:
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+        self._open[request] = math.inf
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -152,8 +165,7 @@ class _Server(ThreadingHTTPServer):
         with self._changed:
             for one, since in self._open.items():
                 if since < late:
-                    with suppress(OSError):
-                        one.shutdown(socket.SHUT_RDWR)
+                    self._shut(one)
 
     def end(self) -> None:
         """End connections, and wait until what they wrote is discarded."""

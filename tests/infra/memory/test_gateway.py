@@ -286,6 +286,18 @@ def test_who_has_not_sent_the_key_does_not_keep_a_connection(
         assert upload.recv(100).startswith(b"HTTP/1.1 201 "), "with the key it may take its time"
 
 
+def test_where_all_places_are_taken_one_without_the_key_gives_way(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_CONNECTIONS", 2)
+    with served(root) as client:
+        begun = [socket.create_connection(("127.0.0.1", client.port), 150) for _ in range(2)]
+        for _ in range(4):
+            assert client.call("GET", "/", "GETFILESTATUS").status == 200
+        for one in begun:
+            one.close()
+
+
 BODIES = [
     ("Transfer-Encoding: chunked", b"8000000000000000\r\n", 400),
     ("Transfer-Encoding: chunked", b"FFFFFFFFFFFFFFFFFFFF\r\n", 400),
