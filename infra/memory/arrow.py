@@ -96,6 +96,7 @@ class TierReader(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to ``offset`` bytes from the start, the position or the end, and return the position."""
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
         self._at = max(0, origin + offset)
         return self._at
@@ -113,6 +114,7 @@ class TierReader(io.RawIOBase):
         return found
 
     def readinto(self, buffer: Any) -> int:
+        """Fill ``buffer`` as far as bytes are left, and return their number."""
         found = self.read(len(buffer))
         buffer[: len(found)] = found
         return len(found)
