@@ -85,7 +85,9 @@ class Driver:
                 self._leaving, self._asked = False, None
                 if not event.content.get("idle"):
                     self._nodes.remove([str(event.content.get("node", ""))])
-            elif event.kind in ("node-notice", "node-lost", "stop-requested", "stopped", "hang"):
+            elif event.kind in ("node-notice", "node-lost"):  # one that has not joined ends nothing
+                self._leaving |= str(event.content.get("node", "")) in self._trainer.status().placement
+            elif event.kind in ("stop-requested", "stopped", "hang"):
                 self._leaving = True
             if event.kind == "node-notice":
                 self._supervisor.noticed(str(event.content.get("node", "")))
