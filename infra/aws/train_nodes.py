@@ -36,6 +36,8 @@ NEVER = "it was never started"
 _POLL = 0.2  # seconds for which a look at the capacity serves: the launcher asks twenty times a second
 _AT_ONCE = 16  # nodes started or ended at a time
 _CLOSING = 60.0  # seconds for all nodes to be ended
+_AVOID = 30.0  # seconds for which ``placement`` is without an instance on which a start failed; then doubled
+_MOST_AVOID = 3600.0
 _ENDED = ("inactive", "failed", "unknown")  # what systemd says of a unit that does not run
 
 log = logging.getLogger(__name__)
@@ -55,9 +57,10 @@ class _Record:
 class AwsNodes:
     """Nodes of one run, each alone on its instance. A ``NodePool``; safe for several threads.
 
-    A node called like an instance of the capacity runs on that one, any other name on the first that is free and
-    large enough; with ``named`` on none. GPUs are slots where instances have some, else processors are. A node
-    process ends by itself when its launcher is gone, so nothing is left behind by a launcher that was killed.
+    A node called like an instance of the capacity runs on that one, any other name on one that is free and large
+    enough, of those where no start failed the smallest; with ``named`` on none. GPUs are slots where instances have
+    some, else processors are. A node process ends by itself when its launcher is gone, so nothing is left behind by a
+    launcher that was killed.
 
     Args:
         runner: sends commands to the nodes.
@@ -87,6 +90,7 @@ class AwsNodes:
         self._lock = threading.RLock()
         self._nodes: dict[str, _Record] = {}
         self._refused: set[str] = set()  # names for which there was no instance
+        self._failures: dict[str, tuple[int, float]] = {}  # instance -> starts that failed, avoided until
         self._seen: tuple[float, Capacity] | None = None
         self._workers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ebbflow-nodes")
         self._closed = False
@@ -94,9 +98,14 @@ class AwsNodes:
     # --- what the launcher asks ---------------------------------------------------------------------------
 
     def placement(self, slots: int | None = None) -> dict[str, int]:
-        """Return a placement on all instances that are free and not about to leave, ``slots`` on each or all."""
+        """Return a placement on all instances that are free and not about to leave, ``slots`` on each or all.
+
+        One on which a node could not be started is left out for 30 s, twice as long each time, an hour at most. An
+        hour after that the count begins anew.
+        """
         with self._lock:
-            free = self._free()
+            now = self._clock.now()
+            free = [node for node in self._free() if now >= self._failures.get(node.id, (0, 0.0))[1]]
         sizes = {node.id: _size(node) if slots is None else slots for node in free}
         return {name: size for name, size in sizes.items() if size > 0}
 
@@ -231,7 +240,7 @@ class AwsNodes:
                 f"node {name} needs {slots} slots, and none of the {len(self._look().nodes)} instances is free, "
                 "large enough and staying; scale out the fleet first"
             )
-        return min(fitting, key=lambda node: (_size(node), node.id))
+        return min(fitting, key=lambda node: (self._failures_of(node.id), _size(node), node.id))
 
     def _free(self) -> list[Node]:
         taken = {record.instance for record in self._nodes.values() if not record.ended}
@@ -283,7 +292,17 @@ class AwsNodes:
     def _failed(self, record: _Record, why: str) -> None:
         with self._lock:
             record.output, record.failed = record.output or why, True
+            self._avoid(record.instance)
             record.ended = record.ended or f"it could not be started: {why}"
+
+    def _avoid(self, instance: str) -> None:
+        times = self._failures_of(instance)
+        avoided = min(_AVOID * 2.0 ** min(times, 30), _MOST_AVOID)
+        self._failures[instance] = times + 1, self._clock.now() + avoided
+
+    def _failures_of(self, instance: str) -> int:
+        times, until = self._failures.get(instance, (0, 0.0))
+        return times if self._clock.now() < until + _MOST_AVOID else 0
 
     def _stop(self, record: _Record) -> None:
         try:

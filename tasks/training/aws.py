@@ -29,7 +29,6 @@ from ebbflow.tasks.training.code import variables_of
 from ebbflow.tasks.training.request import TrainingRequest
 
 _POLL = 5.0  # seconds between polls for instances that have come
-_AGAIN = 30.0  # seconds after a failed start, as on an instance that leaves, before another is tried
 _REFRESH = (
     3.0  # seconds between polls of the pool: so long a run may wait for the word that an instance is gone
 )
@@ -149,7 +148,7 @@ class AwsSite:
         self.close()
 
     def _free(self) -> int:
-        """Return how many instances are free and large enough."""
+        """Return how many instances are free and large enough, those where a start has just failed not counted."""
         return sum(size >= self._slots for size in self._nodes.placement().values())
 
     def _usable(self, count: int) -> int:
@@ -158,13 +157,8 @@ class AwsSite:
 
     def _follow(self, nodes: Nodes) -> None:
         """Take instances that come in, up to the number that was requested."""
-        due = 0.0
         while not self._clock.wait(self._stop, _POLL):
-            if failed := list(filter(self._nodes.failed, nodes.there())):
-                nodes.remove(failed)
-                due = self._clock.now() + _AGAIN
-            if self._clock.now() < due:
-                continue
+            nodes.remove(list(filter(self._nodes.failed, nodes.there())))
             there = nodes.there()
             waiting = sum(self._nodes.lost(name) == NEVER for name in there)
             more = min(self._count - len(there), self._free() - waiting)

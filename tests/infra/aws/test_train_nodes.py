@@ -10,6 +10,7 @@ import pytest
 
 from ebbflow.infra.aws.remote import Outcome, RemoteRunner
 from ebbflow.infra.aws.train_nodes import AwsNodes, own_address
+from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import AwsUnavailableError, ClusterError, EngineUnavailableError
 from ebbflow.infra.protocols import TrainingJob
 from ebbflow.infra.training.channel import keys
@@ -211,6 +212,44 @@ def test_starting_returns_at_once_and_a_failure_is_a_loss(nodes, runner):
     assert nodes.log("i-1") == "this node is leaving\n"
     assert nodes.failed("i-1")
     assert not nodes.failed("i-3"), "it was never started"
+
+
+class Watch(SystemClock):
+    """A clock that a test sets."""
+
+    time = 1000.0
+
+    def now(self):
+        return self.time
+
+
+def test_an_instance_on_which_starts_fail_is_left_out_for_longer_each_time(runner):
+    watch, there = Watch(), Instances(instance("i-3", gpus=1))
+    runner.fails = {"i-3": Outcome("i-3", "failed", "Failed", 1, "this node is leaving")}
+    with AwsNodes(runner, there, host="10.0.0.9", clock=watch) as nodes:
+        for name, avoided in (("node-1", 30.0), ("node-2", 60.0), ("node-3", 120.0)):
+            nodes.start(name, 1, entry(name))
+            until(lambda name=name: nodes.failed(name))
+            assert nodes.placement() == {}
+            watch.time += avoided - 0.5
+            assert nodes.placement() == {}
+            watch.time += 0.5
+            assert nodes.placement() == {"i-3": 1}
+        watch.time += 3600.0
+        nodes.start("node-4", 1, entry("node-4"))
+        until(lambda: nodes.failed("node-4"))
+        watch.time += 30.0
+        assert nodes.placement() == {"i-3": 1}, "an hour later the count begins anew"
+
+
+def test_an_instance_that_has_not_failed_is_tried_before_one_that_has(nodes, runner):
+    runner.fails = {"i-3": AwsUnavailableError("away")}
+    nodes.start("node-1", 1, entry("node-1"))
+    until(lambda: nodes.failed("node-1"))
+    for name in ("node-2", "node-3", "node-4"):  # the last one on what is left
+        nodes.start(name, 1, entry(name))
+    found = [nodes._nodes[f"node-{number}"].instance for number in range(1, 5)]
+    assert found == ["i-3", "i-1", "i-2", "i-3"]
 
 
 def test_the_key_that_a_node_tells_is_admitted_and_a_node_that_tells_none_is_lost(nodes, runner):

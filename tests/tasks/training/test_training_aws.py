@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ebbflow.infra.aws.remote import Outcome
 from ebbflow.infra.errors import ClusterError, StorageError
 from ebbflow.infra.protocols import TrainingJob
 from ebbflow.planners.errors import OptionError
@@ -13,6 +14,7 @@ from ebbflow.planners.model.fleet import Fleet, PoolState
 from ebbflow.tasks.training.aws import AwsSite, shipped
 from ebbflow.tasks.training.node_names import slots_of
 from ebbflow.tasks.training.request import TrainingRequest
+from tests.infra.aws.test_train_nodes import FakeRunner, entry
 
 
 class Control:
@@ -43,9 +45,9 @@ def request_of(script):
     )
 
 
-def site(request, control):
+def site(request, control, runner=None):
     settings = SimpleNamespace(pools={"gpu": None}, region="us-east-1")
-    cluster = SimpleNamespace(settings=settings, control=control, runner=lambda _register: None)
+    cluster = SimpleNamespace(settings=settings, control=control, runner=lambda _register: runner)
     return AwsSite(request, cluster)
 
 
@@ -117,16 +119,40 @@ def test_nodes_of_a_fleet_may_train_over_aggregators(request_of, options):
         request_of(recovery="in-place")
 
 
-def test_a_node_that_cannot_be_started_is_replaced_by_another_later(request_of, monkeypatch):
+@pytest.mark.parametrize("told", [False, True])
+def test_a_node_that_cannot_be_started_is_replaced_at_once_on_an_instance_that_has_not_failed(
+    request_of, monkeypatch, told
+):
     monkeypatch.setattr("ebbflow.tasks.training.aws._POLL", 0.05)
-    monkeypatch.setattr("ebbflow.tasks.training.aws._AGAIN", 0.2)
-    with site(request_of(nodes="aws:gpu:1x2"), Control("i-1")) as nodes:
-        taken = nodes.take(5.0)
-        record = SimpleNamespace(
-            instance="i-1", ended="it could not be started: it leaves", failed=True, job=None
-        )
-        nodes._nodes._nodes["node-1"] = record
+    runner = FakeRunner()
+    runner.fails = {"i-1": Outcome("i-1", "failed", "Failed", 1, "this node is leaving")}
+    with site(request_of(nodes="aws:gpu:1x2"), Control("i-1", "i-2"), runner) as found:
+        taken, nodes = found.take(5.0), found._nodes
+        nodes.start("node-1", 2, entry("node-1"))
+        until(lambda: nodes.failed("node-1"))
+        if told:  # the supervisor has heard first
+            taken.remove(["node-1"])
         until(lambda: list(taken.there()) == ["node-2"])
+        nodes.start("node-2", 2, entry("node-2"))
+        until(lambda: runner.running)
+        assert list(runner.running) == [("i-2", nodes.uid)]
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_an_instance_on_which_a_start_failed_is_tried_again_later(request_of, monkeypatch, told):
+    monkeypatch.setattr("ebbflow.tasks.training.aws._POLL", 0.05)
+    monkeypatch.setattr("ebbflow.infra.aws.train_nodes._AVOID", 1.0)
+    runner = FakeRunner()
+    runner.fails = {"i-1": Outcome("i-1", "failed", "Failed", 1, "this node is leaving")}
+    with site(request_of(nodes="aws:gpu:1x2"), Control("i-1"), runner) as found:
+        taken, nodes = found.take(5.0), found._nodes
+        begun = time.monotonic()
+        nodes.start("node-1", 2, entry("node-1"))
+        until(lambda: nodes.failed("node-1"))
+        if told:
+            taken.remove(["node-1"])
+        until(lambda: list(taken.there()) == ["node-2"])
+        assert time.monotonic() - begun >= 0.9
 
 
 def test_too_few_instances_are_waited_for_and_then_said(request_of, monkeypatch):
