@@ -11,7 +11,7 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
@@ -51,7 +51,7 @@ class _Record:
     ended: str = ""  # how it went, once it is gone
     output: str = ""  # what its start said
     stopped: bool = False  # its instance has said that nothing of it runs
-    failed: bool = False  # it could not be started
+    failed: bool = False  # it could not be started, or did not call back
 
 
 class AwsNodes:
@@ -143,10 +143,19 @@ class AwsNodes:
             return record.ended
 
     def failed(self, name: str) -> bool:
-        """Tell whether a node could not be started, or there was no instance for it."""
+        """Tell whether a node could not be started, was given up, or there was no instance for it."""
         with self._lock:
             record = self._nodes.get(name)
             return name in self._refused or (record is not None and record.failed)
+
+    def give_up(self, names: Iterable[str]) -> None:
+        """Count nodes as failed that did not call back, or could not prepare the user's code."""
+        with self._lock:
+            for name in names:
+                record = self._nodes.get(name)
+                if record is not None and not record.failed:
+                    record.failed = True
+                    self._avoid(record.instance)
 
     def paused(self, name: str) -> bool:
         """Return False: from outside nobody can tell."""

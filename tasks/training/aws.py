@@ -5,7 +5,7 @@ instance that comes later takes the place of one that has left.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -72,6 +72,27 @@ def capacity_of(
     )
 
 
+class PoolNodes(Nodes):
+    """The nodes of a run on a pool; one that did not start is replaced on another instance, or later.
+
+    Args:
+        pool: where they are started.
+        nodes, most, least, replica: see ``Nodes``.
+    """
+
+    def __init__(
+        self, pool: AwsNodes, nodes: Mapping[str, int], most: int, least: int, *, replica: int
+    ) -> None:
+        super().__init__(nodes, most, least, replica=replica)
+        self._pool = pool
+
+    def give_up(self, names: Iterable[str]) -> None:
+        """Take note that nodes did not start."""
+        given = list(names)
+        self._pool.give_up(given)
+        self.remove(given)
+
+
 class AwsSite:
     """Nodes on instances of one pool. A ``Site``; ``take`` returns the run's, for new instances to be used.
 
@@ -127,7 +148,8 @@ class AwsSite:
                 )
             self._clock.wait(self._stop, min(_POLL, max(0.0, end - self._clock.now())))
         names = [f"node-{number}" for number in range(1, free + 1)]
-        nodes = Nodes(dict.fromkeys(names, self._slots), self._most, self._least, replica=self._replica)
+        there = dict.fromkeys(names, self._slots)
+        nodes = PoolNodes(self._nodes, there, self._most, self._least, replica=self._replica)
         self._follower = threading.Thread(target=self._follow, args=(nodes,), daemon=True)
         self._follower.start()
         return nodes

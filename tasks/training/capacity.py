@@ -71,6 +71,9 @@ class Nodes:
             for name in names:
                 self._nodes.pop(name, None)
 
+    def give_up(self, names: Iterable[str]) -> None:
+        """Take note that nodes did not start; they are tried again with the next generation, if it has them."""
+
     def adopt(self, nodes: Mapping[str, int]) -> None:
         """Take note of nodes that somebody else has started."""
         with self._lock:

@@ -1,6 +1,7 @@
 """Follows a launched run until it ends: events, nodes that come and go, interrupts."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from ebbflow.infra.protocols import Trainer, TrainingEvent, TrainingStatus
 from ebbflow.tasks.faults import Schedule
@@ -89,7 +90,9 @@ class Driver:
                 self._leaving |= str(event.content.get("node", "")) in self._trainer.status().placement
             elif event.kind in ("stop-requested", "stopped", "hang"):
                 self._leaving = True
-            if event.kind == "node-notice":
+            if event.kind == "resize-changed":
+                self._nodes.give_up(map(str, cast("Sequence[object]", event.content.get("unstarted", ()))))
+            elif event.kind == "node-notice":
                 self._supervisor.noticed(str(event.content.get("node", "")))
             elif event.kind == "straggler" and isinstance(target := event.content.get("target"), Mapping):
                 self._nodes.remove([str(event.content.get("node", ""))])

@@ -120,6 +120,8 @@ class Supervisor:
             if event.kind == "node-notice":
                 self.noticed(str(event.content.get("node", "")))
         gone = [name for name in end.placement if name not in end.left]
+        if end.kind == "unformed":
+            self._nodes.give_up(gone)
         self._nodes.remove(gone)
         self._nodes.adopt({name: slots for name, slots in end.left.items() if name not in self._noticed})
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _PREPARING = 0.5  # of the time to a deadline, that new nodes may take; the rest is for saving
 _SPARE = 3.0  # seconds before a deadline by which a run has to save: processes take their time to end
 _LEAST = 1.0  # seconds to save in, however late it is
+_UNSTARTED = "did not start"
 _LOST = "lost its processes again and again"
 
 
@@ -197,7 +198,8 @@ class Resizer:
         rest = {name: slots for name, slots in target.items() if name not in failed}
         rest = whole_replicas(rest, self._options.replica)
         reason = "; ".join(f"{name} {why}" for name, why in failed.items())
-        self._record.note("resize-changed", without=list(failed), reason=reason)
+        unstarted = [name for name, why in failed.items() if why == _UNSTARTED]
+        self._record.note("resize-changed", without=list(failed), unstarted=unstarted, reason=reason)
         self._control.change(target, rest if rest and rest != generation.placement else None)
 
     def look_for_straggler(self, report: Report, generation: Generation) -> None:
@@ -236,4 +238,4 @@ class Resizer:
     def _unready(self, names: Iterable[str]) -> dict[str, str]:
         """Return nodes that cannot be waited for, and why."""
         members, form = self._members, self._options.form
-        return {name: "did not start" for name in names if name not in members or members.late(name, form)}
+        return {name: _UNSTARTED for name in names if name not in members or members.late(name, form)}

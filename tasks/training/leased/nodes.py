@@ -121,6 +121,10 @@ class LeasedNodes(Nodes):
         """Take note that nodes are lost, or about to be."""
         self._avoided.lost(names)
 
+    def give_up(self, names: Iterable[str]) -> None:
+        """Take note that nodes did not start: they are left alone for a while."""
+        self.remove(names)
+
     def replace_nodes(self, names: Iterable[str]) -> None:
         """Leave nodes out as long as the others are enough: what they are replaced by, the capacity loop decides."""
         self._blamed |= frozenset(names)

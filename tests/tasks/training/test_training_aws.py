@@ -138,6 +138,22 @@ def test_a_node_that_cannot_be_started_is_replaced_at_once_on_an_instance_that_h
         assert list(runner.running) == [("i-2", nodes.uid)]
 
 
+def test_a_node_that_never_calls_back_is_replaced_on_another_instance(request_of, monkeypatch):
+    monkeypatch.setattr("ebbflow.tasks.training.aws._POLL", 0.05)
+    runner = FakeRunner()
+    with site(request_of(nodes="aws:gpu:1x2"), Control("i-1", "i-2"), runner) as found:
+        taken, nodes = found.take(5.0), found._nodes
+        nodes.start("node-1", 2, entry("node-1"))
+        until(lambda: runner.running)
+        nodes.end("node-1")  # by the launcher, which has waited for long enough
+        taken.give_up(["node-1"])
+        assert taken.there() == {}
+        until(lambda: list(taken.there()) == ["node-2"])
+        nodes.start("node-2", 2, entry("node-2"))
+        assert nodes._nodes["node-2"].instance == "i-2"
+        assert list(nodes.placement()) == [], "the first one is left alone for a while"
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_an_instance_on_which_a_start_failed_is_tried_again_later(request_of, monkeypatch, told):
     monkeypatch.setattr("ebbflow.tasks.training.aws._POLL", 0.05)

@@ -15,7 +15,7 @@ from ebbflow.tasks.training.listening import NullTrainingListener
 from ebbflow.tasks.training.recorder import RunRecorder
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.supervisor import Supervisor
-from tests.training_fakes import FakeTrainer, ScriptedClock
+from tests.training_fakes import Act, FakeTrainer, ScriptedClock, run
 
 JOINED = {"node-1": 1, "node-2": 1}
 
@@ -71,7 +71,7 @@ def test_the_loss_of_a_node_that_has_not_joined_leaves_its_replacement_to_be_ask
         script,
         nodes,
         lambda _: nodes.add(1),
-        lambda run: run.tell(kind, node="node-3", how="it could not be started", deadline=0.0),
+        lambda launcher: launcher.tell(kind, node="node-3", how="it could not be started", deadline=0.0),
         lambda _: nodes.remove(["node-3"]),
         lambda _: nodes.add(1),
         lambda _: None,
@@ -80,20 +80,38 @@ def test_the_loss_of_a_node_that_has_not_joined_leaves_its_replacement_to_be_ask
     assert asked == [{**JOINED, "node-3": 1}, {**JOINED, "node-4": 1}]
 
 
+def test_nodes_that_did_not_start_are_given_up_but_not_those_that_lose_their_processes(script: str) -> None:
+    nodes, found = Nodes(JOINED, 3), []
+    nodes.give_up = lambda names: found.append(list(names))  # type: ignore[method-assign]
+    driven(
+        script,
+        nodes,
+        lambda launcher: launcher.tell("resize-changed", without=["node-3", "node-4"], unstarted=["node-3"]),
+    )
+    assert found == [["node-3"]]
+
+
+def test_nodes_without_which_a_generation_did_not_form_are_given_up(script: str) -> None:
+    nodes, found = Nodes(JOINED, 2), []
+    nodes.give_up = lambda names: found.append(list(names))  # type: ignore[method-assign]
+    run(script, Act("unformed", steps=0, saves=0, gone=("node-2",)), Act(), there=nodes)
+    assert found == [["node-2"]]
+
+
 @pytest.mark.parametrize("kind", ["node-lost", "node-notice"])
 def test_nothing_is_asked_while_the_loss_of_a_node_that_trains_is_served(script: str, kind: str) -> None:
     nodes, asked = Nodes(JOINED, 3), []
 
-    def serve(run: Launcher) -> None:
-        asked.append(list(run.resizes))
-        run.leave("node-2")
-        run.tell("worker-lost", node="node-2", how="it left")
+    def serve(launcher: Launcher) -> None:
+        asked.append(list(launcher.resizes))
+        launcher.leave("node-2")
+        launcher.tell("worker-lost", node="node-2", how="it left")
 
     asked.append(
         driven(
             script,
             nodes,
-            lambda run: (run.tell(kind, node="node-2", how="killed", deadline=0.0), nodes.add(1)),
+            lambda launcher: (launcher.tell(kind, node="node-2", how="killed", deadline=0.0), nodes.add(1)),
             lambda _: None,
             serve,
             lambda _: None,

@@ -329,6 +329,7 @@ def test_a_node_that_loses_its_processes_again_and_again_is_not_waited_for() -> 
     assert "node-3" not in world.pool.there, "nobody uses it"
     (changed,) = [event for event in world.record.events() if event.kind == "resize-changed"]
     assert changed.content["reason"] == "node-3 lost its processes again and again"
+    assert changed.content["unstarted"] == []
 
 
 @pytest.mark.parametrize("stays", [False, True])
@@ -348,6 +349,7 @@ def test_what_is_asked_meanwhile_is_not_replaced_by_what_is_left_of_an_older_wis
     world.control.resize({"node-1": 1, "node-4": 1, "node-5": 1})
     world.moves.serve(world.generation, grace=1.0)
     assert world.kinds()[-1] == "resize-changed"
+    assert world.record.events()[-1].content["unstarted"] == ["node-5"]
     assert (world.control.target, world.control.reason, world.control.by) == (newer, "capacity", 99.0)
 
 
