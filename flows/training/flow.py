@@ -152,7 +152,7 @@ def train(
         mirrors: with ``service``: number of further aggregators that hold each tensor, so that one can be lost.
         mirror_every: rounds after which they are brought up to date; moments may be so many rounds old after a loss.
         aggregation_cluster: with ``service``: the cluster whose shared aggregators hold the tensors, in the ledger
-            that ``$EBBFLOW_LEDGER`` names; aggregators of the run's own by default.
+            that ``ledger`` or ``$EBBFLOW_LEDGER`` names; aggregators of the run's own by default.
         checkpoint_interval: seconds between two full checkpoints; from the measured costs and the interruption rate
             by default.
         keep_checkpoints: number of full checkpoints to keep.
@@ -260,8 +260,9 @@ def _work(
         request.save()
         spec = training_spec(request, **asked)
         return partial(
-            run_training_app, request, spec, listener=listener, stop=stop, save=SAVE, deliver=deliver
-        )
+            run_training_app, request, spec, listener=listener, stop=stop, save=SAVE, deliver=deliver,
+            options={"ledger": cluster.ledger if cluster is not None else None},
+        )  # fmt: skip
 
     def leave() -> None:
         stop.set()

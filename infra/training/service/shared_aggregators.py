@@ -37,7 +37,7 @@ class SharedAggregators:
         timeout_s: seconds in which aggregators must be there, and admit workers.
         ledger: its address; ``None``: that of ``$EBBFLOW_LEDGER``.
 
-    Raises ``LedgerError``.
+    Raises ``LedgerError``, where there is no such ledger too.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SharedAggregators:
         self._app = run
         self._run = f"{run}-{secrets.token_hex(4)}"  # IDs of runs are unique in their directory only
         self._timeout = timeout_s
-        self._ledger = Ledger.open(ledger, cluster=cluster)
+        self._ledger = Ledger.open(ledger, cluster=cluster, create=False)  # a new one has no aggregators
         self._registry = ServiceRegistry(self._ledger.records)
         self._trainings: dict[str, TrainingRecord] = {}
         self._unwritten: set[str] = set()  # trainings whose records are to be written, or removed

@@ -21,7 +21,7 @@ from ebbflow.infra.aggregation.registry import (
     savings,
 )
 from ebbflow.infra.aggregation.shared import SharedAggregator
-from ebbflow.infra.errors import AggregationError, LedgerUnavailableError
+from ebbflow.infra.errors import AggregationError, LedgerError, LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.ledger.address import VARIABLE
 from ebbflow.infra.ledger.records import ServiceRecords
@@ -182,14 +182,17 @@ def test_an_aggregator_that_is_lost_is_told_to_a_training_that_uses_it(
 def test_a_training_asks_the_ledger_that_it_is_given(ledger: Ledger, tmp_path: Path) -> None:
     settings = RunSettings(sync="service", aggregation_cluster="shop")
     address = str(tmp_path / "another.db")
-    aggregators = aggregators_of(settings, "run", "127.0.0.1", address)
-    try:
-        with Ledger.open(address, cluster="shop") as other:
+    with pytest.raises(LedgerError, match=r"another\.db"):  # a new one would have no aggregators
+        aggregators_of(settings, "run", "127.0.0.1", address)
+    assert not Path(address).exists()
+    with Ledger.open(address, cluster="shop") as other:
+        aggregators = aggregators_of(settings, "run", "127.0.0.1", address)
+        try:
             view = _until(other, lambda view: bool(view.demands()), "its demand")
             assert [body["app"] for body in view.demands().values()] == ["run"]
             assert not ServiceRegistry(ledger.records).read().demands()
-    finally:
-        aggregators.close()
+        finally:
+            aggregators.close()
 
 
 def test_a_service_without_enough_aggregators_is_refused(ledger: Ledger) -> None:
