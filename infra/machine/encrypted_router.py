@@ -148,8 +148,9 @@ class EncryptedRouter(ABC):
             if exc.errno == errno.EHOSTUNREACH:  # the number of its socket may be another's by now
                 return
         descriptor = int(frame_property(first, "__fd") or -1)
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-            if copy.getsockname()[1] == self.port:
+        with contextlib.suppress(OSError), _socket_of(descriptor) as copy:
+            internet = copy.family in (socket.AF_INET, socket.AF_INET6)
+            if internet and copy.getsockname()[1] == self.port:
                 copy.shutdown(socket.SHUT_RDWR)
 
     # --- what those that derive from it decide ------------------------------------------------------------
@@ -269,6 +270,16 @@ class EncryptedRouter(ABC):
             return False
         self.on_message(connection.bytes, parts, parts[0] if parts else connection)
         return True
+
+
+def _socket_of(descriptor: int) -> socket.socket:
+    """Return a socket of its own for what may be one by now or not. Raises ``OSError``."""
+    own = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        raise
 
 
 def frame_property(frame: Any, name: str) -> str:

@@ -1,5 +1,7 @@
 """What the thread of an encrypted port knows of its own listening."""
 
+import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,3 +82,56 @@ def test_a_connection_that_is_gone_ends_no_other_one() -> None:
     finally:
         alive.close()
         port.close()
+
+
+class Frame:
+    """A frame of a connection whose socket had this number."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def get(self, name: str) -> str:
+        return str(self._descriptor)
+
+
+def test_a_number_that_is_no_connections_by_now_ends_nothing_and_leaves_nothing_open() -> None:
+    keys = CurveKeys.make()
+    port = Port(keys.public)
+    alive = speak(port, keys)
+    ((connection, _),) = port.heard
+    one, other = socket.socketpair()
+    reading, writing = os.pipe()
+    free = os.open("/dev/null", os.O_RDONLY)
+    os.close(free)  # the number that is free next
+    problems: list[str] = []
+
+    def end(descriptor: int) -> None:
+        try:
+            port.end(connection, Frame(descriptor), [b"the last"])
+        except Exception as exc:  # would end the port
+            problems.append(repr(exc))
+
+    try:
+        for descriptor in (one.fileno(), reading, free):
+            assert port.complete(lambda number=descriptor: end(number), LONG)  # type: ignore[misc]
+        assert problems == []
+        one.send(b"still here")
+        assert other.recv(16) == b"still here"
+        pipe = _target(str(reading))
+        found = {name for name in os.listdir("/proc/self/fd") if _target(name) == pipe}
+        assert found == {str(reading), str(writing)}
+        assert [alive.recv() for _ in range(3)] == [b"the last"] * 3
+    finally:
+        for descriptor in (reading, writing):
+            os.close(descriptor)
+        one.close()
+        other.close()
+        alive.close()
+        port.close()
+
+
+def _target(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:  # of the listing itself
+        return ""
