@@ -81,7 +81,8 @@ def test_the_loss_of_a_node_that_has_not_joined_leaves_its_replacement_to_be_ask
 
 
 def test_nodes_that_did_not_start_are_given_up_but_not_those_that_lose_their_processes(script: str) -> None:
-    nodes, found = Nodes(JOINED, 3), []
+    nodes = Nodes(JOINED, 3)
+    found: list[list[str]] = []
     nodes.give_up = lambda names: found.append(list(names))  # type: ignore[method-assign]
     driven(
         script,
@@ -92,7 +93,8 @@ def test_nodes_that_did_not_start_are_given_up_but_not_those_that_lose_their_pro
 
 
 def test_nodes_without_which_a_generation_did_not_form_are_given_up(script: str) -> None:
-    nodes, found = Nodes(JOINED, 2), []
+    nodes = Nodes(JOINED, 2)
+    found: list[list[str]] = []
     nodes.give_up = lambda names: found.append(list(names))  # type: ignore[method-assign]
     run(script, Act("unformed", steps=0, saves=0, gone=("node-2",)), Act(), there=nodes)
     assert found == [["node-2"]]
@@ -100,7 +102,8 @@ def test_nodes_without_which_a_generation_did_not_form_are_given_up(script: str)
 
 @pytest.mark.parametrize("kind", ["node-lost", "node-notice"])
 def test_nothing_is_asked_while_the_loss_of_a_node_that_trains_is_served(script: str, kind: str) -> None:
-    nodes, asked = Nodes(JOINED, 3), []
+    nodes = Nodes(JOINED, 3)
+    asked: list[list[dict[str, int]]] = []
 
     def serve(launcher: Launcher) -> None:
         asked.append(list(launcher.resizes))
