@@ -168,9 +168,15 @@ class QuantileDuckDB(DuckDB):
     are written."""
 
     def to_json_path(self, path: exp.Expr | None) -> exp.Expr | None:
-        """Leave a path with escapes as it is: sqlglot would write what they stand for."""
-        verbatim = isinstance(path, exp.Literal) and "\\" in path.name
-        return path if verbatim else super().to_json_path(path)
+        """Take for one key what begins neither as a path nor as a pointer, as DuckDB does; leave what sqlglot cannot
+        read or would write as what it stands for: escapes and ``..``."""
+        if isinstance(path, exp.Literal) and path.is_string and path.name:
+            text = path.name
+            if text[0] not in "$/" and not set(text) & set('*"\\') and "[#" not in text:
+                return exp.JSONPath(expressions=[exp.JSONPathRoot(), exp.JSONPathKey(this=text)])
+            if text[0] != "$" or ".." in text or "\\" in text:
+                return path
+        return super().to_json_path(path)
 
     class Parser(DuckDBParser):
         FUNCTIONS: ClassVar = {
