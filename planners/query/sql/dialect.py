@@ -18,6 +18,7 @@ from sqlglot.parsers.spark import SparkParser
 
 from ebbflow.planners.errors import UnsupportedQueryError
 from ebbflow.planners.model import Catalogue
+from ebbflow.planners.query.sql.groupvalues import of_group, value_of
 
 _KEYED = re.compile(
     r"\b(map|json|variant)\b", re.IGNORECASE
@@ -231,13 +232,31 @@ class QuantileDuckDB(DuckDB):
 
         def ignorenulls_sql(self, expression: exp.IgnoreNulls) -> str:
             """Keep IGNORE NULLS of FIRST and LAST, which sqlglot's own generator leaves out."""
-            call = expression.this
-            if isinstance(call, exp.First | exp.Last) and isinstance(expression.parent, exp.Window):
+            call = of_group(expression.this)
+            behind = isinstance(expression.parent, exp.Window) and expression.arg_key == "this"
+            if isinstance(call, exp.First | exp.Last) and behind:
                 return Generator.ignorenulls_sql(self, expression)
             if isinstance(call, exp.Last):
-                argument = call.this.this if isinstance(call.this, exp.Order) else call.this
-                return f"{self.sql(call)} FILTER (WHERE {self.sql(argument)} IS NOT NULL)"
-            return super().ignorenulls_sql(expression)
+                return f"{self.sql(call)} FILTER (WHERE {self.sql(value_of(call))} IS NOT NULL)"
+            return super().ignorenulls_sql(
+                expression if call is expression.this else exp.IgnoreNulls(this=call)
+            )
+
+        def filter_sql(self, expression: exp.Filter) -> str:
+            """Return an aggregate with its filter, which nulls that LAST ignores become a part of."""
+            ignoring = expression.this
+            call = of_group(ignoring.this) if isinstance(ignoring, exp.IgnoreNulls) else None
+            if not isinstance(call, exp.Last):
+                return super().filter_sql(expression)
+            there = value_of(call).copy().is_(exp.null()).not_()
+            kept = exp.and_(there, expression.expression.this.copy())
+            return self.sql(exp.Filter(this=call.copy(), expression=exp.Where(this=kept)))
+
+        def firstvalue_sql(self, expression: exp.FirstValue) -> str:
+            return self.function_fallback_sql(of_group(expression))
+
+        def lastvalue_sql(self, expression: exp.LastValue) -> str:
+            return self.function_fallback_sql(of_group(expression))
 
         def cast_sql(self, expression: exp.Cast, safe_prefix: str | None = None) -> str:
             """Return a cast; of a divisor what is divided by."""
