@@ -135,7 +135,7 @@ def _reduced(args: list[Any]) -> exp.Expr:
     """Build a call of ``reduce``, whose lambda comes before the initial value, where there is one."""
     if len(args) != 3:
         return exp.Anonymous(this="LIST_REDUCE", expressions=args)
-    return exp.Reduce(this=args[0], merge=args[1], initial=args[2])
+    return exp.Reduce(this=args[0], initial=args[2], merge=args[1])  # in the order in which Spark is told
 
 
 def _extracted(reader: Any, this: exp.Expr, path: exp.Expr) -> exp.Expr:

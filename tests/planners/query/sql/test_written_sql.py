@@ -64,3 +64,9 @@ def test_values_in_windows_keep_their_names() -> None:
     written = duckdb_sql(parse(text))
     assert "LAST_VALUE(a IGNORE NULLS) OVER" in written
     assert "FIRST_VALUE(a) OVER" in written
+
+
+def test_reduce_has_its_arguments_where_each_engine_has_them() -> None:
+    tree = parse("SELECT reduce(l, (x, y) -> x - y, 5) FROM t", "duckdb")
+    assert "AGGREGATE(l, 5, (x, y) -> x - y)" in spark_sql(tree)
+    assert "LIST_REDUCE(l, LAMBDA x, y : x - y, 5)" in duckdb_sql(tree)
