@@ -154,6 +154,9 @@ _CLOSING: dict[TokenType, int] = {TokenType.R_PAREN: -1, TokenType.R_BRACKET: -1
 
 
 _DIVISOR = "divisor"  # marks a cast that DuckDB needs no word of
+_AS = "behind_as"  # marks an alias that is written with AS
+# what a word of DuckDB's may follow that sqlglot takes for an alias
+_CALLS = (exp.AggFunc, exp.Anonymous, exp.Filter, exp.IgnoreNulls, exp.WithinGroup)
 _ATOMS = (exp.Column, exp.Literal, exp.Paren, exp.Cast)  # what can stand behind a sign as it is
 
 
@@ -211,6 +214,14 @@ class QuantileDuckDB(DuckDB):
             if subscript and kind in self.TYPE_TOKENS and kind not in self.NESTED_TYPE_TOKENS:
                 return self._parse_column()
             return super()._parse_type(parse_interval, fallback_to_identifier)
+
+        def _parse_alias(self, this: exp.Expr | None, explicit: bool = False) -> exp.Expr | None:
+            """Mark an alias that stands behind AS, and so is no word of its call."""
+            behind = self._curr is not None and self._curr.token_type is TokenType.ALIAS
+            found = super()._parse_alias(this, explicit)
+            if behind and isinstance(found, exp.Alias) and found is not this:
+                found.meta[_AS] = True
+            return found
 
         def _called(self) -> str:
             """Return the name of the call whose arguments are read."""
@@ -300,10 +311,10 @@ def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
                 call.set("separator", exp.Literal.string(""))
     if dialect.lower() == "duckdb":
         for alias in tree.find_all(exp.Alias):
-            name = alias.args["alias"]
-            if alias.alias.upper() == "EXPORT_STATE" and isinstance(alias.this, exp.Func) and not name.quoted:
+            bare = not alias.args["alias"].quoted and not alias.meta.get(_AS)
+            if alias.alias.upper() == "EXPORT_STATE" and bare and isinstance(alias.this, _CALLS):
                 raise UnsupportedQueryError(
-                    f"EXPORT_STATE behind an aggregate cannot be read; a column may be called so in quotes: "
+                    f"EXPORT_STATE behind an aggregate cannot be read; a column may be called so behind AS: "
                     f"{duckdb_sql(alias)[:80]!r}"
                 )
         fields = [node.this for node in tree.find_all(exp.PropertyEQ) if isinstance(node.parent, exp.Struct)]

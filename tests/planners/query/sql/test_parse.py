@@ -300,7 +300,10 @@ def test_a_query_that_runs_whole_tells_of_output_columns_of_one_name():
 def test_a_word_behind_an_aggregate_that_is_no_name_is_refused():
     with pytest.raises(UnsupportedQueryError, match="EXPORT_STATE"):
         parse("SELECT max(o_key) EXPORT_STATE FROM orders", "duckdb")
-    assert parse('SELECT max(o_key) AS "export_state" FROM orders', "duckdb")
+    with pytest.raises(UnsupportedQueryError, match="EXPORT_STATE"):
+        parse("SELECT max(o_key) FILTER (WHERE o_key > 1) EXPORT_STATE FROM orders", "duckdb")
+    for named in ('max(o_key) AS "export_state"', "max(o_key) AS export_state", "o_key::int export_state"):
+        assert parse(f"SELECT {named} FROM orders", "duckdb")
 
 
 @pytest.mark.parametrize(
