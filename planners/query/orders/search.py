@@ -157,12 +157,17 @@ class Search:
 
 def crossed(mask: int, cardinalities: Cardinalities, model: CostModel) -> float:
     """Return the bytes on links of reading what ``mask`` joins once: of a table, or of a stage's output, which joined
-    relations are taken to be."""
+    relations are taken to be; where outputs cross no link, of all tables below, as if no stage had joined them."""
     if not mask & (mask - 1):
         relation = mask.bit_length() - 1
         view = cardinalities.graph.relations[relation].is_view
         return cardinalities.scanned_bytes(relation) * (model.store_wire if view else model.table_wire)
-    return cardinalities.bytes(mask) * STORED * model.store_wire if model.store_wire else 0.0
+    if model.store_wire:
+        return cardinalities.bytes(mask) * STORED * model.store_wire
+    if not model.table_wire:
+        return 0.0
+    count = len(cardinalities.graph.relations)
+    return sum(crossed(1 << i, cardinalities, model) for i in range(count) if mask >> i & 1)
 
 
 class _Unions(dict[int, int]):

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.planners.model import Share
-from ebbflow.planners.query.costs.cost import GIB, SPARK, JoinCostModel, Size
+from ebbflow.planners.query.costs.cost import GIB, NATIVE, SPARK, JoinCostModel, Size
+from ebbflow.planners.query.costs.operators import STORED
 from ebbflow.planners.query.estimates.cardinality import Cardinalities
 from ebbflow.planners.query.estimates.relations import RelationInput
 from ebbflow.planners.query.orders.enumerate import (
@@ -16,7 +17,7 @@ from ebbflow.planners.query.orders.enumerate import (
     evaluate,
     left_deep_best,
 )
-from ebbflow.planners.query.orders.search import BUILD_RATIO
+from ebbflow.planners.query.orders.search import BUILD_RATIO, crossed
 from ebbflow.planners.query.orders.subgraphs import components, csg_cmp_pairs, linear_pairs
 from ebbflow.planners.query.plan.trees import Join, Leaf, Tree, is_linear, joins, leaves, logical_key
 from ebbflow.planners.query.sql.joingraph import JoinGraph
@@ -210,10 +211,21 @@ def test_small_dimensions_may_be_crossed_before_the_fact_table():
     graph = graph_of(["fact", "d1", "d2"], [["fact.a", "d1.a"], ["fact.b", "d2.b"]])
     inputs = [RelationInput(1e8, 1e10), RelationInput(20, 1e3), RelationInput(30, 1e3)]
     cardinalities = Cardinalities(graph, inputs)
-    crossed = {logical_key(c.tree) for c in enumerate_trees(graph, cardinalities, SPARK, SHARE)}
-    assert frozenset({0b110, 0b111}) in crossed
+    found = {logical_key(c.tree) for c in enumerate_trees(graph, cardinalities, SPARK, SHARE)}
+    assert frozenset({0b110, 0b111}) in found
     plain = enumerate_trees(graph, cardinalities, SPARK, SHARE, cross_rows=0.0)
     assert frozenset({0b110, 0b111}) not in {logical_key(c.tree) for c in plain}
+
+
+def test_what_is_joined_is_read_again_over_links_as_its_tables_are_or_as_a_stage_kept_it():
+    graph = chain(4)
+    cardinalities = Cardinalities(graph, random_inputs(graph, 3))
+    tables, both = NATIVE.behind_links(0.5, 0.0), NATIVE.behind_links(0.5, 1.0)
+    one, two = (0.5 * cardinalities.scanned_bytes(i) for i in (1, 3))
+    assert crossed(0b0010, cardinalities, tables) == pytest.approx(one)
+    assert crossed(0b1010, cardinalities, tables) == pytest.approx(one + two)
+    assert crossed(0b1010, cardinalities, both) == pytest.approx(cardinalities.bytes(0b1010) * STORED)
+    assert crossed(0b1010, cardinalities, NATIVE) == 0.0
 
 
 def test_unconnected_parts_are_joined_last():
