@@ -6,7 +6,7 @@ import socket
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,11 @@ from ebbflow.infra.query.local import LocalCapacity, usable_memory
 from ebbflow.infra.query.shares import FileShareRegistry
 from ebbflow.infra.tables.logs.snapshots import unpacked
 from ebbflow.planners import hazard as recovery
-from ebbflow.planners.errors import OptionError
+from ebbflow.planners.errors import OptionError, UnsupportedQueryError
 from ebbflow.planners.model import Capacity, Share
 from ebbflow.planners.query.costs.query_engines import EngineChoice, Fit
-from ebbflow.planners.query.sql.dialect import duckdb_sql
 from ebbflow.planners.query.sql.functions import reaches_out
+from ebbflow.planners.query.sql.translation import whole_duckdb_sql
 from ebbflow.tasks.query.planning import tables_of
 from ebbflow.tasks.query.request import LOCAL, QueryRequest
 from ebbflow.tasks.query.sharing import SharedCapacity
@@ -103,7 +103,7 @@ def _choice(request: QueryRequest, clock: Clock, opened: OpenedEngine | None) ->
         read,
         usable_memory(),
         shutil.disk_usage(tempfile.gettempdir()).free / 2**30,
-        refusal(duckdb_sql(tree), relations, reaches_out(frozenset(request.allow_functions))),
+        _without_duckdb(tree, request, relations),
     )
     choice = fit.choose()
     if choice.engine == "spark":  # asking Java for its version takes a quarter of a second
@@ -116,6 +116,14 @@ def _unpacked(relation: Relation, columns: set[str] | None) -> float:
     return unpacked(
         relation, [name for name, _ in relation.columns if columns is None or name.lower() in columns]
     )
+
+
+def _without_duckdb(tree: exp.Query, request: QueryRequest, read: Sequence[Relation]) -> str:
+    try:
+        text = whole_duckdb_sql(tree, request.dialect)
+    except UnsupportedQueryError as error:
+        return str(error)
+    return refusal(text, read, reaches_out(frozenset(request.allow_functions)))
 
 
 def _without_spark() -> str:

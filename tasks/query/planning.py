@@ -27,7 +27,7 @@ from ebbflow.planners.query.costs.stage_engines import StageEngineName
 from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.plan.pruning import partition_filters
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
-from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
+from ebbflow.planners.query.sql.dialect import spark_sql
 from ebbflow.planners.query.sql.functions import reaches_out
 from ebbflow.planners.query.sql.parse import (
     ParsedQuery,
@@ -37,6 +37,7 @@ from ebbflow.planners.query.sql.parse import (
     parse_query,
     table_names,
 )
+from ebbflow.planners.query.sql.translation import whole_duckdb_sql
 from ebbflow.planners.query.views.views import view_chain
 from ebbflow.tasks.drawing.wording import bytes_text
 from ebbflow.tasks.query.request import QueryRequest, meaning
@@ -244,12 +245,11 @@ def _check_accepted(request: QueryRequest, read: Sequence[Relation]) -> None:
 def _output_names(
     request: QueryRequest, tree: exp.Expr, read: Sequence[Relation], engine: Callable[[], SqlEngine | None]
 ) -> tuple[str, ...] | None:
-    """Return the names that the engine gives to the columns of the result, in the words of the query's author where
-    they are of the engine's own dialect; ``None`` where no engine can tell."""
+    """Return the names that the engine gives to the columns of the result; ``None`` where no engine can tell."""
     own = request.dialect.lower() == request.engine
     if request.engine == "duckdb":
-        everything = reaches_out(frozenset(request.allow_functions))
-        return output_names(request.sql if own else duckdb_sql(tree), read, everything)
+        text = request.sql if own else whole_duckdb_sql(tree, request.dialect)
+        return output_names(text, read, reaches_out(frozenset(request.allow_functions)))
     running = engine()
     return None if running is None else running.output_names(request.sql if own else spark_sql(tree), read)
 

@@ -269,6 +269,16 @@ class QuantileDuckDB(DuckDB):
         def lastvalue_sql(self, expression: exp.LastValue) -> str:
             return self.function_fallback_sql(of_group(expression))
 
+        def reduce_sql(self, expression: exp.Reduce) -> str:
+            """Return a reduction with what Spark applies to its result, for which DuckDB's has no place."""
+            finish = expression.args.get("finish")
+            if finish is None:
+                return super().reduce_sql(expression)
+            whole = expression.copy()
+            whole.set("finish", None)
+            finished = f"LIST_TRANSFORM([{self.sql(whole)}], {self.sql(finish)})[1]"
+            return f"CASE WHEN {self.sql(expression, 'this')} IS NOT NULL THEN {finished} END"
+
         def cast_sql(self, expression: exp.Cast, safe_prefix: str | None = None) -> str:
             """Return a cast; of a divisor what is divided by."""
             if not expression.meta_get(_DIVISOR):

@@ -53,6 +53,7 @@ class ParsedQuery:
     text: str
     notes: tuple[str, ...]  # what was frozen, renamed or is volatile, as sentences
     qualified: bool = True
+    dialect: str = "spark"  # of ``text``
     unnamed: bool = False  # a column of the result has no name of its author's, nor one of the engine's
 
 
@@ -309,10 +310,10 @@ def parse_query(
         frozen, notes = freeze(_called(query, catalogue), now)
         found = outputs or ()
         notes = (*notes, f"the query runs whole: {reason}", *renaming_notes(found, distinct_names(found)))
-        return ParsedQuery(frozen, text, notes, qualified=False)
+        return ParsedQuery(frozen, text, notes, qualified=False, dialect=dialect)
     final, renamed, unnamed = named(ordered_by_outputs(qualified), query, catalogue, outputs)
     frozen, notes = freeze(final, now)  # after qualify, which names the projections
-    return ParsedQuery(frozen, text, (*notes, *renamed), unnamed=unnamed)
+    return ParsedQuery(frozen, text, (*notes, *renamed), dialect=dialect, unnamed=unnamed)
 
 
 def _misnumbered(first: exp.Query, outputs: Sequence[str] | None) -> str:

@@ -1,16 +1,21 @@
 """Which engine a query gets that names none."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TableError
-from ebbflow.planners.errors import PlanningError
+from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.planners.errors import PlanningError, UnsupportedQueryError
 from ebbflow.tasks.query import opening
 from ebbflow.tasks.query.opening import choose_engine, opened_engine
+from ebbflow.tasks.query.planning import gather
 from ebbflow.tasks.query.request import LOCAL, QueryRequest
 from ebbflow.tasks.query.run import execute
+from ebbflow.tasks.query.verify import verify
 
 SQL = "SELECT n_name, count(*) AS n FROM nation JOIN customer ON n_nationkey = c_nationkey GROUP BY n_name"
 
@@ -57,6 +62,23 @@ def test_a_function_that_duckdb_lacks_is_for_spark(tpch: str) -> None:
     engine, reason = chosen(tpch, "SELECT xxhash64(n_name) AS x FROM nation")
     assert engine == "spark"
     assert "xxhash64 does not exist" in reason
+
+
+def test_a_word_that_duckdb_would_not_be_told_is_for_spark(tpch: str, tmp_path: Path) -> None:
+    """Left out, it would be another query, and an oracle that leaves it out too would agree."""
+    sql = "SELECT array_sort(array(n_nationkey, 3), (x, y) -> y - x) AS a FROM nation"
+    engine, reason = chosen(tpch, sql)
+    assert engine == "spark"
+    assert "DuckDB has no words for all of the query" in reason
+    request = QueryRequest(sql, tables=tpch, store=str(tmp_path / "store"), engine="duckdb")
+    with pytest.raises(UnsupportedQueryError, match="comparator"):
+        execute(request)
+    clock, other = SystemClock(), replace(request, engine="spark")
+    gathered = gather(other, ParquetCheckpointStore(other.store_place, clock), clock, run_id="run")
+    found: Any = None  # a result is not looked at before the oracle has one
+    verified, sentence = verify(gathered, found)
+    assert verified is None
+    assert "comparator" in sentence
 
 
 def test_more_than_this_machine_can_hold_is_for_spark(tpch: str, monkeypatch: pytest.MonkeyPatch) -> None:

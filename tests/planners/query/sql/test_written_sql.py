@@ -5,8 +5,10 @@ import json
 import duckdb
 import pytest
 
+from ebbflow.planners.errors import UnsupportedQueryError
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.parse import parse
+from ebbflow.planners.query.sql.translation import whole_duckdb_sql
 
 ODD = {
     "user.name": "x",
@@ -23,8 +25,10 @@ ODD = {
 
 @pytest.mark.parametrize(
     "path",
-    ["user.name", "$.user.name", '$."user.name"', "/user/name", "a[0]", "$.a[0]", "it''s", "b c", "$.d", "/e", "*"]
-    + ["$.*", "$..name", "0", "user", "$", "a[#-1]", "$.a[#-1]"],
+    [
+        "user.name", "$.user.name", '$."user.name"', "/user/name", "a[0]", "$.a[0]", "it''s", "b c", "$.d", "/e", "*",
+        "$.*", "$..name", "0", "user", "$", "a[#-1]", "$.a[#-1]",
+    ],
 )  # fmt: skip
 def test_a_text_is_a_key_of_json_unless_it_begins_as_a_path(path: str) -> None:
     calls = [f"j->'{path}'", f"j->>'{path}'"]
@@ -37,7 +41,7 @@ def test_a_text_is_a_key_of_json_unless_it_begins_as_a_path(path: str) -> None:
 
 
 def test_spark_is_told_of_a_key_with_a_dot_as_of_one() -> None:
-    assert "$['user.name']" in spark_sql(parse("SELECT j->>'user.name' FROM t", "duckdb"))
+    assert r"'$[\'user.name\']'" in spark_sql(parse("SELECT j->>'user.name' FROM t", "duckdb"))
     assert "'$.user.name'" in spark_sql(parse("SELECT j->>'$.user.name' FROM t", "duckdb"))
 
 
@@ -51,7 +55,7 @@ def test_spark_is_told_of_a_key_with_a_dot_as_of_one() -> None:
         ("first_value(a, true)", 3),
         ("first_value(a, true) FILTER (WHERE b > 2)", 5),
         ("first_value(a)", None),
-        ("max(last_value(a, true)) OVER (PARTITION BY first_value(a, true))", 7),
+        ("sum(count(a)) OVER (PARTITION BY first_value(a, true))", 3),
     ],
 )
 def test_nulls_that_an_aggregate_ignores_are_ignored_beside_its_filter(call: str, value: int | None) -> None:
@@ -70,3 +74,38 @@ def test_reduce_has_its_arguments_where_each_engine_has_them() -> None:
     tree = parse("SELECT reduce(l, (x, y) -> x - y, 5) FROM t", "duckdb")
     assert "AGGREGATE(l, 5, (x, y) -> x - y)" in spark_sql(tree)
     assert "LIST_REDUCE(l, LAMBDA x, y : x - y, 5)" in duckdb_sql(tree)
+
+
+@pytest.mark.parametrize(
+    ("call", "missing"),
+    [
+        ("array_sort(array(5, 9, 2), (x, y) -> y - x)", "comparator"),
+        ("levenshtein('kitten', 'sitting', 1)", "Levenshtein"),
+    ],
+)
+def test_what_duckdb_has_no_words_for_is_not_left_out(call: str, missing: str) -> None:
+    with pytest.raises(UnsupportedQueryError, match=f"DuckDB has no words.*{missing}"):
+        whole_duckdb_sql(parse(f"SELECT {call}"), "spark")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "array_sort(l)", "sort_array(l, false)", "last(x) RESPECT NULLS", "collect_list(x)", "/*+ BROADCAST(t) */ x",
+        "concat_ws('-', x, y)", "extract(HOUR FROM CAST(x AS TIMESTAMP))", "levenshtein(x, y)", "any_value(x, true)",
+        "lag(x) OVER (ORDER BY y)", "regexp_replace(x, 'a', 'b')", "regexp_extract(x, '(a)', 1)",
+        "max(x) FILTER (WHERE y > 1)", "date_trunc('day', x)", "to_date(x, 'yyyy-MM-dd')",
+        "CAST(x AS DECIMAL(38, 4))", "from_json(x, 'a INT')",
+    ],
+)  # fmt: skip
+def test_what_duckdb_is_told_of_as_a_whole_is_not_refused(call: str) -> None:
+    tree = parse(f"SELECT {call} FROM t")
+    assert whole_duckdb_sql(tree, "spark") == duckdb_sql(tree)
+
+
+@pytest.mark.parametrize(("items", "value"), [("1, 2, 3", 60), ("", 0)])
+def test_what_spark_applies_to_the_end_of_an_aggregation_is_applied_on_duckdb(items: str, value: int) -> None:
+    text = f"SELECT aggregate(array({items}), 0, (x, y) -> x + y, x -> x * 10)"
+    assert duckdb.sql(whole_duckdb_sql(parse(text), "spark")).fetchall() == [(value,)]
+    null = text.replace(f"array({items})", "CAST(NULL AS array<int>)")
+    assert duckdb.sql(whole_duckdb_sql(parse(null), "spark")).fetchall() == [(None,)]
