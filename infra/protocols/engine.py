@@ -42,6 +42,7 @@ class Relation:
         str, ...
     ] = ()  # columns that are in no file: directories, from the outermost, tell their values
     log: TableLog | None = None  # what tells the files, if not a directory
+    json: tuple[str, ...] = ()  # columns of text that are JSON to a statement in DuckDB's own words
 
     @property
     def bytes(self) -> int:

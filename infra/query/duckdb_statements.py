@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ebbflow.infra.protocols import FileLayout, Relation, StageJob
-from ebbflow.infra.query.duckdbtypes import quoted, restorable, to_duckdb, to_spark
+from ebbflow.infra.query.duckdbtypes import JSON, quoted, restorable, to_duckdb, to_spark
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import filesystem
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
@@ -31,7 +31,8 @@ def register_view(cursor: Any, relation: Relation, test: str = "true", *, own: b
         return
     columns = selected(relation, own_types(relation) if own else {})
     if not relation.files:
-        columns = ", ".join(f"CAST(NULL AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
+        kinds = ((n, JSON if n in relation.json else to_duckdb(t)) for n, t in relation.columns)
+        columns = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(n)}" for n, kind in kinds)
         source = "(SELECT 1 WHERE false)"
     elif relation.scheme == "file" and not any(_PATTERN & set(f.path) for f in relation.files):
         register_deleted(cursor, relation)
@@ -46,10 +47,14 @@ def register_view(cursor: Any, relation: Relation, test: str = "true", *, own: b
 
 
 def selected(relation: Relation, own: Mapping[str, str] | None = None) -> str:
-    """Return what is selected of ``scan`` to have exactly the declared columns and types, or those of ``own``."""
+    """Return what is selected of ``scan`` to have exactly the declared columns and types, or those of ``own``; JSON
+    is as it is stored."""
     types = {name: to_duckdb(kind) for name, kind in relation.columns} | dict(own or {})
     return ", ".join(
-        f"CAST({quoted(relation.stored(n))} AS {types[n]}) AS {quoted(n)}" for n, _ in relation.columns
+        f"{quoted(relation.stored(n))} AS {quoted(n)}"
+        if n in relation.json
+        else f"CAST({quoted(relation.stored(n))} AS {types[n]}) AS {quoted(n)}"
+        for n, _ in relation.columns
     )
 
 

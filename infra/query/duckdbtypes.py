@@ -35,10 +35,11 @@ _FROM_DUCKDB: dict[str, tuple[str, str | None]] = {
     "timestamp with time zone": ("timestamp", None),
     "null": ("string", "VARCHAR"),
 }
+JSON = "JSON"  # text to Spark, and to ``id`` of a type
 # what text, or a wider number, tells in full
 _RESTORABLE = frozenset({
-    "bignum", "bit", "enum", "hugeint", "interval", "time", "time with time zone", "timestamp_ms", "timestamp_s",
-    "ubigint", "uhugeint", "uinteger", "usmallint", "utinyint", "uuid",
+    "bignum", "bit", "enum", "hugeint", "interval", "json", "time", "time with time zone", "timestamp_ms",
+    "timestamp_s", "ubigint", "uhugeint", "uinteger", "usmallint", "utinyint", "uuid",
 })  # fmt: skip
 _FROM_ARROW = {
     "bool": "BOOLEAN",
@@ -81,7 +82,7 @@ def to_spark(dtype: Any) -> tuple[str, str | None]:
     The second is ``None`` when no cast is needed. What Spark has no type for (times, intervals, enumerations,
     UUIDs, ...) is stored as text.
     """
-    kind = str(dtype.id).lower()
+    kind = _kind(dtype)
     if kind == "decimal":
         sizes = dict(dtype.children)
         return f"decimal({sizes['precision']},{sizes['scale']})", None
@@ -106,11 +107,15 @@ def to_spark(dtype: Any) -> tuple[str, str | None]:
 
 def restorable(dtype: Any) -> bool:
     """Tell whether what a column of a DuckDB type is stored as can be cast back to it without a loss."""
-    kind = str(dtype.id).lower()
+    kind = _kind(dtype)
     if kind in ("list", "array", "map", "struct"):
         parts = [part for _, part in dtype.children if hasattr(part, "id")]  # an array has its length, too
         return all(to_spark(part)[1] is None or restorable(part) for part in parts)
     return kind in _RESTORABLE
+
+
+def _kind(dtype: Any) -> str:
+    return "json" if str(dtype) == JSON else str(dtype.id).lower()
 
 
 def _field(name: str) -> str:

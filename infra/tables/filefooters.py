@@ -38,6 +38,17 @@ def footer(scheme: str, file: FileEntry) -> Any:
     return _opened(scheme, file)
 
 
+def json_columns(relation: Relation) -> tuple[str, ...]:
+    """Return the columns of text that the first file of ``relation`` marks as JSON. Raises ``TableError``."""
+    texts = [name for name, kind in relation.columns if kind == "string" and name not in relation.partitions]
+    if not texts or not relation.files:
+        return ()
+    schema = footer(relation.scheme, relation.files[0]).schema
+    columns = (schema.column(place) for place in range(len(schema)))
+    marked = {column.path for column in columns if column.logical_type.type == "JSON"}
+    return tuple(name for name in texts if name in marked)
+
+
 def _opened(scheme: str, file: FileEntry) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ebbflow.infra.errors import StorageError, TableError
@@ -14,7 +15,7 @@ from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import partitions
 from ebbflow.infra.tables.datatypes import spark_type
-from ebbflow.infra.tables.filefooters import extract, opened
+from ebbflow.infra.tables.filefooters import extract, json_columns, opened
 from ebbflow.infra.tables.logs import deletions, iceberg, snapshots
 from ebbflow.infra.tables.logs.catalogues import IcebergCatalogue
 from ebbflow.infra.tables.logs.snapshots import LogKind
@@ -95,14 +96,16 @@ def _in_directory(place: StorageLocation) -> list[Source]:
 def version(relation: Relation) -> str:
     """Return a hash of the relation's file list, sizes and modification times.
 
-    It changes whenever the content may have changed; renaming the relation does not change it. For an
-    external relation, whose files the engine hides, it covers the name and columns only.
+    It changes whenever the content, or what it is read as, may have changed; renaming the relation does not change
+    it. For an external relation, whose files the engine hides, it covers the name and columns only.
     """
     digest = hashlib.sha256(relation.scheme.encode())
     if relation.external:
         digest.update(repr((relation.name, relation.columns)).encode())
     if relation.partitions or relation.log:
         digest.update(repr((relation.partitions, relation.columns)).encode())
+    if relation.json:
+        digest.update(repr(relation.json).encode())
     if relation.log:  # its files never change: not the log's version counts, but what is read of it
         digest.update(repr((relation.log.format, relation.log.stored, relation.log.ids)).encode())
         for path, rows in sorted(deletions.of(relation).items()):
@@ -202,13 +205,14 @@ def table_of(
     *,
     at: str = "",
     pinned: str = "",
+    json: bool = False,
 ) -> Relation:
     """Return the table that ``source`` of ``place`` is.
 
     Its files are opened unless this process or ``cache`` knows the columns of just these. Then what they say of the
     columns ``names`` (in lower case; ``None``: all) is kept in memory for ``filefooters.read_footers``. A table with
-    a log is that of the version or time ``at``, or of the version ``pinned``; see ``snapshots.opened``. Raises
-    ``TableError``.
+    a log is that of the version or time ``at``, or of the version ``pinned``; see ``snapshots.opened``. With ``json``
+    a table without one tells of its columns of JSON. Raises ``TableError``.
     """
     if source.log is not None:
         there = place.place(source.name) if isinstance(place, IcebergCatalogue) else source.place or place
@@ -228,7 +232,8 @@ def table_of(
         if len(_seen) >= _MOST_SEEN:
             _seen.clear()
         _seen[key] = known
-    return _table(place.scheme, source, known)
+    found = _table(place.scheme, source, known)
+    return replace(found, json=json_columns(found)) if json else found
 
 
 def keep_columns(relation: Relation, cache: JsonStore) -> None:

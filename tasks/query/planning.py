@@ -315,9 +315,10 @@ def _relations(
                 f"at={request.at} (--at) is a version of one table, and the query names {' and '.join(logged)}; "
                 f"give a time instead"
             )
+        at, own = request.at, request.engine == request.dialect.lower() == "duckdb"
         found = {
-            name: tables.table_of(place, there[name], used, cache, at=request.at, pinned=pinned.get(name, ""))
-            for name in named
+            n: tables.table_of(place, there[n], used, cache, at=at, pinned=pinned.get(n, ""), json=own)
+            for n in named
         }
         return found, [source.name for source in there.values()]
     running = engine()

@@ -95,7 +95,11 @@ class Spark4(Spark):
             OrderedPercentile: _ordered,
             exp.TsOrDsToDate: _to_date,
         }
-        TYPE_MAPPING: ClassVar = {**SparkGenerator.TYPE_MAPPING, exp.DType.TIME: "TIME"}
+        TYPE_MAPPING: ClassVar = {
+            **SparkGenerator.TYPE_MAPPING,
+            exp.DType.TIME: "TIME",
+            exp.DType.TIMETZ: "TIME",
+        }
 
 
 class UsingInPlace(Spark):
@@ -190,6 +194,7 @@ class QuantileDuckDB(DuckDB):
             "REDUCE": _reduced,
         }
         JSON_OPERATORS: ClassVar = {**DuckDBParser.JSON_OPERATORS, TokenType.ARROW: _extracted}
+        NO_PAREN_FUNCTIONS: ClassVar = {}  # a column, where there is one of such a name: see ``valuefunctions``
 
         def _parse_lambda(self, alias: bool = False) -> exp.Expr | None:
             """Take ``->`` for a lambda only in calls that have one: elsewhere it looks into JSON."""
@@ -208,10 +213,12 @@ class QuantileDuckDB(DuckDB):
         def _parse_type(
             self, parse_interval: bool = True, fallback_to_identifier: bool = False
         ) -> exp.Expr | None:
-            """Take a word such as ``text`` or ``str`` with a subscript for a column: no cast begins so."""
+            """Take a word such as ``text`` or ``str`` with a subscript for a column, and one such as ``range`` before
+            ``<``: no cast begins so."""
             kind = self._curr.token_type if self._curr is not None else None
-            subscript = self._next is not None and self._next.token_type is TokenType.L_BRACKET
-            if subscript and kind in self.TYPE_TOKENS and kind not in self.NESTED_TYPE_TOKENS:
+            after = self._next.token_type if self._next is not None else None
+            nested = kind in self.NESTED_TYPE_TOKENS
+            if kind in self.TYPE_TOKENS and after is (TokenType.LT if nested else TokenType.L_BRACKET):
                 return self._parse_column()
             return super()._parse_type(parse_interval, fallback_to_identifier)
 
@@ -240,6 +247,13 @@ class QuantileDuckDB(DuckDB):
             Percentile: lambda writer, call: writer.func("QUANTILE_CONT", call.this, call.expression),
         }
         IGNORE_NULLS_BEFORE_ORDER = False
+
+        def tablesample_sql(self, expression: exp.TableSample, tablesample_keyword: str | None = None) -> str:
+            """Keep the method of a sample of so many rows, for which sqlglot would write another."""
+            whole = isinstance(expression.parent, exp.Select)
+            return Generator.tablesample_sql(
+                self, expression, tablesample_keyword if whole else "TABLESAMPLE"
+            )
 
         def ignorenulls_sql(self, expression: exp.IgnoreNulls) -> str:
             """Keep IGNORE NULLS of FIRST and LAST, which sqlglot's own generator leaves out."""

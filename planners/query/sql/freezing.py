@@ -12,6 +12,7 @@ from ebbflow.planners.query.sql.functions import (
     CLOCK_LOCAL,
     CLOCK_NAMES,
     CLOCK_TIMES,
+    CLOCK_ZONED,
     CLOCKS,
     changes,
 )
@@ -23,12 +24,13 @@ _DAYS = {"now": 0, "today": 0, "tomorrow": 1, "yesterday": -1}
 _TIMES = (exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ, exp.DType.TIMESTAMPNTZ)
 
 
-def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]:
+def freeze(query: exp.Query, now: datetime, dialect: str = "spark") -> tuple[exp.Query, tuple[str, ...]]:
     """Replace clock functions by literals of ``now`` (UTC) and note volatile functions.
 
     Spark evaluates clock functions once per statement; a query that is split into statements must fix them
-    once for all of them.
+    once for all of them. ``dialect`` is the query's: to DuckDB the time now has a time zone.
     """
+    zoned = dialect.lower() == "duckdb"
     stamp = now.astimezone(UTC)
     notes: dict[str, None] = {}
 
@@ -46,6 +48,7 @@ def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]
                     None
                 )
             return node
+        time_zone = zoned and (isinstance(node, exp.CurrentTime) or name in CLOCK_ZONED)
         if isinstance(node, exp.CurrentDate) or name in CLOCK_DATES:
             kind, value = "DATE", stamp.date().isoformat()
         elif isinstance(node, exp.CurrentTime | exp.Localtime) or name in CLOCK_TIMES:
@@ -55,7 +58,8 @@ def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]
         else:  # an instant, whatever the session's time zone is
             kind, value = "TIMESTAMPTZ", stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
         notes[f"{spark_sql(node)} is fixed at {value} for this run"] = None
-        return exp.cast(exp.Literal.string(value), kind)
+        frozen = exp.cast(exp.Literal.string(value), kind)
+        return exp.cast(frozen, "TIMETZ") if time_zone else frozen
 
     return cast("exp.Query", query.transform(literal)), tuple(notes)
 

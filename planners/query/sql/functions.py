@@ -66,6 +66,7 @@ TABLE_FUNCTIONS = _words(
 # Replaced by a literal once per run, as a date, a time, a timestamp without a zone, or an instant.
 CLOCK_DATES = frozenset({"curdate", "current_date", "today"})
 CLOCK_TIMES = frozenset({"current_localtime", "current_time", "get_current_time", "localtime"})
+CLOCK_ZONED = frozenset({"current_time", "get_current_time"})  # of these, DuckDB's with a time zone
 CLOCK_LOCAL = frozenset({"current_localtimestamp", "localtimestamp"})
 CLOCK_INSTANTS = _words(
     "current_timestamp get_current_timestamp now pg_conf_load_time pg_postmaster_start_time",

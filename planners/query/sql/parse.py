@@ -34,10 +34,10 @@ from ebbflow.planners.query.sql.dialect import (
 )
 from ebbflow.planners.query.sql.forbidden import check_reach
 from ebbflow.planners.query.sql.freezing import draws_again, freeze
-from ebbflow.planners.query.sql.functions import BARE
 from ebbflow.planners.query.sql.naming import first_select, named, ordered_by_outputs
 from ebbflow.planners.query.sql.nesting import check_depth, check_length, within_bounds
 from ebbflow.planners.query.sql.using import remember_using, simplify_using
+from ebbflow.planners.query.sql.valuefunctions import called, called_before_names
 
 _FAILURES = (AssertionError, AttributeError, LookupError, TypeError, ValueError)  # sqlglot's own, on some SQL
 _READ: dict[str, Any] = {"spark": Spark4, "duckdb": QuantileDuckDB}  # for sqlglot's own dialects
@@ -292,6 +292,8 @@ def parse_query(
     """
     query = _unqualified(_divided(parse(text, dialect, allowed), dialect), catalogue)
     check_tables(query, catalogue)
+    if dialect.lower() == "duckdb":
+        query = called_before_names(query, catalogue, known=not _defines_columns(query))
     reason = expanded_by_engine(query)
     if draws_again(query):
         reason = "an alias of what is not deterministic is used again in its SELECT"
@@ -307,12 +309,12 @@ def parse_query(
         else:
             reason = _misnumbered(first_select(qualified), outputs) or orders_by_arms(qualified, dialect)
     if reason:
-        frozen, notes = freeze(_called(query, catalogue), now)
+        frozen, notes = freeze(called(query, catalogue, dialect), now, dialect)
         found = outputs or ()
         notes = (*notes, f"the query runs whole: {reason}", *renaming_notes(found, distinct_names(found)))
         return ParsedQuery(frozen, text, notes, qualified=False, dialect=dialect)
     final, renamed, unnamed = named(ordered_by_outputs(qualified), query, catalogue, outputs)
-    frozen, notes = freeze(final, now)  # after qualify, which names the projections
+    frozen, notes = freeze(final, now, dialect)  # after qualify, which names the projections
     return ParsedQuery(frozen, text, (*notes, *renamed), dialect=dialect, unnamed=unnamed)
 
 
@@ -325,20 +327,6 @@ def _misnumbered(first: exp.Query, outputs: Sequence[str] | None) -> str:
     if len(outputs) == len(first.selects):
         return ""
     return f"the engine gives it {len(outputs)} columns where {len(first.selects)} are written"
-
-
-def _called(query: exp.Query, catalogue: Catalogue) -> exp.Query:
-    """Write words such as ``localtimestamp``, which engines call as functions where no column is called so, as calls:
-    in a query that was not qualified they look like columns."""
-    tables = (catalogue.get(t.name) for t in outside_tables(query))
-    named = {name.lower() for table in tables if table is not None for name, _ in table.columns}
-    named |= {node.alias.lower() for node in query.find_all(exp.Alias)}
-    named |= {column.name.lower() for node in query.find_all(exp.TableAlias) for column in node.columns}
-    for column in list(query.find_all(exp.Column)):
-        word = column.name.lower()
-        if word in BARE - named and not column.table and not column.this.quoted:
-            column.replace(exp.Anonymous(this=word))
-    return query
 
 
 def _divided(query: exp.Query, dialect: str) -> exp.Query:
@@ -365,9 +353,12 @@ def qualified_copy(query: exp.Query, catalogue: Catalogue, dialect: str = "spark
         for position, item in enumerate(select.expressions):
             if (
                 isinstance(item, exp.Subquery) and not item.alias
-            ):  # qualify would make it look like one of FROM
+            ):  # qualify would make it look like one of FROM, as below
                 name = exp.to_identifier(f"_col_{position}")
                 item.replace(exp.Alias(this=item.copy(), alias=name))
+    for join in query.find_all(exp.Join):
+        if isinstance(condition := join.args.get("on"), exp.Subquery):
+            join.set("on", exp.paren(condition, copy=False))
     remember_using(query)
     qualified = qualify(query, schema=schema, dialect=rules, quote_identifiers=False, identify=False)
     duckdb = dialect.lower() == "duckdb"

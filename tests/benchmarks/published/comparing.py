@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import sqlglot
 
 from ebbflow.infra.errors import StageFailedError
-from ebbflow.infra.query.duckdbtypes import quoted, to_spark
+from ebbflow.infra.query.duckdbtypes import JSON, quoted, to_spark
 from ebbflow.planners.errors import (
     EbbflowError,
     ForbiddenSqlError,
@@ -131,7 +131,9 @@ class Tables:
             if self._made.execute(f"SELECT count(*) FROM {quoted(name)}").fetchall()[0][0] > _LARGE:
                 raise _LargeError
             rows = self._made.sql(f"FROM {quoted(name)}")
-            casts = zip(rows.columns, (to_spark(kind)[1] for kind in rows.types), strict=True)
+            # JSON stays: a Parquet file tells of it
+            stored = [None if str(kind) == JSON else to_spark(kind)[1] for kind in rows.types]
+            casts = zip(rows.columns, stored, strict=True)
             chosen = ", ".join(
                 f"CAST({quoted(column)} AS {cast}) AS {quoted(column)}" if cast else quoted(column)
                 for column, cast in casts

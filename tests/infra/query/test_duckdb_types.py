@@ -1,5 +1,6 @@
 """DuckDB's types against Spark's."""
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from ebbflow.infra.query.duckdb_statements import copied, dataset, own_types, re
 from ebbflow.infra.query.duckdbtypes import to_duckdb, to_spark
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.tables.filefooters import json_columns
+from ebbflow.infra.tables.parquet import version
 
 SIMPLE = st.sampled_from(
     ["boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary", "date",
@@ -58,6 +61,8 @@ def test_a_spark_type_comes_back_from_duckdb_unchanged_and_without_a_cast(kind: 
         ("TIME '10:00:00'", "string"),
         ("uuid()", "string"),
         ("[1, 2]::INTEGER[2]", "array<int>"),
+        ("'{}'::JSON", "string"),
+        ("{'a': ['{}'::JSON]}", "struct<a:array<string>>"),
     ],
 )
 def test_what_spark_has_no_type_for_is_cast_to_one_it_has(value: str, spark: str) -> None:
@@ -89,7 +94,8 @@ def test_a_stage_reads_columns_in_the_types_that_the_one_before_it_had(
 ) -> None:
     sql = (
         "SELECT TIME '10:00:01.5' AS t, INTERVAL '1 month 2 days' AS i, 'b'::ENUM('b', 'a') AS e, 3::UTINYINT AS u, "
-        "sum(2) AS h, [TIME '09:00'] AS l, {'f': 'a'::ENUM('b', 'a')} AS s, 'x' AS plain, "
+        "sum(2) AS h, [TIME '09:00'] AS l, {'f': 'a'::ENUM('b', 'a')} AS s, "
+        "['{}'::JSON] AS j, 'x' AS plain, "
         "TIMESTAMP_NS '2020-01-01 00:00:00.000001' AS n"
     )
     file = tmp_path / "part-00000.parquet"
@@ -104,11 +110,34 @@ def test_a_stage_reads_columns_in_the_types_that_the_one_before_it_had(
             connection.execute(copied(statement, str(file), None, own))
         entry = FileEntry(str(file), file.stat().st_size, 0)
         relation = Relation("ckpt_1", "file", (entry,), columns)
-        assert own_types(relation).keys() == {"t", "i", "e", "u", "h", "l", "s"}
+        assert own_types(relation).keys() == {"t", "i", "e", "u", "h", "l", "s", "j"}
         register_view(connection, relation, own=True)
         found = connection.sql("FROM ckpt_1")
         assert [str(kind) for kind in found.types[:-1]] == kinds[:-1]
         assert found.fetchall() == connection.sql(sql).fetchall()
+
+
+def test_json_of_a_table_is_json_to_duckdbs_own_sql_and_text_in_what_that_stores(tmp_path: Path) -> None:
+    file = tmp_path / "t.parquet"
+    with duckdb.connect() as connection:
+        connection.execute(f"""COPY (SELECT '{{"a": 1}}'::JSON AS j, '"b"' AS text) TO '{file}'""")
+        columns = (("j", "string"), ("text", "string"))
+        entry = FileEntry(str(file), file.stat().st_size, 0)
+        plain = Relation("plain", "file", (entry,), columns)
+        assert json_columns(plain) == ("j",)
+        register_view(connection, plain, own=True)
+        marked = replace(plain, name="t", json=("j",))
+        assert version(marked) != version(plain)  # what is made of one is not reused for the other
+        register_view(connection, marked)
+        register_view(connection, replace(marked, name="none", files=()))
+        assert [str(kind) for kind in connection.sql("FROM none").types] == ["JSON", "VARCHAR"]
+        job = StageJob("j", "stage", "SELECT j, text FROM t", (), StorageLocation("unused"))
+        assert [str(kind) for kind in connection.sql(job.sql).types] == ["JSON", "VARCHAR"]
+        assert [str(kind) for kind in connection.sql("FROM plain").types] == ["VARCHAR", "VARCHAR"]
+        statement, stored, own = storable(connection, job)
+        assert (stored, own) == (columns, {"j": "JSON"})
+        assert connection.sql(statement).fetchall() == [('{"a": 1}', '"b"')]
+        assert [str(kind) for kind in connection.sql(statement).types] == ["VARCHAR", "VARCHAR"]
 
 
 def test_columns_of_one_name_are_stored_under_distinct_names() -> None:

@@ -60,6 +60,12 @@ WRITTEN = (
     r"""SELECT '{"\"a\nb\"": 4}'->'$."\"a\nb\""', '{"a": 4}'->'$.a' FROM c""",
     "SELECT str[1], text[2:3], date[k], [str[i + 1] FOR i IN range(len(str))] FROM (SELECT s AS str, "
     "['x', 'y', 'z'] AS text, [1, 2] AS date, k FROM a) q",
+    "SELECT user, current_schema, current_role, current_catalog, session_user, k AS localtime FROM c WHERE "
+    "localtime > 1 AND typeof(current_time) = 'TIME WITH TIME ZONE'",
+    "SELECT typeof(q.j), json_structure(q.l[1]) FROM (SELECT k, max('{}'::JSON) AS j, list('{}'::JSON) AS l FROM b "
+    "GROUP BY k) q JOIN c ON q.k = c.k JOIN a ON a.k = c.n",
+    "SELECT a.k, c.n FROM a JOIN b ON (SELECT a.k = b.k) LEFT JOIN c ON (SELECT CASE WHEN a.k + c.n > 3 THEN c.k = 1 "
+    "ELSE FALSE END)",
     "VALUES (1, 2)",
     "SELECT * FROM range(3)",
     "SELECT a FROM a",

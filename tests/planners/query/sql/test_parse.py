@@ -269,6 +269,43 @@ def test_a_table_sample_is_volatile():
     assert is_volatile(found.expression)
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("5 ROWS (system, 42)", "USING SAMPLE SYSTEM (5 ROWS) REPEATABLE (42)"),
+        ("5 ROWS", "USING SAMPLE RESERVOIR (5 ROWS)"),
+        ("10% (bernoulli)", "USING SAMPLE BERNOULLI (10 PERCENT)"),
+    ],
+)
+def test_a_sample_keeps_its_method(written, expected):
+    assert duckdb_sql(parse(f"SELECT a FROM t USING SAMPLE {written}", "duckdb")).endswith(expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT alias(o_key) FROM orders",
+        "SELECT * FROM orders PIVOT (min(o_total) FOR (o_key, o_date) IN ((1, NULL), (2, NULL)))",
+    ],
+)
+def test_what_asks_for_the_words_of_a_query_or_names_columns_by_several_values_runs_whole(text):
+    found = parsed(text, dialect="duckdb")
+    assert not found.qualified
+    assert duckdb_sql(found.expression).lower().replace("pivot(", "pivot (") == text.lower()
+
+
+def test_a_column_called_as_a_type_is_compared():
+    text = "SELECT range, if(range < 2, 1, 2), list <3 FROM t WHERE range<7"
+    assert duckdb_sql(parse(text, "duckdb")) == (
+        "SELECT range, CASE WHEN range < 2 THEN 1 ELSE 2 END, list < 3 FROM t WHERE range < 7"
+    )
+
+
+def test_a_join_on_a_subquery_has_no_name_for_it():
+    text = "SELECT a.o_key AS k FROM orders AS a JOIN orders AS b ON (SELECT a.o_key = b.o_key AS x)"
+    assert " ON ((SELECT a.o_key = b.o_key AS x))" in spark_sql(parsed(text).expression)
+
+
 def test_a_query_that_stays_the_same_from_run_to_run_has_no_notes():
     assert parsed("SELECT o_key FROM orders").notes == ()
 
