@@ -153,6 +153,7 @@ _TAKE_LAMBDAS = frozenset({
     "apply", "array_apply", "array_filter", "array_reduce", "array_transform", "filter", "invoke", "list_apply",
     "list_filter", "list_reduce", "list_transform", "reduce",
 })  # fmt: skip
+_BEHIND_ROWS = (TokenType.ORDER_BY, TokenType.LIMIT, TokenType.OFFSET)
 _OPENING: dict[TokenType, int] = {TokenType.L_PAREN: 1, TokenType.L_BRACKET: 1, TokenType.L_BRACE: 1}
 _CLOSING: dict[TokenType, int] = {TokenType.R_PAREN: -1, TokenType.R_BRACKET: -1, TokenType.R_BRACE: -1}
 
@@ -229,6 +230,16 @@ class QuantileDuckDB(DuckDB):
             if behind and isinstance(found, exp.Alias) and found is not this:
                 found.meta[_AS] = True
             return found
+
+        def _parse_simplified_pivot(self, is_unpivot: bool | None = None) -> Any:
+            """Take what orders or bounds the rows of PIVOT ... ON, which sqlglot does not.
+
+            Before: ``PIVOT t ON k USING sum(n) LIMIT 1``; after: ``SELECT * FROM (PIVOT ...) LIMIT 1``.
+            """
+            pivot = super()._parse_simplified_pivot(is_unpivot)
+            if self._curr is None or self._curr.token_type not in _BEHIND_ROWS:
+                return pivot
+            return self._parse_query_modifiers(exp.select("*").from_(exp.Subquery(this=pivot)))
 
         def _called(self) -> str:
             """Return the name of the call whose arguments are read."""

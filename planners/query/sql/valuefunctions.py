@@ -6,10 +6,8 @@ from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.sql.functions import BARE
 
 _ELSEWHERE = {"current_database"}  # words that DuckDB does not take for calls
-_LIKELY = {
-    "current_schema",
-    "user",
-}  # names that columns of relations known to the engine alone may well have
+# names that columns may well have of relations that only the engine knows
+_LIKELY = {"current_schema", "user"}
 
 
 def called_before_names(query: exp.Query, catalogue: Catalogue, *, known: bool) -> exp.Query:
@@ -20,7 +18,7 @@ def called_before_names(query: exp.Query, catalogue: Catalogue, *, known: bool) 
     Before: ``SELECT user FROM t``; after: ``SELECT user() AS user FROM t``.
     """
     words = BARE - _ELSEWHERE - (set() if known else _LIKELY)
-    return _replaced(query, words - _named(query, catalogue, rows=True))
+    return _replaced(query, words - _named(query, catalogue, rows=True), duckdb=True)
 
 
 def called(query: exp.Query, catalogue: Catalogue, dialect: str) -> exp.Query:
@@ -28,7 +26,9 @@ def called(query: exp.Query, catalogue: Catalogue, dialect: str) -> exp.Query:
 
     Before: ``SELECT localtimestamp AS x FROM t``; after: ``SELECT localtimestamp() AS x FROM t``.
     """
-    return _replaced(query, BARE - _named(query, catalogue, rows=dialect.lower() == "duckdb"))
+    duckdb = dialect.lower() == "duckdb"
+    words = BARE - (_ELSEWHERE if duckdb else set())
+    return _replaced(query, words - _named(query, catalogue, rows=duckdb), duckdb=duckdb)
 
 
 def _named(query: exp.Query, catalogue: Catalogue, *, rows: bool) -> frozenset[str]:
@@ -44,12 +44,13 @@ def _named(query: exp.Query, catalogue: Catalogue, *, rows: bool) -> frozenset[s
     return frozenset(named)
 
 
-def _replaced(query: exp.Query, words: frozenset[str]) -> exp.Query:
+def _replaced(query: exp.Query, words: frozenset[str], *, duckdb: bool) -> exp.Query:
+    """Replace columns of these names by calls; in DuckDB's SQL a result's column is called as the word was."""
     for column in list(query.find_all(exp.Column)):
         word = column.name.lower()
         if word not in words or column.table or column.this.quoted:
             continue
         call = exp.Anonymous(this=word)
-        output = isinstance(column.parent, exp.Select) and column.arg_key == "expressions"
+        output = duckdb and isinstance(column.parent, exp.Select) and column.arg_key == "expressions"
         column.replace(exp.alias_(call, column.name) if output else call)
     return query

@@ -301,6 +301,13 @@ def test_a_column_called_as_a_type_is_compared():
     )
 
 
+def test_what_orders_and_bounds_the_rows_of_a_pivot_is_read():
+    text = "PIVOT orders ON o_key USING SUM(o_total) ORDER BY o_date LIMIT 2"
+    assert duckdb_sql(parse(text, "duckdb")) == (
+        "SELECT * FROM (PIVOT orders ON o_key USING SUM(o_total)) ORDER BY o_date LIMIT 2"
+    )
+
+
 def test_a_join_on_a_subquery_has_no_name_for_it():
     text = "SELECT a.o_key AS k FROM orders AS a JOIN orders AS b ON (SELECT a.o_key = b.o_key AS x)"
     assert " ON ((SELECT a.o_key = b.o_key AS x))" in spark_sql(parsed(text).expression)
