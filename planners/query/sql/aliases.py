@@ -61,9 +61,9 @@ def expanded_by_engine(query: exp.Query) -> str:
         return "COLUMNS(...) names columns that the engine looks up"
     if any(isinstance(node.this, exp.Pivot) for node in query.find_all(exp.Subquery)):
         return "the columns of PIVOT ... ON and UNPIVOT ... ON follow from the rows"
-    fields = [field for pivot in query.find_all(exp.Pivot) for field in pivot.fields]
-    if any(isinstance(field.this, exp.Tuple) for field in fields):
-        return "only the engine knows the columns of a PIVOT of several columns"
+    for pivot in query.find_all(exp.Pivot):
+        if pivot.args.get("group") or any(isinstance(field.this, exp.Tuple) for field in pivot.fields):
+            return "only the engine knows the columns of a PIVOT of several columns, or with GROUP BY"
     if any(node.name.lower() == "alias" for node in query.find_all(exp.Anonymous)):
         return "alias(...) tells the names that its author wrote"
     for node in query.find_all(exp.CTE, exp.Subquery):

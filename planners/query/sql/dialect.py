@@ -355,8 +355,12 @@ def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
         fields = [node.this for node in tree.find_all(exp.PropertyEQ) if isinstance(node.parent, exp.Struct)]
         fields += [node.this for kind in tree.find_all(exp.DataType) for node in kind.find_all(exp.ColumnDef)]
         fields += [node.expression for node in tree.find_all(exp.Dot)]
+        unpivots = [pivot for pivot in tree.find_all(exp.Pivot) if pivot.unpivot]
+        fields += [one.args["alias"] for pivot in unpivots for one in pivot.find_all(exp.PivotAlias)]
         for field in fields:
-            field.meta["case_sensitive"] = True  # names in rows are data: no pass turns them to lower case
+            field.meta["case_sensitive"] = (
+                True  # names in rows, and those that are values, are data: no pass turns them to lower case
+            )
     for column in tree.find_all(exp.Column):
         for part in column.parts[1:]:  # keys of maps and JSON look like columns until names are resolved
             part.meta["written"] = part.name

@@ -41,6 +41,9 @@ def freeze(query: exp.Query, now: datetime, dialect: str = "spark") -> tuple[exp
             node.set("this", word)
             return node
         name = node.name.lower() if isinstance(node, exp.Anonymous) else node.key
+        if zoned and name == "ago" and isinstance(node, exp.Anonymous) and len(node.expressions) == 1:
+            since = exp.cast(node.expressions[0], exp.DType.INTERVAL)
+            return exp.paren(exp.Sub(this=literal(exp.CurrentTimestamp()), expression=since), copy=False)
         clock = isinstance(node, CLOCKS) or (isinstance(node, exp.Anonymous) and name in CLOCK_NAMES)
         if not clock:
             if is_volatile_function(node):

@@ -32,6 +32,7 @@ WRITTEN = (
     "SELECT q.* FROM (PIVOT c ON k USING count(n) GROUP BY s) q JOIN a ON q.s = a.s",
     "SELECT * FROM (SELECT k, n, s FROM c) PIVOT (sum(n) FOR k IN (1, 2))",
     "UNPIVOT (SELECT k, n, s FROM c) ON k, n INTO NAME which VALUE val",
+    "SELECT * FROM (SELECT k, n FROM c) UNPIVOT (v FOR w IN (k AS Kay, n))",
     "SELECT x, u.s FROM a t(x) JOIN c u(y, m) ON x = y",
     "WITH v AS (WITH w AS (SELECT k AS j FROM a) SELECT j FROM w) SELECT z FROM v q(z)",
     "WITH v AS (SELECT 1), v AS (SELECT 2) FROM v",
@@ -57,7 +58,7 @@ WRITTEN = (
     "SELECT reduce([1, 2, 3], lambda x, y: x + y, k), reduce([k, n], lambda x, y: x - y) FROM c",
     """SELECT upper(j->'a'), coalesce((j)->'b', k), min(j->'a'||'b'), list_transform([j], lambda x: x->>'a') FROM (
     SELECT '{"a": 1, "ab": 2}'::JSON AS j, k FROM c) q GROUP BY ALL""",
-    r"""SELECT '{"\"a\nb\"": 4}'->'$."\"a\nb\""', '{"a": 4}'->'$.a' FROM c""",
+    r"""SELECT '{"\"a\nb\"": 4}'->'$."\"a\nb\""', '{"a": 4}'->'$.a', '{"a": {"b": 1}}'->'$..b' FROM c""",
     "SELECT str[1], text[2:3], date[k], [str[i + 1] FOR i IN range(len(str))] FROM (SELECT s AS str, "
     "['x', 'y', 'z'] AS text, [1, 2] AS date, k FROM a) q",
     "SELECT user, current_schema, current_role, current_catalog, session_user, k AS localtime FROM c WHERE "

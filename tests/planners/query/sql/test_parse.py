@@ -286,6 +286,7 @@ def test_a_sample_keeps_its_method(written, expected):
     [
         "SELECT alias(o_key) FROM orders",
         "SELECT * FROM orders PIVOT (min(o_total) FOR (o_key, o_date) IN ((1, NULL), (2, NULL)))",
+        "SELECT * FROM orders PIVOT (min(o_total) FOR o_key IN (1, 2) GROUP BY o_date) AS p ORDER BY 1",
     ],
 )
 def test_what_asks_for_the_words_of_a_query_or_names_columns_by_several_values_runs_whole(text):

@@ -61,6 +61,12 @@ def test_a_function_whose_columns_only_the_engine_knows_may_have_one_called_user
     )
 
 
+def test_what_is_some_time_ago_is_so_from_the_time_that_is_fixed() -> None:
+    text = "SELECT ago(INTERVAL 1 DAY) = current_timestamp - INTERVAL 1 DAY, ago('1 hour') < now()"
+    assert duckdb.sql(duckdb_sql(parsed(text).expression)).fetchall() == [(True, True)]
+    assert not any("not deterministic" in note for note in parsed(text).notes)
+
+
 def test_the_time_now_has_a_time_zone_in_duckdbs_sql_alone() -> None:
     text = "SELECT typeof(current_time), typeof(get_current_time()), typeof(localtime), current_time::VARCHAR"
     assert duckdb.sql(duckdb_sql(parsed(text).expression)).fetchall() == [
