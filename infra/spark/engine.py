@@ -81,7 +81,7 @@ class SparkEngine:
         self._running: dict[str, _Running] = {}
         self._pools = Pools(context, weight)
         self._native = NativeStages(context, owned=self._owned)
-        self.warm_up = WarmUp(context, self.native_obstacle)
+        self.warm_up = WarmUp(context, self._native.trouble)
         self._id = uuid.uuid4().hex
         self.shape = held_shape(context) if self._owned else None
         self._hold: ExecutorHold | None = None

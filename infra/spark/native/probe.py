@@ -12,6 +12,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 _LONGEST = 60.0  # s that workers may take for their imports
+_CLOSING = 10  # times that what runs is cancelled...
+_AGAIN = 0.1  # ...each so many s after the last one: Spark forgets what it was told before a job begins
 _log = logging.getLogger(__name__)
 
 
@@ -76,24 +78,25 @@ class WarmUp:
 
     Args:
         context: whose executors they are.
-        trouble: tells why none can run native tasks, for which it may ask one; empty if they can.
+        trouble: tells why none can run native tasks, for which it may ask one; empty if they can. What it is given
+            is set when that is to end.
     """
 
-    def __init__(self, context: Any, trouble: Callable[[], str]) -> None:
+    def __init__(self, context: Any, trouble: Callable[[threading.Event], str]) -> None:
         self._context = context
         self._trouble = trouble
         self._lock = threading.Lock()
         self._known: set[str] = set()
         self._slots = 0  # to be warmed up
         self._thread: threading.Thread | None = None
-        self._group = ""  # of the job that runs
-        self._closed = False
+        self._group = ""  # of the jobs that run
+        self._closed = threading.Event()
 
     def see(self, executors: Iterable[Executor]) -> None:
         """Take note of the executors that there are; those not seen before are warmed up. Raises nothing."""
         present = {one.id: one.cores for one in executors if one.active and not one.driver}
         with self._lock:
-            if self._closed or present.keys() <= self._known:
+            if self._closed.is_set() or present.keys() <= self._known:
                 return
             self._known |= present.keys()
             self._slots = sum(present.values())
@@ -102,28 +105,37 @@ class WarmUp:
                 self._thread.start()
 
     def close(self) -> None:
-        """End what runs, and warm up nothing from now on. Raises nothing."""
+        """End what runs, within about a second, and warm up nothing from now on. Raises nothing."""
         with self._lock:
-            self._closed = True
-        self._cancel()
+            self._closed.set()
+            thread = self._thread
+        for _ in range(_CLOSING):
+            self._cancel()
+            if thread is None or not thread.is_alive():
+                return
+            thread.join(_AGAIN)
 
     def _run(self) -> None:
         while True:
             with self._lock:
                 slots, self._slots = self._slots, 0
-                if self._closed or not slots:
+                if self._closed.is_set() or not slots:
                     self._thread = None
                     return
+                self._group = f"ebbflow-warm-up-{uuid.uuid4().hex[:8]}"
             try:
-                if self._trouble():
+                self._context.setJobGroup(self._group, "imports of native tasks", interruptOnCancel=True)
+                if self._trouble(self._closed):
                     return  # and remains the thread: there is no second try
                 self._warm(slots)
             except Exception as error:  # executors that leave meanwhile, or all of Spark
                 _log.debug("executors were not warmed up: %s", error)
+            finally:
+                self._group = ""
 
     def _warm(self, slots: int) -> None:
-        self._group = f"ebbflow-warm-up-{uuid.uuid4().hex[:8]}"
-        self._context.setJobGroup(self._group, "imports of native tasks", interruptOnCancel=True)
+        if self._closed.is_set():  # while an executor was asked
+            return
         limit = threading.Timer(_LONGEST, self._cancel)
         limit.daemon = True
         limit.start()
@@ -132,7 +144,6 @@ class WarmUp:
             self._context.parallelize(range(count), count).mapPartitionsWithIndex(warmed).collect()
         finally:
             limit.cancel()
-            self._group = ""
 
     def _cancel(self) -> None:
         if group := self._group:

@@ -50,6 +50,8 @@ _FEW = 20_000  # rows that tasks have written and this process can merge sooner 
 _TIDIED = 10.0  # s in which tasks of a cancelled stage are told, and what they have left is removed
 _log = logging.getLogger(__name__)
 _probed: dict[str, str] = {}  # by application: what is wrong with its executors
+_probing = threading.Lock()  # engines may share an application, and do share cloudpickle's registry
+_POLL = 0.2  # s after which whoever waits for another's answer sees that it was cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,6 @@ class NativeStages:
         self._context = context
         if owned and has_nodes_here(context.master) and "PYSPARK_PYTHON" not in os.environ:
             context.pythonExec = sys.executable
-        self._lock = threading.Lock()
         self._access = NOTHING
         self._begun: dict[str, Callable[[int], object]] = {}  # by job, until its first tasks run
         conf = context.getConf()
@@ -97,15 +98,19 @@ class NativeStages:
         Raises ``StageCancelledError``; then the next call asks again.
         """
         application = str(self._context.applicationId)
-        with self._lock:
-            if application not in _probed:
+        while (found := _probed.get(application)) is None:
+            if cancelled.is_set():
+                raise StageCancelledError("cancelled before it began")
+            if _probing.acquire(timeout=_POLL):
                 try:
-                    _probed[application] = self._without_memory() or trouble(self._context)
+                    if application not in _probed:
+                        _probed[application] = self._without_memory() or trouble(self._context)
                 except Exception as error:
-                    if cancelled.is_set():
-                        raise StageCancelledError("cancelled before it began") from error
-                    _probed[application] = f"executors cannot run Python: {first_line(error)}"
-            return _probed[application]
+                    if not cancelled.is_set():
+                        _probed[application] = f"executors cannot run Python: {first_line(error)}"
+                finally:
+                    _probing.release()
+        return found
 
     def _without_memory(self) -> str:
         """Return that executors' containers, where they are held to a size, have no part for DuckDB's memory."""

@@ -1,12 +1,19 @@
-"""Python workers that import what native tasks need before the first of them; no Spark."""
+"""Python workers that are asked, and import what native tasks need, before the first of them; no Spark."""
 
+import queue
 import threading
+import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.spark.master_api import Executor
+from ebbflow.infra.spark.native import stages
 from ebbflow.infra.spark.native.probe import WarmUp, warmed
 
 WAIT = 150.0
@@ -53,7 +60,7 @@ class Context:
 
 def test_each_executor_that_comes_is_warmed_up_once_in_all_its_slots() -> None:
     context = Context()
-    warm_up = WarmUp(context, lambda: "")
+    warm_up = WarmUp(context, lambda closed: "")
     warm_up.see([executor("driver"), executor("0", active=False)])
     warm_up.see([executor("0"), executor("1")])
     context.until(1)
@@ -69,14 +76,78 @@ def test_each_executor_that_comes_is_warmed_up_once_in_all_its_slots() -> None:
 def test_whoever_sees_executors_waits_for_nothing_and_a_slow_job_ends_with_the_engine() -> None:
     released = threading.Event()
     context = Context(lambda tasks: released.wait(WAIT) and None)
-    warm_up = WarmUp(context, lambda: "")
+    warm_up = WarmUp(context, lambda closed: "")
     warm_up.see([executor("0")])
     context.until(1)
     warm_up.see([executor("0"), executor("1")])
     assert context.jobs == [2]
     warm_up.close()
-    assert context.cancelled == context.groups
     released.set()
+    assert set(context.cancelled) == set(context.groups)
+    assert len(context.cancelled) > 1, "Spark forgets what it is told before a job begins"
+
+
+def test_an_engine_that_closes_ends_what_asks_an_executor_and_no_job_follows() -> None:
+    context, asked, told = Context(), threading.Event(), list[str]()
+
+    def trouble(closed: threading.Event) -> str:
+        told.extend(context.groups)
+        asked.set()
+        assert closed.wait(WAIT)
+        return ""
+
+    warm_up = WarmUp(context, trouble)
+    warm_up.see([executor("0")])
+    assert asked.wait(WAIT)
+    thread = warm_up._thread
+    assert thread is not None
+    warm_up.close()
+    thread.join(WAIT)
+    assert not thread.is_alive()
+    assert told == context.groups == list(dict.fromkeys(context.cancelled)), "it asks in a group of its own"
+    assert not context.jobs
+
+
+def test_engines_of_one_application_ask_its_executors_once_and_whoever_waits_can_be_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: queue.Queue[str] = queue.Queue()
+    answers: queue.Queue[str | None] = queue.Queue()
+
+    def trouble(context: Any) -> str:
+        asked.put(context.applicationId)
+        if (answer := answers.get(timeout=WAIT)) is None:
+            raise RuntimeError("its job was cancelled")
+        return answer
+
+    conf = SimpleNamespace(get=lambda key, default: default)
+    context = SimpleNamespace(
+        master="local[2]", getConf=lambda: conf, defaultParallelism=2, applicationId=uuid.uuid4().hex
+    )
+    monkeypatch.setattr(stages, "trouble", trouble)
+    monkeypatch.setattr(stages, "_probed", {})
+    engines = [stages.NativeStages(context, owned=False) for _ in range(3)]
+    cancelled = [threading.Event() for _ in engines]
+    with ThreadPoolExecutor(len(engines)) as pool:
+        try:
+            first = pool.submit(engines[0].trouble, cancelled[0])
+            asked.get(timeout=WAIT)
+            second, third = (pool.submit(engines[n].trouble, cancelled[n]) for n in (1, 2))
+            cancelled[1].set()
+            with pytest.raises(StageCancelledError):
+                second.result(WAIT)
+            assert not first.done()
+            cancelled[0].set()
+            answers.put(None)
+            with pytest.raises(StageCancelledError):
+                first.result(WAIT)
+            answers.put("other versions")
+            assert third.result(WAIT) == "other versions", "what was cancelled is no answer"
+        finally:
+            for _ in engines:
+                answers.put("")
+    assert asked.qsize() == 1
+    assert engines[0].trouble(threading.Event()) == engines[1].known_trouble == "other versions"
 
 
 def test_what_fails_is_nobodys_failure_and_the_next_executors_are_tried() -> None:
@@ -88,7 +159,7 @@ def test_what_fails_is_nobodys_failure_and_the_next_executors_are_tried() -> Non
             raise RuntimeError("the executor is lost")
 
     context = Context(fails)
-    warm_up = WarmUp(context, lambda: "")
+    warm_up = WarmUp(context, lambda closed: "")
     warm_up.see([executor("0")])
     context.until(1)
     warm_up.see([executor("1")])
@@ -99,7 +170,7 @@ def test_what_fails_is_nobodys_failure_and_the_next_executors_are_tried() -> Non
 def test_executors_that_cannot_run_native_tasks_are_left_alone() -> None:
     asked = threading.Event()
 
-    def trouble() -> str:
+    def trouble(closed: threading.Event) -> str:
         asked.set()
         return "executors have other versions"
 
