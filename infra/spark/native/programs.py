@@ -116,6 +116,7 @@ class Exchanger:
 
     What the statement drops of a scan by itself is dropped before it is written: rows that fail tests of the scan's
     columns, and those whose key is not in what is left of a much smaller relation that they are joined with.
+    Nothing is computed of those, so that nothing of them fails, as it may where Spark computes it before a join.
     (Semi-join reduction; P. Bernstein and D. Chiu, JACM 1981.)
     """
 
