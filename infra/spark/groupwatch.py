@@ -1,8 +1,10 @@
 """Looking after one running job group: progress, and failures that no retry will heal."""
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ebbflow.infra.protocols import StageProgress
@@ -33,6 +35,8 @@ class GroupWatch:
         self._on_progress = on_progress
         self._totals: dict[int, int] = {}  # stage -> tasks of its first attempt
         self._failed: dict[tuple[int, int], int] = {}  # (stage, attempt) -> failures seen
+        self._begun = 0  # tasks that Spark was given before it told of them
+        self._reporting = threading.Lock()
         self.verdict: str | None = None  # why the group must be stopped
 
     def stages(self) -> set[int]:
@@ -59,13 +63,14 @@ class GroupWatch:
 
     def begun(self, tasks: int) -> None:
         """Report that Spark was given the group's first ``tasks``, before it tells of them."""
+        self._begun = tasks
         self._report(StageProgress(tasks, 0))
 
     def finish(self) -> None:
         """Report that everything is done, also what came and went between two looks."""
         for job in self._tracker.getJobIdsForGroup(self._group):
             self._started(job)
-        total = max(1, sum(self._totals.values()))
+        total = max(1, self._begun, sum(self._totals.values()))
         self._report(StageProgress(total, total, sum(self._failed.values()), 0))
 
     def _started(self, job: int) -> list[Any]:
@@ -100,10 +105,11 @@ class GroupWatch:
                 return
 
     def _report(self, progress: StageProgress) -> None:
-        if self._on_progress is None:
-            return
-        try:
-            self._on_progress(progress)
-        except Exception:  # a listener's mistake must not lose the work it listens to
-            _log.exception("the progress listener of %s failed; it is not called again", self._group)
-            self._on_progress = None
+        with self._reporting:  # a look that saw no task may end after they were told of
+            if self._on_progress is None:
+                return
+            try:
+                self._on_progress(replace(progress, tasks_total=max(progress.tasks_total, self._begun)))
+            except Exception:  # a listener's mistake must not lose the work it listens to
+                _log.exception("the progress listener of %s failed; it is not called again", self._group)
+                self._on_progress = None

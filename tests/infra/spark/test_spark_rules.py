@@ -4,7 +4,8 @@ import json
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +19,8 @@ from ebbflow.infra.errors import (
 from ebbflow.infra.machine.network import registry
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.failures import headline, is_own, parse, translate
-from ebbflow.infra.spark.metrics import group_metrics
+from ebbflow.infra.spark.groupwatch import GroupWatch
+from ebbflow.infra.spark.metrics import StatusApi, group_metrics
 from ebbflow.infra.spark.session import check_master
 from ebbflow.infra.spark.settings import (
     addresses,
@@ -237,3 +239,35 @@ def test_metrics_sum_all_attempts_and_count_the_time_of_tasks_whose_executor_van
     assert metrics.task_seconds == 2.0 + 2.0 + 3.0
     assert (metrics.tasks, metrics.failed_tasks, metrics.retried_stages) == (7, 2, 1)
     assert (metrics.shuffle_bytes, metrics.spilled_bytes, metrics.input_bytes) == (20, 7, 10)
+
+
+def test_tasks_that_were_told_of_are_not_taken_back_by_a_look_that_does_not_see_them_yet() -> None:
+    jobs: list[int] = []
+    stage = SimpleNamespace(
+        stageId=0,
+        currentAttemptId=0,
+        numTasks=3,
+        numActiveTasks=2,
+        numCompletedTasks=1,
+        numFailedTasks=0,
+    )
+    tracker = SimpleNamespace(
+        getJobIdsForGroup=lambda group: jobs,
+        getJobInfo=lambda job: SimpleNamespace(stageIds=[0], status="RUNNING"),
+        getStageInfo=lambda number: stage,
+    )
+    seen: list[tuple[int, int]] = []
+    context = SimpleNamespace(statusTracker=lambda: tracker)
+    watch = GroupWatch(
+        context,
+        cast(StatusApi, None),
+        "a-job",
+        lambda progress: seen.append((progress.tasks_total, progress.tasks_done)),
+    )
+    watch.look()
+    watch.begun(2)
+    watch.look()
+    jobs.append(0)
+    watch.look()
+    watch.finish()
+    assert seen == [(0, 0), (2, 0), (2, 0), (3, 1), (3, 3)]

@@ -22,8 +22,8 @@ _TEXTS = ["", "a", "abc", "ABC", "ab c", " b ", "ähnlich", "日本語", "😀x"
 _DAYS = ["0500-01-01", "1582-10-10", "1900-02-28", "2000-02-29", "2023-01-31", "2024-12-31", "5000-12-31"]
 
 
-def table(path: Path, rng: random.Random, *, wild: bool, rows: int = 60) -> None:
-    """Write a table; ``wild`` has the values at which types end."""
+def table(path: Path, rng: random.Random, *, wild: bool, repeated: bool = False, rows: int = 60) -> None:
+    """Write a table; ``wild`` has the values at which types end, ``repeated`` keys that are null or not unique."""
 
     def whole(bits: int) -> int:
         if wild and rng.random() < 0.4:
@@ -33,6 +33,10 @@ def table(path: Path, rng: random.Random, *, wild: bool, rows: int = 60) -> None
     def number(precision: int, scale: int) -> Decimal:
         digits = rng.randint(1, precision if wild else min(precision, 6))
         return Decimal(rng.randint(-(10**digits) + 1, 10**digits - 1)).scaleb(-scale)
+
+    def key(row: int) -> int | None:
+        chance = rng.random()
+        return None if chance < 0.1 else rng.choice([7, rng.randrange(rows)]) if chance < 0.3 else row
 
     made = {
         "int": lambda: whole(32),
@@ -52,7 +56,9 @@ def table(path: Path, rng: random.Random, *, wild: bool, rows: int = 60) -> None
     columns = {}
     for name, kind in COLUMNS:
         values = [made[kind]() if rng.random() > 0.15 else None for _ in range(rows)]
-        columns[name] = pa.array(range(rows) if name == "k" else values, _ARROW[kind])
+        if name == "k":
+            values = [key(row) for row in range(rows)] if repeated else list(range(rows))
+        columns[name] = pa.array(values, _ARROW[kind])
     pq.write_table(pa.table(columns), path, row_group_size=20)
 
 
@@ -219,7 +225,7 @@ def statement(rng: random.Random) -> str:
 
 
 def keyed(rng: random.Random) -> str:
-    """Return a statement whose tables are joined, compared and grouped by ``k``, which is never null."""
+    """Return a statement whose tables are joined, compared and grouped by ``k``."""
     if rng.random() < 0.6:
         return f"SELECT k, i, s, e FROM {_related(rng, 3)}"
     shared = f"WITH m AS (SELECT k, i, s, e FROM {_related(rng, 2)})"

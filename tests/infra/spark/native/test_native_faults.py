@@ -145,6 +145,7 @@ def test_what_little_tasks_have_written_is_merged_without_another_job(
         result = spark.run(job, lambda seen, told=told: told.append((seen.tasks_total, seen.tasks_done)))
         assert (result.native, result.rows, result.remark) == (True, 2, "")
         assert (2, 0) in told, "its tasks are told of as soon as they are Spark's"
+        assert (0, 0) not in told[told.index((2, 0)) :], "a look at Spark takes that back"
         assert os.listdir(folder) == ["part-00000.parquet"]
         found.append(pq.read_table(folder))
     assert waves == [2, 2, 1]
@@ -187,6 +188,8 @@ def test_a_killed_python_worker_costs_a_slice(
     "sql",
     [
         "SELECT f.s, count(*) AS n, sum(d.w) AS w FROM facts f LEFT JOIN dims d ON f.k = d.k GROUP BY f.s",
+        "SELECT f.k, count(*) AS n, sum(f.v) AS v, max(f.s) AS s, sum(d.w) AS w FROM facts f LEFT JOIN dims d ON "
+        "f.k = d.k GROUP BY f.k",
         "SELECT f.v, d.w FROM facts f JOIN dims d ON f.k = d.k WHERE d.w % 3 = 0 AND f.v > 10",
         "SELECT f.v, f.s FROM facts f LEFT ANTI JOIN dims d ON d.k = f.k AND d.w > 9000",
         "SELECT f.v, d.w FROM dims d FULL JOIN facts f ON d.k = f.k AND f.v > 100",
