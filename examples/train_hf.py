@@ -22,9 +22,8 @@ options = parser.parse_args()
 
 text = " ".join(f"{a} plus {b} is {a + b}." for a in range(40) for b in range(40)).encode()
 blocks = [torch.tensor(list(text[at : at + 64])) for at in range(0, len(text) - 64, 64)]
-blocks = blocks[
-    : len(blocks) // options.batch * options.batch
-]  # Trainer pads an epoch's last step by its processes
+# whole steps in a pass: Trainer pads a shorter last one by its processes
+blocks = blocks[: len(blocks) // options.batch * options.batch]
 
 torch.manual_seed(0)
 config = GPT2Config(
