@@ -43,7 +43,40 @@ Answerer = Callable[[str, Mapping[str, str]], PageResponse | None]
 """Path and query in, answer out; ``None`` where there is nothing. Called from several threads."""
 
 
-class PageServer:
+class BackgroundServer:
+    """An HTTP server that answers in threads of its own, from ``start`` or the beginning of a ``with`` block on.
+
+    Args:
+        server: bound to its port.
+        poll_s: seconds after which it sees that it is to end.
+    """
+
+    def __init__(self, server: ThreadingHTTPServer, poll_s: float = 0.2) -> None:
+        self._http = server
+        self._thread = threading.Thread(target=server.serve_forever, args=(poll_s,), daemon=True)
+
+    def start(self) -> None:
+        """Answer from now on, in threads of its own."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, and let go of the port. May be called twice."""
+        if self._thread.is_alive():
+            self._http.shutdown()
+            self._thread.join()
+        self._http.server_close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class PageServer(BackgroundServer):
     """Serves what ``answer`` gives, from ``start`` until ``close``; a context manager that does both."""
 
     def __init__(self, answer: Answerer, port: int = 0, host: str = HOST) -> None:
@@ -60,7 +93,7 @@ class PageServer:
             raise InfraError(f"{where} cannot be used: {error.strerror or error}; name another") from error
         self._server.answer = answer
         self._server.own = host in (HOST, "localhost")
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), daemon=True)
+        super().__init__(self._server)
 
     @property
     def port(self) -> int:
@@ -69,26 +102,6 @@ class PageServer:
     @property
     def url(self) -> str:
         return f"http://{self._server.server_address[0]!s}:{self.port}/"
-
-    def start(self) -> None:
-        """Answer from now on, in threads of its own."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop, and let go of the port. May be called twice."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join()
-        self._server.server_close()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Server(ThreadingHTTPServer):

@@ -14,11 +14,11 @@ import threading
 import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qs, quote
 
 from ebbflow.infra.errors import InfraError
+from ebbflow.infra.machine.page_server import BackgroundServer
 from ebbflow.infra.memory.gateway import body, operations
 from ebbflow.infra.memory.gateway.files import GatewayFiles
 from ebbflow.infra.memory.gateway.messages import RefusedError, Request, parse, to_bytes
@@ -51,7 +51,7 @@ _UNKNOWN = (
 log = logging.getLogger(__name__)
 
 
-class GatewayServer:
+class GatewayServer(BackgroundServer):
     """Serves files from ``start`` until ``close``; a context manager that does both.
 
     Args:
@@ -74,28 +74,12 @@ class GatewayServer:
             ) from error
         self._server.files, self._server.key = files, key
         self.host, self.port = host, int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-
-    def start(self) -> None:
-        """Answer from now on, in threads of its own."""
-        self._thread.start()
+        super().__init__(self._server, 0.05)
 
     def close(self) -> None:
         """End all connections; what is not written to its end is discarded. May be called twice."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join()
-        self._server.server_close()
+        super().close()
         self._server.end()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Server(ThreadingHTTPServer):

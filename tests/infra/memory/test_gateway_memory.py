@@ -112,7 +112,7 @@ def test_no_two_files_share_a_block_whatever_is_discarded_dropped_or_deleted(nod
             assert nodes.read(name) == content, name
     for name in written:
         nodes.tier.drop_below(str(nodes.root / name))
-    assert not nodes.peer.slabs, "all is given back"
+    assert not nodes.peer.slabs, "all is returned"
 
 
 def test_a_file_that_is_cut_leaves_its_memory_to_the_next_ones(nodes: Nodes) -> None:
