@@ -74,6 +74,12 @@ def _to_date(writer: Generator, call: exp.TsOrDsToDate) -> str:
     return writer.func("TO_DATE", call.this, form)
 
 
+def _map(writer: Generator, call: exp.ToMap) -> str:
+    """Write DuckDB's ``MAP {key: value}``, whose keys are any expressions, not names of a struct's fields."""
+    pairs = [part for one in call.this.expressions for part in (one.this, one.expression)]
+    return writer.func("MAP", *pairs)
+
+
 class Spark4(Spark):
     """Spark 4's SQL, where ``'O''Brien'`` has a quote in it and is not two strings in a row."""
 
@@ -94,6 +100,7 @@ class Spark4(Spark):
             **SparkGenerator.TRANSFORMS,
             OrderedPercentile: _ordered,
             exp.TsOrDsToDate: _to_date,
+            exp.ToMap: _map,
         }
         TYPE_MAPPING: ClassVar = {
             **SparkGenerator.TYPE_MAPPING,

@@ -12,6 +12,40 @@ from ebbflow.planners.model.tables import distinct_names, renaming_notes
 _MADE_UP = re.compile(r"_(col_)?\d+")  # a name that qualifying gives
 
 
+def name_projections(query: exp.Query, *, duckdb: bool) -> None:
+    """Name projections without an alias to which qualifying would give a name that is not theirs, in place.
+
+    It calls them by what they are of. So does Spark with a cast of a column, and ORDER BY means the cast then
+    (``SELECT CAST(k AS STRING) FROM t ORDER BY k``); to DuckDB that is the column, as it is to Spark with other
+    expressions. A subquery would look like one of FROM.
+    """
+    for select in query.find_all(exp.Select):
+        for position, item in enumerate(select.expressions):
+            if name := _own_name(select, item, f"_col_{position}", duckdb=duckdb):
+                item.replace(exp.Alias(this=item.copy(), alias=exp.to_identifier(name)))
+
+
+def _own_name(select: exp.Select, item: exp.Expr, made_up: str, *, duckdb: bool) -> str:
+    """Return what to call a projection; nothing where qualifying names it right."""
+    if isinstance(item, exp.Subquery):
+        return "" if item.alias else made_up
+    inner = item.unnest()
+    if isinstance(inner, exp.Alias | exp.Aliases | exp.Column | exp.Dot | exp.Star | exp.Window):
+        return ""
+    if duckdb:
+        return made_up if inner.output_name else ""
+    if not isinstance(inner, exp.Cast):
+        return ""
+    column = inner.this.unnest()
+    if not isinstance(column, exp.Column):
+        return made_up
+    start, joins = select.args.get("from_"), select.args.get("joins") or ()
+    sources = {source.this.alias_or_name.lower() for source in (*([start] if start else []), *joins)}
+    if column.table and column.table.lower() not in sources:  # a field
+        return made_up
+    return column.name
+
+
 def ordered_by_outputs(query: exp.Query) -> exp.Query:
     """Point the ORDER BY of a SELECT DISTINCT at its outputs: above DISTINCT Spark knows no other names.
 

@@ -34,7 +34,7 @@ from ebbflow.planners.query.sql.dialect import (
 )
 from ebbflow.planners.query.sql.forbidden import check_reach
 from ebbflow.planners.query.sql.freezing import draws_again, freeze
-from ebbflow.planners.query.sql.naming import first_select, named, ordered_by_outputs
+from ebbflow.planners.query.sql.naming import first_select, name_projections, named, ordered_by_outputs
 from ebbflow.planners.query.sql.nesting import check_depth, check_length, within_bounds
 from ebbflow.planners.query.sql.using import remember_using, simplify_using
 from ebbflow.planners.query.sql.valuefunctions import called, called_before_names
@@ -348,20 +348,13 @@ def qualified_copy(query: exp.Query, catalogue: Catalogue, dialect: str = "spark
     """
     schema = cast("dict[str, Any]", catalogue.schema())
     rules = UsingInPlace if dialect.lower() == "duckdb" else "spark"
-    query = query.copy()
-    for select in query.find_all(exp.Select):
-        for position, item in enumerate(select.expressions):
-            if (
-                isinstance(item, exp.Subquery) and not item.alias
-            ):  # qualify would make it look like one of FROM, as below
-                name = exp.to_identifier(f"_col_{position}")
-                item.replace(exp.Alias(this=item.copy(), alias=name))
+    query, duckdb = query.copy(), dialect.lower() == "duckdb"
+    name_projections(query, duckdb=duckdb)
     for join in query.find_all(exp.Join):
         if isinstance(condition := join.args.get("on"), exp.Subquery):
             join.set("on", exp.paren(condition, copy=False))
     remember_using(query)
     qualified = qualify(query, schema=schema, dialect=rules, quote_identifiers=False, identify=False)
-    duckdb = dialect.lower() == "duckdb"
     found = restored(qualified, catalogue, one_spelling=not duckdb)
     return simplify_using(expand_column_aliases(found, catalogue, fewer=duckdb))
 

@@ -476,3 +476,28 @@ def test_duckdbs_division_has_its_own_types_on_duckdb():
         (expected, found) = (connection.sql(sql) for sql in (text, written))
         assert found.types == expected.types
         assert found.fetchall() == expected.fetchall()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "item", "named"),
+    [
+        ("duckdb", "o_key::VARCHAR", "o.o_key"),
+        ("duckdb", "(TRY_CAST(o_key AS VARCHAR))", "o.o_key"),
+        ("duckdb", "'o_key'", "o.o_key"),
+        ("duckdb", "[o_total, o_key][2]", "o.o_key"),
+        ("duckdb", "CAST(o_key AS VARCHAR) AS o_key", "o_key"),
+        ("spark", "CAST(o_key AS STRING)", "o_key"),
+        ("spark", "(CAST((o.o_key) AS STRING))", "o_key"),
+        ("spark", "CAST(CAST(o_key AS STRING) AS STRING)", "o.o_key"),
+    ],
+)
+def test_order_by_means_an_output_only_where_the_language_calls_it_so(dialect, item, named):
+    """DuckDB calls a cast by its text, Spark that of a column by the column; an output comes before a column."""
+    found = parsed(f"SELECT {item} FROM orders o ORDER BY o_key", dialect=dialect)
+    ordered = spark_sql(found.expression).split("ORDER BY ")[1].removesuffix(" NULLS LAST")
+    assert ordered == named
+
+
+def test_a_map_has_any_expressions_for_keys():
+    found = parsed("SELECT MAP {o_key: 'a', 2: 'b'} AS m FROM orders", dialect="duckdb")
+    assert "MAP(orders.o_key, 'a', 2, 'b') AS m" in spark_sql(found.expression)
