@@ -29,6 +29,7 @@ providers._get_local_constants = lambda found=providers._local_constants: found
 CACHE = Path(__file__).parents[1] / ".cache"  # of what does not depend on our code
 PROCESSES = ("infra/training", "infra/elastic")  # folders whose tests nearly all start some
 STARTING = ("spark", "prefect", "processes")  # markers of tests that start processes
+COMPUTING = ("planners", "evaluation")  # folders whose tests wait for nothing
 
 
 def _in_processes(path: Path) -> bool:
@@ -98,16 +99,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid} is marked {name}, which its file does not name")
         if found or _in_processes(item.path):
             item.add_marker("alone")
-    late: dict[Path, int] = {}
+    late: dict[Path, tuple[int, bool, bool]] = {}
     for item in items:
-        late[item.path] = max(late.get(item.path, 0), _lateness(item))
+        late[item.path] = max(late.get(item.path, (0, False, False)), _lateness(item))
     items.sort(key=lambda item: late[item.path])
 
 
-def _lateness(item: pytest.Item) -> int:
-    """Rank what starts servers that are busy even when nobody asks them, and run to the end of the session."""
+def _lateness(item: pytest.Item) -> tuple[int, bool, bool]:
+    """Rank last what starts servers that are busy even when nobody asks them, and run to the end of the session;
+    then what starts a Spark of its own, which ends that of the tests that share one; then what keeps a core busy
+    when the parts of the suite that start processes, and mostly wait, have ended."""
     found = getattr(item, "fixturenames", ())
-    return 2 if "prefect" in found else int("prefect_server" in found)
+    spark = item.get_closest_marker("spark")
+    return (
+        2 if "prefect" in found else int("prefect_server" in found),
+        spark is not None and not spark.kwargs.get("shared"),
+        item.path.relative_to(Path(__file__).parent).parts[0] in COMPUTING,
+    )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -29,6 +29,8 @@ from ebbflow.tasks.query.stagework import StageWork
 from ebbflow.tasks.query.verify import verify
 
 WAIT = 150.0  # seconds; what does not happen within them does not happen
+SHARED_SPARK: dict[str, Any] = {"engine": "spark", "master": "local[2]", "executor_memory": "1g"}
+"""Options of queries on the Spark of tests that are marked ``spark(shared=True)``."""
 
 FOUR_TABLES = """
     SELECT n_name, o_orderpriority, sum(l_quantity) AS quantity, count(*) AS items

@@ -44,8 +44,8 @@ SLOW = (
     scope="module",
     params=[
         "duckdb",
-        pytest.param("spark", marks=pytest.mark.spark),
-        pytest.param("native", marks=pytest.mark.spark),
+        pytest.param("spark", marks=pytest.mark.spark(shared=True)),
+        pytest.param("native", marks=pytest.mark.spark(shared=True)),
         *([pytest.param("connect", marks=pytest.mark.spark)] if find_spec("grpc_status") else []),
     ],
     name="engine",

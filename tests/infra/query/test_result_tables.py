@@ -63,7 +63,9 @@ ROWS = pa.table(
 
 
 @pytest.fixture(
-    scope="module", params=["duckdb", pytest.param("spark", marks=pytest.mark.spark)], name="engine"
+    scope="module",
+    params=["duckdb", pytest.param("spark", marks=pytest.mark.spark(shared=True))],
+    name="engine",
 )
 def _engine(request: pytest.FixtureRequest) -> Iterator[SqlEngine]:
     if request.param == "duckdb":

@@ -174,11 +174,11 @@ def test_every_name_is_in_lower_case_and_in_one_list() -> None:
 def _spark() -> Iterable[Any]:
     from ebbflow.infra.spark.engine import SparkEngine
 
-    with SparkEngine.start("local[1]", memory="1g") as engine:
+    with SparkEngine.start("local[2]", memory="1g") as engine:
         yield engine._session
 
 
-@pytest.mark.spark
+@pytest.mark.spark(shared=True)
 def test_no_function_of_spark_that_may_reach_beyond_a_query_is_unclassified(spark: Any) -> None:
     found = {row[0].lower() for row in spark.sql("SHOW FUNCTIONS").collect()}
     assert len(found) > 500
@@ -186,7 +186,7 @@ def test_no_function_of_spark_that_may_reach_beyond_a_query_is_unclassified(spar
     assert unclassified("spark", found - {"python_worker_logs"}) == []  # a table function
 
 
-@pytest.mark.spark
+@pytest.mark.spark(shared=True)
 def test_table_functions_of_spark_are_refused_but_for_those_that_read_nothing(spark: Any) -> None:
     registry = spark._jsparkSession.sessionState().tableFunctionRegistry()
     names = registry.listFunction().mkString(" ").lower().split()
@@ -195,7 +195,7 @@ def test_table_functions_of_spark_are_refused_but_for_those_that_read_nothing(sp
     assert found - TABLE_FUNCTIONS == {"python_worker_logs"}
 
 
-@pytest.mark.spark
+@pytest.mark.spark(shared=True)
 @pytest.mark.slow  # changes with Spark only
 def test_what_spark_calls_not_deterministic_is_frozen_volatile_or_refused(spark: Any) -> None:
     telling = re.compile(

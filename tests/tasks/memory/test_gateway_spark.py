@@ -12,7 +12,7 @@ from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.tasks.memory.gateway import OpenGateway, gateway, spark_settings
 from tests.infra.memory.lenders import Lender
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark(shared=True), pytest.mark.timeout(600)]
 
 TABLE = """SELECT id, id % 7 AS part, concat('text ', id % 977) AS word, id / 3 AS share FROM range(20000)"""
 SUMS = ("count(*)", "sum(id)", "sum(part)", "count(DISTINCT word)", "round(sum(share), 3)")

@@ -120,16 +120,17 @@ def run(
 def test_a_broadcast_that_does_not_fit_is_replaced_by_a_shuffle(tpch_medium: str, tmp_path: Path) -> None:
     """Parts, beyond the limit set here, are so few beside the wide line items that the planner broadcasts them.
 
-    In an application of its own, before that of the cluster's queries starts: a process has one at a time.
+    Before the application of the cluster's queries starts, in one with the settings of ``test_spark_engine``, which
+    is there still: a process has one at a time.
     """
     request = QueryRequest(
         "SELECT p_brand, sum(l_extendedprice) AS price, sum(l_quantity) AS quantity, max(l_comment) AS comment, "
         "max(l_shipinstruct) AS how FROM lineitem, part WHERE l_partkey = p_partkey GROUP BY p_brand",
         tables=tpch_medium,
-        master="local[2]",
+        master="local[2,64]",
         executor_memory="1g",
         stages="spark",
-        conf={"spark.sql.maxBroadcastTableSize": "64k"},
+        conf={"spark.sql.maxBroadcastTableSize": "512k"},
         materialize="every-join",
         store=str(tmp_path / "store"),
         verify=True,

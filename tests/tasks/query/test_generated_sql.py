@@ -12,6 +12,7 @@ from ebbflow.planners.query.sql.parse import parse
 from ebbflow.tasks.query.opening import opened_engine
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
+from tests.tasks.driving import SHARED_SPARK
 from tests.tasks.query.generated_sql import Statement, comparison, generated
 
 _SEEDS = 6
@@ -108,14 +109,14 @@ def test_a_resumed_query_keeps_its_names(planner: str, tmp_path: Path) -> None:
         assert outcome.report.stages[-1].status == status
 
 
-@pytest.mark.spark
+@pytest.mark.spark(shared=True)
 def test_spark_names_what_the_query_does_not(tmp_path: Path) -> None:
     (tmp_path / "tables").mkdir()
     pq.write_table(pa.table({"k": [1, 2], "s": ["a", "b"]}), tmp_path / "tables" / "t.parquet")
 
     def request(sql: str) -> QueryRequest:
         return QueryRequest(
-            sql, tables=str(tmp_path / "tables"), engine="spark", store=str(tmp_path / "store")
+            sql, tables=str(tmp_path / "tables"), store=str(tmp_path / "store"), **SHARED_SPARK
         )
 
     with opened_engine(request("SELECT 1")) as opened:

@@ -15,15 +15,16 @@ from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
 from ebbflow.tasks.query.planning import Gathered, stage_engines_of
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import QueryOutcome, execute
+from tests.tasks.driving import SHARED_SPARK
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.spark(shared=True), pytest.mark.timeout(280)]
 
 TPCH = Path(__file__).parents[3] / "flows" / "tpch"
 
 
 @pytest.fixture(scope="module", name="opened")
 def _opened(tpch_medium: str) -> Iterator[OpenedEngine]:
-    with opened_engine(QueryRequest("SELECT 1", tables=tpch_medium, engine="spark")) as opened:
+    with opened_engine(QueryRequest("SELECT 1", tables=tpch_medium, **SHARED_SPARK)) as opened:
         yield opened
 
 

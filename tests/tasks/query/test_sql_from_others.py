@@ -20,6 +20,7 @@ from ebbflow.tasks.query import run as queries
 from ebbflow.tasks.query.app_requests import AppFolder
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute, explain
+from tests.tasks.driving import SHARED_SPARK
 
 LIST = "SELECT x.a AS a, x.b AS b FROM read_csv('{file}') AS x ORDER BY a"
 PIPELINE = """
@@ -54,7 +55,7 @@ def rows(request: QueryRequest) -> tuple[list[dict[str, object]], list[str]]:
     return pq.read_table(file.path).to_pylist(), [s.status for s in outcome.report.stages]
 
 
-@pytest.mark.parametrize("engine", ["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.mark.parametrize("engine", ["duckdb", pytest.param("spark", marks=pytest.mark.spark(shared=True))])
 @pytest.mark.parametrize("policy", ["qoop", "single"])
 def test_a_query_that_reads_files_never_begins(engine: str, policy: str, tables: str, tmp_path: Path) -> None:
     wrong = (
@@ -62,7 +63,8 @@ def test_a_query_that_reads_files_never_begins(engine: str, policy: str, tables:
         if engine == "duckdb"
         else "SELECT * FROM text.`/etc/passwd`"
     )
-    request = ask(wrong, tables, tmp_path, engine=engine, dialect=engine, planner=policy)
+    chosen = SHARED_SPARK if engine == "spark" else {}
+    request = ask(wrong, tables, tmp_path, dialect=engine, planner=policy, **chosen)
     with pytest.raises(ForbiddenSqlError):
         execute(request, PlainOrchestrator())
     with pytest.raises(ForbiddenSqlError):

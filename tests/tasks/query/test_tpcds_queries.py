@@ -10,6 +10,7 @@ from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
+from tests.tasks.driving import SHARED_SPARK
 
 
 def report_of(
@@ -40,9 +41,9 @@ def test_joins_unions_and_shared_views_in_many_stages_give_the_oracles_result(
             assert len(report.stages) > len(report.blocks)
 
 
-@pytest.mark.spark
+@pytest.mark.spark(shared=True)
 def test_spark_gives_the_oracles_result(tpcds: Path, tmp_path: Path) -> None:
-    with opened_engine(QueryRequest("SELECT 1", tables=str(tpcds), engine="spark")) as opened:
+    with opened_engine(QueryRequest("SELECT 1", tables=str(tpcds), **SHARED_SPARK)) as opened:
         for number in (20, 41, 93):
             report = report_of(tpcds, number, opened, tmp_path / "store", "spark", "cost")
             assert report.verified, f"Q{number}: {report.verification}"

@@ -17,7 +17,7 @@ from ebbflow.infra.spark.native.exchange.hashes import BUCKET
 from ebbflow.infra.spark.native.programs import Program, program
 from tests.infra.spark.native.statements_random import keyed, statement, table
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark(shared=True), pytest.mark.timeout(1200)]
 
 SIZES = {"one": 8, "two": 1}
 KINDS = (

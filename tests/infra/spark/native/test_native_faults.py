@@ -27,7 +27,7 @@ from ebbflow.infra.spark.native.objects import CANCELLED
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.spark(shared=True), pytest.mark.timeout(280)]
 
 ROWS = 16_000
 ROOM = 80_000  # bytes: less than the table has, and more than the rows of one of its two keys
