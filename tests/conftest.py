@@ -56,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # nothing that is imported is garbage
     if config.option.cpu_report:
         from tests.cpu_report import CpuReport
 
@@ -122,6 +123,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Before tests start processes, have these start faster; what is imported by now stays, and is not looked through
     by each collection of garbage."""
     gc.freeze()
+    gc.enable()
     if session.config.option.collectonly:
         return
     started = ExitStack()

@@ -214,11 +214,14 @@ def _import() -> None:
     import gc
     from importlib import import_module
 
+    gc.disable()
     for name in (*IMPORTED, *STARTED):
         import_module(name)
     for name in STARTED:  # they are run, not imported
         del sys.modules[name]
     gc.freeze()  # else forks that end look through, and so copy, all of it
+    gc.enable()
+    runpy.run_path(str(Path(__file__).with_name("large_pages.py")))["use_large_pages"]()
 
 
 def _serve(connection: socket.socket) -> dict[str, Any]:
