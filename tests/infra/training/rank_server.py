@@ -3,6 +3,7 @@
 Lines of JSON in: ``{"id", "script", "environment", "log"}``. Lines out: ``{"id", "pid"}``, then ``{"id", "exit"}``.
 """
 
+import gc
 import itertools
 import json
 import os
@@ -122,6 +123,9 @@ def _serve() -> None:
     import torch.distributed.fsdp  # noqa: F401
 
     import ebbflow.infra.training.run  # noqa: F401
+
+    gc.freeze()  # else ranks look through, and so copy, all of it
+    runpy.run_path(str(Path(__file__).parents[2] / "large_pages.py"))["use_large_pages"]()
 
     children: dict[int, int] = {}
     unread = ""
