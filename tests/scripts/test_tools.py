@@ -147,7 +147,7 @@ def test_programs_of_ours_do_not_import_from_the_present_folder() -> None:
     for folder in ("flows", "infra", "planners", "tasks"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text()
-            for node in ast.walk(ast.parse(text)) if "-m" in text else ():
+            for node in ast.walk(ast.parse(text)) if '"-m"' in text else ():
                 words = node.elts if isinstance(node, ast.List | ast.Tuple) else []
                 values = [word.value if isinstance(word, ast.Constant) else None for word in words]
                 if "-m" in values[:3] and "-P" not in values and "executable" in ast.unparse(node):
