@@ -172,7 +172,7 @@ def train(
         cpus_per_slot: CPU cores of each local GPU slot.
         fault: faults to inject, such as ``20s:kill:node-2``.
         final_save_timeout: seconds in which a failed final save is retried before the checkpoint goes to
-            ``spill_dir``.
+            ``spill_dir``, and in which checkpoints that cannot be read at the start are tried again.
         spill_dir: directory for a checkpoint that the run's directory cannot take; of the saving node by default.
         metrics: ``HOST:PORT`` at which ``/metrics`` for Prometheus and ``/healthz`` are served while it runs.
         track: experiment trackers that show the run, over all its restarts, as one: ``mlflow:URI_OR_DIR#EXPERIMENT``

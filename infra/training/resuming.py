@@ -1,8 +1,11 @@
 """Which state a run resumes from, and what is said of the checkpoints that cannot serve."""
 
+import logging
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from ebbflow.infra.errors import CheckpointsLostError, StorageError
@@ -11,8 +14,9 @@ from ebbflow.infra.training.checkpoints.sharded_files import DamagedPartError
 from ebbflow.infra.training.checkpoints.shards import Cut
 from ebbflow.infra.training.checkpoints.writer import BackgroundWriter
 from ebbflow.infra.training.process.agreeing import exchangeable
-from ebbflow.infra.training.process.channel import ReportKind
+from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.process.world import World
+from ebbflow.infra.training.retrying import may_pass, retried, shown_alive
 from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.infra.training.spill import Spill
 from ebbflow.planners.model.trainings import RunSettings
@@ -21,6 +25,7 @@ TOGETHER = 1.0  # seconds that processes wait at most before they tell one anoth
 _NAMED = 8  # unusable checkpoints in a message
 _STEP = re.compile(r"/(?:corrupt-)?step-(\d{12})-")
 
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -72,8 +77,46 @@ class Choice:
             setattr(self, field.name, getattr(other, field.name))
 
 
+class PatientReader:
+    """Reads what a run begins with, for ``final_save_timeout`` seconds where storage is away for a moment."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._main, self._clock, self.post = generation.is_main, generation.clock, generation.link.post
+        self._limit = generation.settings.final_save_timeout
+
+    def read(self, work: Callable[[], Result]) -> Result:
+        """Return what ``work`` reads. Raises its ``StorageError``, or one that says what to do after the limit."""
+        begun = self._clock.now()
+        with ExitStack() as shown:
+
+            def say(error: StorageError, pause: float) -> None:
+                log.warning("the run's checkpoints cannot be read, retrying in %g s: %s", pause, error)
+                if self._main:
+                    self.post("saving", 0, {"reading": True, "error": str(error), "again_in": pause})
+                shown.close()
+                shown.enter_context(shown_alive(self.post, self._clock, 0))
+
+            try:
+                end = begun + self._limit
+                return retried(work, self._clock, end, say, lambda error, soon: soon and may_pass(error))
+            except StorageError as exc:
+                if not may_pass(exc):
+                    raise
+                error = exc
+        raise StorageError(
+            f"the run's checkpoints cannot be read (retried for {self._clock.now() - begun:.0f} s): {error}; nothing "
+            "was changed, and nothing is trained: once its directory can be read, resume the run "
+            "(ebbflow train --resume ID)"
+        )
+
+
 def choose(
-    world: World, folder: CheckpointFolder | None, spill: Spill | None, running: RunningSaves, known: int = -1
+    world: World,
+    folder: CheckpointFolder | None,
+    spill: Spill | None,
+    running: RunningSaves,
+    reader: PatientReader,
+    known: int = -1,
 ) -> Choice:
     """Return the newest state that is whole, the same on all processes. What was spilled is taken over.
 
@@ -82,18 +125,19 @@ def choose(
         folder: of the full checkpoints; ``None``: nothing is kept, or the others have looked, and nothing is found.
         spill: where the last one may be instead.
         running: the running checkpoint.
+        reader: waits for storage that is away for a moment.
         known: newest step that was saved, as the launcher's journal has it; -1: none.
 
     Raises ``StorageError`` where storage cannot be read, or a spilled checkpoint not be taken over.
     """
     if folder is None:
         if spill is not None:  # what others have looked for: this process may have to save for them
-            spill.take_mark()
+            reader.read(spill.take_mark)
         return Choice()
 
     def look() -> Choice:
         try:
-            return _look(folder, spill, running, known)
+            return reader.read(lambda: _look(folder, spill, running, known))
         except StorageError as exc:
             return Choice(error=exc)
 
@@ -112,15 +156,15 @@ def look_back(
     spill: Spill | None,
     running: RunningSaves,
     settings: RunSettings,
-    report: Callable[[ReportKind, int, dict[str, Any]], None],
+    reader: PatientReader,
 ) -> Choice:
     """Return the newest state that is whole, see ``choose``, once the first process has reported what is damaged.
 
     Raises ``CheckpointsLostError`` where a run would begin again although it had something, and ``StorageError``.
     """
-    chosen = choose(world, folder, spill, running, settings.saved_step)
+    chosen = choose(world, folder, spill, running, reader, settings.saved_step)
     if world.rank == 0 and (said := describe_damage(chosen, settings)) is not None:
-        report("damaged", max(chosen.step, 0), said)  # before anything else can go wrong
+        reader.post("damaged", max(chosen.step, 0), said)  # before anything else can go wrong
     check_not_lost(chosen, settings.restart or settings.preflight_steps > 0)
     return chosen
 
@@ -178,6 +222,7 @@ def load(
     look: Callable[[], Choice],
     folder: CheckpointFolder | None,
     model: Any,
+    reader: PatientReader,
     cut: Cut | None = None,
 ) -> dict[str, Any] | None:
     """Return the full checkpoint's state, or the parts of it that ``cut`` wants.
@@ -191,17 +236,19 @@ def load(
         look: finds it; collective, see ``look_back``.
         folder: of the full checkpoints.
         model: that takes it up.
+        reader: waits for storage that is away for a moment.
         cut: which parts.
 
     Raises ``OtherModelError``, ``CheckpointsLostError`` and ``StorageError``.
     """
     while folder is not None and (found := chosen.found) is not None:
         found.check_model(model)
+        read = partial(reader.read, partial(folder.load, found, cut=cut))
         if found.layout != "sharded":
-            return folder.load(found, cut=cut)
+            return read()
         state, error = None, None
         try:
-            state = _patiently(world, lambda: folder.load(found, cut=cut))
+            state = _patiently(world, read)
         except StorageError as exc:
             error = exc
         errors = [one for one in world.from_all(error) if one is not None]

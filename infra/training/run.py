@@ -41,7 +41,7 @@ from ebbflow.infra.training.process.link import TERMINATED
 from ebbflow.infra.training.process.world import peer_lost
 from ebbflow.infra.training.progress import EpochUnit, Progress, seed_everything
 from ebbflow.infra.training.replicas.joining import take_part
-from ebbflow.infra.training.resuming import describe_start, load, look_back
+from ebbflow.infra.training.resuming import PatientReader, describe_start, load, look_back
 from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.infra.training.saver import Saver
 from ebbflow.infra.training.schedule import RuleName, SchedulerFactory, ScheduleUnit
@@ -176,28 +176,28 @@ class ElasticRun:
         """
         if self._prepared is not None:
             raise TrainingError("a run is prepared once")
-        planning = settings_of(communication or self.settings.communication)
+        planning = settings_of(carried := communication or self.settings.communication)
         options = Options(
             batch_size, max_batch_size, min_local, max_local, learning_rate_rule, warm_up, scheduler,
             scheduler_unit, precision, clip_norm, state or {}, ddp or {}, parallel, wrap, tensor_parallel,
         ).within(self.settings)  # fmt: skip
         check_parallel(options, model, self.world, planned=planning is not None, settings=self.settings)
-        asked = {"seed": self.seed, **options.asked}
-        asked["communication"] = str(communication or self.settings.communication)
+        asked = {"seed": self.seed, **options.asked, "communication": str(carried)}
         members = take_part(self.world, sync, model, options, asked, self.settings, self._link, planning)
         options.limits(self.world.size // tensor_size(parallel, model))
         folder = None if members is not None and members.joins else self._saver.folder
-        say = self._link.post
-        look = partial(look_back, self.world, folder, self._spill, self._running, self.settings, say)
+        reader = PatientReader(self._generation)
+        look = partial(look_back, self.world, folder, self._spill, self._running, self.settings, reader)
         chosen = look()
         planned = plan_communication(
             self.world, model, None if self.settings.preflight_steps or members is not None else planning,
             self.settings.collective_timeout,
-            lambda said: say("communication", self._done + self._began_at, said), self._generation.place,
+            lambda said: self._link.post("communication", self._done + self._began_at, said), self._generation.place,
         )  # fmt: skip
         made = prepare(
             self.world, model, optimizer, options, self.settings,
-            partial(load, self.world, chosen, look, folder, model), planned, **(members.makes if members else {}),
+            partial(load, self.world, chosen, look, folder, model, reader), planned,
+            **(members.makes if members else {}),
         )  # fmt: skip
         if made.sharding is not None:
             self._saver = ShardedSaver(self._saver.folder, self._generation, made.sharding)

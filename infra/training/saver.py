@@ -3,9 +3,9 @@
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ebbflow.infra.errors import StorageError
@@ -16,14 +16,12 @@ from ebbflow.infra.training.checkpoints.folder import (
     VerifiedCheckpoint,
 )
 from ebbflow.infra.training.process.generation import Generation
+from ebbflow.infra.training.retrying import retried, shown_alive
 from ebbflow.infra.training.spill import Spill
 from ebbflow.planners.training.saving.checkpointing import StateLosses, save_interval, state_losses
 
-FIRST_PAUSE = 0.5  # seconds before a save that must not fail is tried again, doubled each time...
-LONGEST_PAUSE = 10.0  # ...up to this
 SPILL_SHARE = 0.4  # of the time until a deadline that is left for saving elsewhere
 RESCUE = "rescue"  # reason of a save by survivors
-SIGN_OF_LIFE = 5.0  # seconds between two reports of a process that saves and does nothing else
 
 log = logging.getLogger(__name__)
 
@@ -142,27 +140,22 @@ class Saver:
         begun = self._clock.now()
         given = self._settings.final_save_timeout if deadline is None else max(0.0, deadline - begun)
         end = begun + (given if deadline is None else (1 - SPILL_SHARE) * given)
-        pause = FIRST_PAUSE
-        with self._shown_alive(step):
-            while True:
-                left = None if deadline is None else max(1.0, end - self._clock.now())
-                try:
-                    self.now(state, step, reason, left)
-                    return
-                except StorageError as exc:
-                    error = exc
-                if self._clock.now() + pause >= end:
-                    break
-                log.warning("step %s is not saved, retrying in %g s: %s", step, pause, error)
-                self._link.post("saving", step, {"reason": reason, "error": str(error), "again_in": pause})
-                self._clock.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+
+        def save() -> None:
+            self.now(state, step, reason, None if deadline is None else max(1.0, end - self._clock.now()))
+
+        with shown_alive(self._link.post, self._clock, step):
+            try:
+                retried(save, self._clock, end, partial(self._say_unsaved, step, reason))
+                return
+            except StorageError as exc:
+                error = exc
             rest = TIMEOUT if deadline is None else max(1.0, deadline - self._clock.now())
             where = self._spilled(state, step, reason, error, rest)
         tried = f"retried for {self._clock.now() - begun:.0f} s"
         raise type(error)(
             f"step {step} of the run is not saved in its directory ({tried}): {error}; {where}"
-        ) from error
+        ) from None  # why a file could not be written is no fault of the script's data
 
     def rescue(self, state: Callable[[], State], step: int, reason: str, timeout: float) -> bool:
         """Save the last complete step, unless another survivor does; return whether the run's directory has it.
@@ -203,22 +196,10 @@ class Saver:
             f"(ebbflow train --resume ID)"
         )
 
-    @contextmanager
-    def _shown_alive(self, step: int) -> Iterator[None]:
-        """Report now and then: a process that waits for storage must not be taken to hang."""
-        over = threading.Event()
-
-        def report() -> None:
-            while not self._clock.wait(over, SIGN_OF_LIFE):
-                self._link.post("saving", step, {})
-
-        thread = threading.Thread(target=report, name="ebbflow-saving", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join(SIGN_OF_LIFE)
+    def _say_unsaved(self, step: int, reason: str, error: StorageError, pause: float) -> None:
+        log.warning("step %s is not saved, retrying in %g s: %s", step, pause, error)
+        if self._world.rank == 0:
+            self._link.post("saving", step, {"reason": reason, "error": str(error), "again_in": pause})
 
     def took_over(self, found: VerifiedCheckpoint, taken_from: str) -> None:
         """Take note of the checkpoint that the run resumes from, and of one that was taken over for it."""

@@ -36,7 +36,7 @@ class RunSettings:
     partial_checkpoint_memory: bool = False  # whether these go to memory that nodes lend first
     retune_every: float = 30.0  # seconds between two checks of the batch, where it may change
     final_save_timeout: float = (
-        120.0  # seconds that the save of a run's end is tried again in before it is spilled
+        120.0  # seconds in which a run's last save, and reading at its start, are retried
     )
     spill_dir: str = ""  # directory for what the run's own cannot take; "": of the node's own disk
     saved_step: int = -1  # newest step that the run's journal has as saved; -1: none

@@ -121,6 +121,8 @@ def event_text(event: TrainingEvent) -> str:
             return f"waits for nodes: {said.get('reason')}"
         case "cut-off":
             return "processes that were left at the deadline were killed"
+        case "saving" if said.get("reading"):
+            return f"the run's checkpoints cannot be read yet, retrying: {said.get('error')}"
         case "saving":
             return f"step {said.get('step')} is not saved yet, retrying: {said.get('error')}"
         case "spilled":

@@ -208,8 +208,10 @@ class TrainingRequest:
     )
     final_save_timeout: float = option(
         120.0,
-        "Time in which a failed final save is retried before the checkpoint goes to --spill-dir",
-        in_file="Time in which a failed final save is retried before the checkpoint goes to spill_dir",
+        "Time in which a failed final save is retried before the checkpoint goes to --spill-dir, and in which "
+        "checkpoints that cannot be read at the start are tried again",
+        in_file="Time in which a failed final save is retried before the checkpoint goes to spill_dir, and in which "
+        "checkpoints that cannot be read at the start are tried again",
         unit="s",
         min=0,
     )

@@ -24,7 +24,7 @@ ReportKind = Literal[
     "finished",
     "preflight",
     "skipped",
-    "saving",  # a save that must not fail is under way; with an error: it is tried again
+    "saving",  # a save that must not fail is under way; with an error: it is tried again, or "reading" is
     "spilled",  # the run's directory could not take a checkpoint: it is elsewhere
     "damaged",  # checkpoints that cannot serve
     "communication",  # what became of planned communication

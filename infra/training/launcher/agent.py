@@ -26,8 +26,9 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.errors import LauncherLostError
+from ebbflow.infra.errors import LauncherLostError, StorageError
 from ebbflow.infra.storage import private
+from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.training.channel.wire import SCRIPT, AgentEnd, Entry, Failure, Order
 from ebbflow.infra.training.launcher.worker import RANKS, run_script
 from ebbflow.infra.training.process.channel import GENERATION, RUN_ID, Channel
@@ -135,6 +136,10 @@ class RankLogs(LogsSpecs):  # type: ignore[misc]
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Make the files of the ranks with these environments, by local rank, and return where they are."""
+        with translated(f"make the processes' logs in {self._folder}"):
+            return self._made(envs)
+
+    def _made(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         private.make_folder(self._folder)
         private.make_folder(self._errors)
         found = LogsDest(filtered_stdout="", filtered_stderr="")
@@ -189,6 +194,9 @@ def run(order: Order, entry: Entry, port: int) -> AgentEnd:
         return AgentEnd("unformed", error=f"{type(error).__name__}: {error}".strip(": "), time=time.time())
     except SignalException as error:
         return AgentEnd("ended", error=str(error), time=time.time())
+    except StorageError as error:  # the run's directory, whatever the reason: no fault of the script's data
+        said = "".join(traceback.format_exception(error, chain=False))
+        return AgentEnd("broken", error=said, time=time.time())
     except Exception:
         return AgentEnd("broken", error=traceback.format_exc(), time=time.time())
 

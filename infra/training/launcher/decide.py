@@ -2,6 +2,7 @@
 (``planners.training.failures.retries``).
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -13,10 +14,11 @@ from ebbflow.infra.training.process.leaving import PEER_LOST
 
 _STUBBORN = 3  # generations without progress before a failure that may pass counts as one that does not
 _LONGEST = 30.0  # seconds before the next attempt
+_STORAGE = re.compile(r"^ebbflow\.infra\.errors\.StorageError: ", re.MULTILINE)
 
 
 class Persist:
-    """Continue with what is left, replace what hung, stop at errors of the script.
+    """Continue with what is left, replace what hung, stop at errors of the script; storage may come back.
 
     Args:
         minimum: slots below which the run waits for ``resize`` to bring more.
@@ -62,9 +64,11 @@ def after_loss(stop: StopRequest | None, reason: str, deadline: float) -> StopRe
 
 
 def _own_fault(end: GenerationEnd) -> bool:
-    """Return whether it was an error of the script's own, which would come again."""
+    """Return whether it was an error of the script's own, which would come again; storage that is away is none."""
     first = end.failures[0] if end.failures else None
-    return first is None or not (first.signal or first.exit_code == PEER_LOST)
+    return first is None or not (
+        first.signal or first.exit_code == PEER_LOST or _STORAGE.search(first.error or first.log)
+    )
 
 
 def script_failed(end: AgentEnd) -> bool:

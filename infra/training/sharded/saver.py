@@ -11,20 +11,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.training.checkpoints.folder import TIMEOUT, CheckpointFolder, SavedCheckpoint
 from ebbflow.infra.training.checkpoints.writer import BackgroundWriter
 from ebbflow.infra.training.process.generation import Generation
-from ebbflow.infra.training.saver import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    RESCUE,
-    Costs,
-    Saver,
-    State,
-)
+from ebbflow.infra.training.retrying import retried, shown_alive
+from ebbflow.infra.training.saver import RESCUE, Costs, Saver, State
 from ebbflow.infra.training.sharded.parallel import Sharding
 
 TOGETHER = 1.0  # seconds that processes wait at most before they tell one another that they still write
@@ -97,36 +92,30 @@ class ShardedSaver(Saver):
         if self.folder is None:
             return
         begun = self._clock.now()
-        with self._shown_alive(step):
+        with shown_alive(self._link.post, self._clock, step):
             self._end_interval(begun + TIMEOUT if deadline is None else min(deadline, begun + TIMEOUT))
         if self._world.from_first(self.saved_step >= step):
             self.saved_step = max(self.saved_step, step)
             return
         end = begun + self._settings.final_save_timeout if deadline is None else deadline
-        pause = FIRST_PAUSE
-        with self._shown_alive(step):
-            while True:
-                left = TIMEOUT if deadline is None else max(1.0, end - self._clock.now())
-                try:
-                    self.now(state, step, reason, left)
-                    return
-                except StorageError as exc:
-                    error = exc
-                if not self._world.from_first(self._clock.now() + pause < end):
-                    break
-                log.warning("step %s is not saved, retrying in %g s: %s", step, pause, error)
-                if self._main:
-                    content = {"reason": reason, "error": str(error), "again_in": pause}
-                    self._link.post("saving", step, content)
-                self._clock.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+
+        def save() -> None:
+            self.now(state, step, reason, TIMEOUT if deadline is None else max(1.0, end - self._clock.now()))
+
+        with shown_alive(self._link.post, self._clock, step):
+            try:
+                say = partial(self._say_unsaved, step, reason)
+                retried(save, self._clock, end, say, lambda _, in_time: bool(self._world.from_first(in_time)))
+                return
+            except StorageError as exc:
+                error = exc
         kept = f"step {self.saved_step} is saved" if self.saved_step >= 0 else "none of its steps is saved"
         if self._main:
             self._link.post("checkpoint", step, {"reason": reason, "error": str(error)})
         raise type(error)(
             f"step {step} of the run is not saved in its directory (retried for "
             f"{self._clock.now() - begun:.0f} s): {error}; {kept}"
-        ) from error
+        ) from None
 
     def now(self, state: Callable[[], State], step: int, reason: str, timeout: float | None = None) -> bool:
         """Save and wait until it is durable; all processes call it. Raises ``StorageError``, on all of them."""

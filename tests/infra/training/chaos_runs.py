@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -114,8 +113,6 @@ class ChaosRun(Run):
     ) -> None:
         self.cluster, self._added = cluster or CLUSTERS[mode], 0
         self._timer: threading.Timer | None = None
-        self._mended = 0.0  # when the storage worked again last, seconds since the Unix epoch
-        self._outages = 0  # generations in a row that ended as the storage failed
         self.happened: list[str] = []
         super().__init__(
             folder,
@@ -138,15 +135,8 @@ class ChaosRun(Run):
         super().close()
 
     def _decide(self, end: GenerationEnd) -> Continue | Halt:
-        """Return what follows; a run that could not read its checkpoints begins again once it can."""
-        if end.idle <= 1:
-            self._outages = 0
-        persist = Persist(1, replace=False, names=lambda: set(self.pool._nodes))
-        answer = persist(replace(end, idle=max(end.idle - self._outages, 0)))
-        failed = isinstance(answer, Halt) and answer.state == "failed"
-        if failed and (self._timer is not None or end.started < self._mended):
-            self._outages += 1  # such a generation is none that won no step by itself
-            return Continue(end.left, "the storage failed", delay=0.5)
+        """Return what follows by the launcher's own rule, only sooner."""
+        answer = Persist(1, replace=False, names=lambda: set(self.pool._nodes))(end)
         # to wait for what passes by itself is no part of what happens here
         return replace(answer, delay=min(answer.delay, _DELAY)) if isinstance(answer, Continue) else answer
 
@@ -217,7 +207,7 @@ class ChaosRun(Run):
         def mend() -> None:
             _exchange(place, other)
             other.unlink()
-            self._mended, self._timer = time.time(), None
+            self._timer = None
 
         self._timer = threading.Timer(seconds, mend)
         self._timer.start()

@@ -15,11 +15,12 @@ from torch import nn
 
 from ebbflow.infra.errors import StorageError, StorageFullError
 from ebbflow.infra.storage.places import StorageLocation
-from ebbflow.infra.training import ElasticRun, RunStopped, saver, spill
+from ebbflow.infra.training import ElasticRun, RunStopped, retrying, saver, spill
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
+from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.process.link import Link
 from ebbflow.infra.training.process.world import World
-from ebbflow.infra.training.resuming import choose
+from ebbflow.infra.training.resuming import PatientReader, choose
 from ebbflow.infra.training.running.store import BlockStore
 from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.planners.model.trainings import RunSettings
@@ -37,7 +38,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in list(os.environ):
         if name.startswith("EBBFLOW_") or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(saver, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(retrying, "FIRST_PAUSE", 0.01)
     there = tmp_path / "scratch"
     there.mkdir()
     monkeypatch.setattr(spill, "spill_places", lambda chosen="": [chosen or str(there)])
@@ -79,6 +80,21 @@ def failing(
     return tried
 
 
+def refusing(monkeypatch: pytest.MonkeyPatch, what: str, error: StorageError, times: int) -> list[str]:
+    """Let a method of ``CheckpointFolder`` fail at first; return the folders that were tried."""
+    tried: list[str] = []
+    does = getattr(CheckpointFolder, what)
+
+    def some(self: CheckpointFolder, *args: Any, **options: Any) -> Any:
+        tried.append(self.uri)
+        if len(tried) <= times:
+            raise error
+        return does(self, *args, **options)
+
+    monkeypatch.setattr(CheckpointFolder, what, some)
+    return tried
+
+
 def spilled(place: Path) -> list[Path]:
     return sorted(place.glob("ebbflow-spill-*/step-*"))
 
@@ -91,6 +107,47 @@ def test_a_save_that_fails_for_a_moment_is_tried_again(tmp_path: Path, monkeypat
     assert found is not None
     assert found.step == 5
     assert not spilled(place)
+
+
+@pytest.mark.parametrize("what", ["latest", "load"])
+def test_a_store_that_is_away_for_a_moment_when_a_run_begins_is_waited_for(
+    tmp_path: Path, monkeypatch: Any, caplog: Any, what: str
+) -> None:
+    trained(tmp_path)
+    posted: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        Link, "post", lambda self, kind, step, content: posted.append({"kind": kind, **content})
+    )
+    tried = refusing(monkeypatch, what, StorageError("the network is down"), 3)
+    assert trained(tmp_path, epochs=2)[0] == 5, "of the second epoch alone"
+    assert len(tried) == 4
+    said = [one for one in posted if one["kind"] == "saving" and one.get("reading")]
+    assert [one["error"] for one in said] == ["the network is down"] * 3
+    assert said[0]["again_in"] < said[1]["again_in"] < said[2]["again_in"]
+    assert caplog.text.count("the run's checkpoints cannot be read, retrying") == 3
+
+
+@pytest.mark.parametrize("denied", [False, True])
+def test_a_store_that_stays_away_ends_a_run_with_what_to_do_and_changes_nothing(
+    tmp_path: Path, monkeypatch: Any, denied: bool
+) -> None:
+    trained(tmp_path)
+    there = sorted(tmp_path.rglob("*"))
+    error = StorageError("the directory is away")
+    error.__cause__ = PermissionError() if denied else NotADirectoryError()
+    settings = RunSettings(final_save_timeout=0.0 if not denied else 120.0)
+    with monkeypatch.context() as patch:
+        tried = refusing(patch, "latest", error, 100)
+        said = (
+            "the directory is away"
+            if denied
+            else r"cannot be read .*is away; nothing was changed.*--resume ID"
+        )
+        with pytest.raises(StorageError, match=said):
+            trained(tmp_path, settings, epochs=2)
+    assert len(tried) == 1, "what does not pass by itself is not waited for"
+    assert sorted(tmp_path.rglob("*")) == there
+    assert trained(tmp_path, epochs=2)[0] == 5
 
 
 def test_the_end_of_a_run_that_cannot_be_stored_is_an_error_and_is_taken_over_later(
@@ -156,7 +213,7 @@ def test_a_place_for_spilled_checkpoints_that_cannot_be_read_is_said_and_one_tha
         failing(patch, tmp_path / "one", 100)
         with pytest.raises(StorageFullError):
             trained(tmp_path, replace(AT_ONCE, spill_dir=where), epochs=2)
-    settings = RunSettings(spill_dir=where)
+    settings = replace(AT_ONCE, spill_dir=where)
     with monkeypatch.context() as patch:
         latest = CheckpointFolder.latest
 
@@ -193,8 +250,12 @@ def test_a_new_run_takes_nothing_over_from_one_that_had_its_folder_before(
 def test_a_process_that_joins_a_run_spills_where_the_others_would(tmp_path: Path) -> None:
     place = StorageLocation(tmp_path / "run")
     mark = spill.Spill(place).take_mark()
-    joins, unused = spill.Spill(place), cast(RunningSaves, None)
-    assert choose(World(), None, joins, unused).found is None
+    joins, unused, reader = (
+        spill.Spill(place),
+        cast(RunningSaves, None),
+        PatientReader(Generation.join(None, None, None, False)),
+    )
+    assert choose(World(), None, joins, unused, reader).found is None
     assert joins.mark == mark
 
 

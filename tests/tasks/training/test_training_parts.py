@@ -282,6 +282,9 @@ def test_what_the_launcher_says_in_words() -> None:
     assert words("stopped", step=5, saved=True) == "stopped at step 5: saved"
     assert words("stopped", step=5, saved=False) == "stopped at step 5: nothing saved"
     assert words("stopped", step=5, saved=False, error="peer") == ""
+    assert words("saving", step=5, error="away") == "step 5 is not saved yet, retrying: away"
+    away = words("saving", step=0, reading=True, error="away")
+    assert away == "the run's checkpoints cannot be read yet, retrying: away"
     assert words("checkpoint", error="disk full") == "no checkpoint: disk full"
     assert words("checkpoint", reason="nodes' memory", error="no node lends memory") == "no node lends memory"
     assert words("checkpoint") == words("node-started") == ""

@@ -226,19 +226,29 @@ def test_a_node_that_hung_is_replaced_later_or_at_once_where_it_is_needed() -> N
     assert persist(replace=False)(end) == Continue({"node-1": 2}, "because")
 
 
-def test_an_error_of_the_script_ends_the_run_and_a_killed_process_does_not() -> None:
+def test_an_error_of_the_script_ends_the_run_and_neither_a_killed_process_nor_storage_does() -> None:
     whole = {"node-1": 2, "node-2": 1}
     verdict = persist()(ended("failed", left=whole, failures=(failure(1, error="KeyError: 3"),)))
     assert verdict == Halt("failed", "because")
-    for first in (failure(-9, "SIGKILL"), failure(PEER_LOST)):
+    away = "Traceback (most recent call last):\nebbflow.infra.errors.StorageError: cannot list: away\n"
+    for first in (
+        failure(-9, "SIGKILL"),
+        failure(PEER_LOST),
+        failure(1, error=away),
+        failure(None, error=away),
+    ):
         verdict = persist()(ended("failed", left=whole, failures=(first,)))
         assert isinstance(verdict, Continue)
         assert verdict.placement == whole
 
 
-@given(st.sampled_from(["lost", "hung", "failed", "unformed"]), st.integers(3, 10))
-def test_no_run_goes_on_for_ever_without_progress(kind: str, idle: int) -> None:
-    verdict = persist()(ended(kind, idle=idle, failures=(failure(-9, "SIGKILL"),)))
+@given(
+    st.sampled_from(["lost", "hung", "failed", "unformed"]),
+    st.integers(3, 10),
+    st.sampled_from([failure(-9, "SIGKILL"), failure(1, error="ebbflow.infra.errors.StorageError: away")]),
+)
+def test_no_run_goes_on_for_ever_without_progress(kind: str, idle: int, first: RankFailure) -> None:
+    verdict = persist()(ended(kind, idle=idle, failures=(first,)))
     assert isinstance(verdict, Halt)
     assert verdict.state == "failed"
 

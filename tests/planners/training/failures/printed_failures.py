@@ -6,6 +6,7 @@ HEAD = """Traceback (most recent call last):
   File "/job/train.py", line 33, in main
     loss = step(model, batch)
 """
+STORAGE = HEAD + "ebbflow.infra.errors.StorageError: "
 
 # reason -> [(exit code, text)]
 PRINTED: dict[str, list[tuple[int, str]]] = {
@@ -82,6 +83,10 @@ PRINTED: dict[str, list[tuple[int, str]]] = {
             "operation (reached max retries: 4): Please reduce your request rate."),
         (1, HEAD + "OSError: When reading information for key 'a' in bucket 'b': AWS Error NETWORK_CONNECTION "
             "during HeadObject operation: curlCode: 28, Timeout was reached"),
+        (1, STORAGE + "the run's checkpoints cannot be read (retried for 120 s): cannot list the checkpoints in "
+            "file:///runs/a: Not a directory: '/runs/a'; nothing was changed"),
+        (1, STORAGE + "step 70 of the run is not saved in its directory (retried for 120 s): cannot write /runs/a: "
+            "No route to host; step 60 is saved"),
     ],
     "output-node-error": [
         (1, HEAD + "KeyError: \"The name 'softmax:0' refers to a Tensor which does not exist. The operation, "
@@ -148,6 +153,8 @@ NEAR_MISSES: list[tuple[str, str, int, str]] = [
     ("incorrect-inputs", "traceback", 1, HEAD + "IndexError: list index out of range"),
     ("permission-error", "traceback", 1, HEAD + "RuntimeError: the model has no permission to see fold 3"),
     ("checkpoint-error", "incorrect-inputs", 1, HEAD + "FileNotFoundError: [Errno 2] No such file: 'last.ckpt'"),
+    ("storage-error", "permission-error", 1, STORAGE + "cannot list s3://b/k: access denied; check the keys"),
+    ("storage-error", "no-space", 1, STORAGE.replace("StorageE", "StorageFullE") + "cannot write to /runs/a"),
     ("storage-error", "incorrect-inputs", 1, HEAD + "FileNotFoundError: [Errno 2] No such file: '/mnt/data/a'"),
     ("invalid-memory-access", "traceback", 1, HEAD + "RuntimeError: illegal access to the memory of head 2"),
     ("cuda-failure", "semantic-error", 1, HEAD + "torch.AcceleratorError: CUDA error: device-side assert triggered"),
