@@ -306,11 +306,9 @@ class Stepper:
         service = prepared.service
         if scaler is not None:
             scaler.unscale_(optimizer)
-        if service is None:
-            prepared.clip(self._world)
-            if prepared.sharding is not None and prepared.clip_norm is not None:
-                nccl.finish(self._world.device)
-                self._world.check_reduced()  # of which the norm is, which nothing has waited for
+        if service is None and prepared.clip(self._world):
+            nccl.finish(self._world.device)
+            self._world.check_reduced()  # of which the norm is, which nothing has waited for
         with self._mutating:
             with scaled(optimizer, factor):
                 if service is not None:

@@ -5,7 +5,9 @@ GPU later: the norm that it waits for, and the copy of a checkpoint. Another thr
 (NCCL's user guide, "Error handling and communicator abort"). What was reduced is void from then on.
 
 ``TORCH_NCCL_BLOCKING_WAIT`` is no help: DDP waits for futures, which do not support it, and with it no watchdog looks
-at timeouts. By default the watchdog ends the process, in which nothing could be saved.
+at timeouts. By default the watchdog ends the process, in which nothing could be saved. If it is to write down first
+what was under way, it sleeps for a minute before it aborts, with the lock that the next collective needs, and a
+monitor beside it sleeps for eight more, for which the end of the group waits, and then ends the process, too.
 """
 
 import logging
@@ -20,8 +22,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-_ABORT_ONLY = "2"
+_WATCHDOG = {  # of torch 2.13's ProcessGroupNCCL
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # abort communicators
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
 SHOWS = 1.0  # seconds in which a loss shows in a collective, where connections end with it
 _CLOSING = 5.0  # seconds that ending groups may take
 
@@ -32,8 +37,9 @@ _aborted = threading.Event()  # by this module, since groups were begun last
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Have errors and timeouts of collectives abort communicators, and nothing else; a user's own choice stays."""
-    environment.setdefault(HANDLING, _ABORT_ONLY)
+    """Have errors and timeouts of collectives abort communicators, and nothing else; a user's own choices stay."""
+    for name, value in _WATCHDOG.items():
+        environment.setdefault(name, value)
 
 
 def begun() -> None:
@@ -123,12 +129,7 @@ class LossWatch:
 def _within(act: Callable[[], None], what: str) -> bool:
     """Do what may hang in a thread of its own; return whether it has ended."""
 
-    def run() -> None:
-        with suppress(RuntimeError):  # of groups whose peers are gone
-            act()
-
-    closing = threading.Thread(target=run, daemon=True)
-    closing.start()
+    closing = _begun(act)
     closing.join(_CLOSING)
     if closing.is_alive():
         log.warning("%s did not end within %g s", what, _CLOSING)
@@ -137,12 +138,22 @@ def _within(act: Callable[[], None], what: str) -> bool:
 
 
 def _abort_all(groups: Sequence[Any]) -> None:
-    groups[0]._group_start()  # together, so that they do not wait for one another
-    try:
-        for one in groups:
-            one.abort()
-    finally:
-        groups[0]._group_end()
+    """Abort all at the same time: what one frees waits for the whole GPU, and so for the collectives of the others.
+
+    NCCL's group calls, which say so, hold for a thread; torch aborts each group in another one.
+    """
+    for thread in [_begun(one.abort) for one in groups]:
+        thread.join()
+
+
+def _begun(act: Callable[[], None]) -> threading.Thread:
+    def run() -> None:
+        with suppress(RuntimeError):  # of groups whose peers are gone
+            act()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
 
 
 def _groups() -> Iterator[Any]:

@@ -157,9 +157,14 @@ def clip(
         alike = [local(p.grad) for p in present if p.grad is not None and copies(p, tensor) == count]
         squares += float(sums.of(alike)) / count
     norm = sqrt(total(squares) / replicas)
-    factor = max_norm / (norm + 1e-6)
-    if factor < 1.0:
-        with torch.no_grad():
-            for parameter in present:
-                local(parameter.grad).mul_(factor)
+    scale_down(present, max_norm, norm)
     return norm
+
+
+@torch.no_grad()
+def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: float) -> None:
+    """Scale gradients of this norm so that it is at most ``max_norm``; those within it are not touched."""
+    factor = max_norm / (norm + 1e-6)
+    gradients = [local(p.grad) for p in parameters if p.grad is not None]
+    if factor < 1.0 and gradients:
+        torch._foreach_mul_(gradients, factor)

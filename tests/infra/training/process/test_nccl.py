@@ -32,12 +32,6 @@ class Communicators:
         self.did: list[str] = []
         self.error = Error.SUCCESS
 
-    def _group_start(self) -> None:
-        self.did.append("begin")
-
-    def _group_end(self) -> None:
-        self.did.append("end")
-
     def abort(self) -> None:
         self.did.append("abort")
 
@@ -70,7 +64,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Communicators]]:
 def test_all_groups_are_aborted_together_once_and_what_they_gave_is_void(made: list[Communicators]) -> None:
     nccl.check()
     assert nccl.abort() == nccl.abort() == 2
-    assert [one.did for one in made] == [["begin", "abort", "end"], ["abort"]]
+    assert [one.did for one in made] == [["abort"], ["abort"]]
     with pytest.raises(dist.DistBackendError, match="aborted: other processes were lost") as caught:
         nccl.check()
     assert peer_lost(caught.value), "the others save, and the step is not taken"
@@ -110,16 +104,31 @@ def test_a_loss_has_a_second_to_show_by_itself(
     now += 1.1
     for _ in range(3):
         world.heard(lost)
-    assert made[0].did == ["begin", "abort", "end"]
+    assert made[0].did == ["abort"]
 
 
-def test_errors_abort_communicators_and_end_no_process_unless_the_user_says_so() -> None:
-    environment = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+def test_groups_that_wait_for_each_others_collectives_are_aborted(
+    made: list[Communicators], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2, timeout=150)
+    monkeypatch.setattr(nccl, "_CLOSING", 150.0)
+    for one in made:
+        monkeypatch.setattr(one, "abort", lambda one=one: (both.wait(), one.did.append("abort")))
+    nccl.abort()
+    assert [one.did for one in made] == [["abort"], ["abort"]]
+
+
+def test_errors_abort_communicators_at_once_and_end_no_process_unless_the_user_says_so() -> None:
+    environment = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    own = dict(environment)
     nccl.prepare(environment)
-    assert environment == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    assert environment == {**own, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}
     environment.clear()
     nccl.prepare(environment)
-    assert environment == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}  # CleanUpOnly
+    assert environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"  # CleanUpOnly
+    assert (
+        environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == environment["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "0"
+    )
 
 
 def test_a_step_whose_collectives_were_aborted_is_not_taken(
