@@ -26,6 +26,7 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training import ElasticRun, RunStopped
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.data.samples import Samples
+from ebbflow.infra.training.gradients import noise
 from ebbflow.infra.training.process.world import peer_lost
 from ebbflow.infra.training.progress import seed_everything
 from ebbflow.planners.errors import OptionError
@@ -67,14 +68,19 @@ def _plain_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not [t for t in threading.enumerate() if t.name == "ebbflow-link"]
 
 
-def test_alone_it_trains_as_plain_torch_would() -> None:
-    with ElasticRun.start(seed=5) as run:
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_alone_it_trains_as_plain_torch_would(monkeypatch: pytest.MonkeyPatch, clip: float | None) -> None:
+    monkeypatch.setattr(noise, "DENSE", 0)  # of later steps all but two in sixteen are not measured
+    clips, clip_grad_norm = list[float](), nn.utils.clip_grad_norm_
+    with ElasticRun.start(seed=5) as run, monkeypatch.context() as patch:
+        patch.setattr(nn.utils, "clip_grad_norm_", lambda *given: clips.append(float(clip_grad_norm(*given))))
         torch.manual_seed(0)
-        losses = train(run, epochs=3)
+        losses = train(run, epochs=3, clip_norm=clip)
+    assert len(clips) == (0 if clip is None else 2), "elsewhere the norm is known"
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = sgd(model.parameters())
-    plain = []
+    plain, clipped = [], 0
     from ebbflow.planners.training.saving.data_order import DataOrder
 
     for turn in range(3):
@@ -83,8 +89,11 @@ def test_alone_it_trains_as_plain_torch_would() -> None:
             loss = nn.functional.mse_loss(model(X[part]), Y[part])
             optimizer.zero_grad()
             loss.backward()
+            if clip is not None:
+                clipped += bool(clip_grad_norm(model.parameters(), clip) > clip)
             optimizer.step()
             plain.append(loss.item())
+    assert clip is None or clipped > 2
     np.testing.assert_allclose(losses, plain, rtol=1e-5)
 
 
