@@ -13,7 +13,7 @@ from ebbflow.infra.training.prepared import PreparedTraining
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.progress import Progress, seed_everything
 from ebbflow.infra.training.stepper import Stepper, StepPlan
-from ebbflow.planners.training.saving.data_order import DataOrder, Share, shares
+from ebbflow.planners.training.saving.data_order import DataOrder, Share, row_of
 
 
 class _Split(NamedTuple):
@@ -74,7 +74,7 @@ class Feed:
         cursor, smallest = progress.cursor, self._prepared.limits.smallest_local
         count = min(split.total, self._order.left(cursor))
         world = self._world
-        row = shares(cursor.position, count, world.data_size, split.passes, smallest)[world.data_rank]
+        row = row_of(world.data_rank, cursor.position, count, world.data_size, split.passes, smallest)
         return StepPlan(count, self._order.after(cursor, count), len(row)), row
 
     def _ahead(self, progress: Progress, split: _Split) -> Iterator[NDArray[np.int64]]:

@@ -87,21 +87,29 @@ def shares(
     >>> shares(0, 5, world=2, passes=1)
     ((Share(start=0, stop=3, weight=1.2),), (Share(start=3, stop=5, weight=0.8),))
     """
+    return tuple(row_of(rank, start, count, world, passes, smallest) for rank in range(world))
+
+
+def row_of(
+    rank: int, start: int, count: int, world: int, passes: int, smallest: int = 1
+) -> tuple[Share, ...]:
+    """Return what process ``rank`` does in a step: its row of ``shares``, without those of the others.
+
+    >>> row_of(1, 0, 5, world=2, passes=1)
+    (Share(start=3, stop=5, weight=0.8),)
+    """
     if count < 1 or world < 1 or passes < 1 or smallest < 1:
         raise OptionError(
             f"a step needs count, world, passes and smallest >= 1; got {count}, {world}, {passes}, {smallest}"
         )
     pieces = min(world * passes, max(1, count // smallest))
     least, larger = divmod(count, pieces)
-    idle = Share(start, start + least, 0.0)
-    rounds = -(-pieces // world)
-    rows: list[list[Share]] = [[idle] * rounds for _ in range(world)]
-    at = start
-    for piece in range(pieces):
-        size = least + (piece < larger)
-        rows[piece % world][piece // world] = Share(at, at + size, world * size / count)
-        at += size
-    return tuple(tuple(row) for row in rows)
+    row = []
+    for piece in range(rank, world * -(-pieces // world), world):
+        at, size = start + piece * least + min(piece, larger), least + (piece < larger)
+        idle = piece >= pieces
+        row.append(Share(start, start + least, 0.0) if idle else Share(at, at + size, world * size / count))
+    return tuple(row)
 
 
 @lru_cache(maxsize=2)
