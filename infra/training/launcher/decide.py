@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ebbflow.infra.protocols import Continue, GenerationEnd, GenerationKind, Halt, RankFailure
-from ebbflow.infra.training.channel.wire import AgentEnd
+from ebbflow.infra.training.channel.wire import AgentEnd, Failure
 from ebbflow.infra.training.launcher.job import fresh_name
 from ebbflow.infra.training.process.channel import Report, StopRequest
 from ebbflow.infra.training.process.leaving import PEER_LOST
@@ -64,16 +64,20 @@ def after_loss(stop: StopRequest | None, reason: str, deadline: float) -> StopRe
 
 
 def _own_fault(end: GenerationEnd) -> bool:
-    """Return whether it was an error of the script's own, which would come again; storage that is away is none."""
+    """Return whether it was an error of the script's own, which would come again."""
     first = end.failures[0] if end.failures else None
-    return first is None or not (
-        first.signal or first.exit_code == PEER_LOST or _STORAGE.search(first.error or first.log)
-    )
+    return first is None or _of_script(first)
 
 
 def script_failed(end: AgentEnd) -> bool:
     """Return whether a process left with an error of the script's own."""
-    return any(not one.signal and one.exit_code != PEER_LOST for one in end.failures)
+    return any(map(_of_script, end.failures))
+
+
+def _of_script(failure: RankFailure | Failure) -> bool:
+    """Tell whether it was neither killed, nor left after another's loss, nor for storage that is away."""
+    away = _STORAGE.search(failure.error or failure.log)
+    return not (failure.signal or failure.exit_code == PEER_LOST or away)
 
 
 def failures_of(ends: Mapping[str, AgentEnd], log_of: Callable[[str], str]) -> tuple[RankFailure, ...]:

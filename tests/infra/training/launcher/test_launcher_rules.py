@@ -14,8 +14,8 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent, TrainingJob
 from ebbflow.infra.storage.places import StorageLocation
-from ebbflow.infra.training.channel.wire import AgentEnd, RankState
-from ebbflow.infra.training.launcher.decide import Persist, describe
+from ebbflow.infra.training.channel.wire import AgentEnd, Failure, RankState
+from ebbflow.infra.training.launcher.decide import Persist, describe, script_failed
 from ebbflow.infra.training.launcher.generation import Generation
 from ebbflow.infra.training.launcher.hang import HangRule, HangWatch, StragglerDetector
 from ebbflow.infra.training.launcher.job import checked_placement, fresh_name
@@ -240,6 +240,8 @@ def test_an_error_of_the_script_ends_the_run_and_neither_a_killed_process_nor_st
         verdict = persist()(ended("failed", left=whole, failures=(first,)))
         assert isinstance(verdict, Continue)
         assert verdict.placement == whole
+    for error, own in (("KeyError: 3", True), (away, False)):
+        assert script_failed(AgentEnd("failed", (Failure(0, 1, "", error, "", 0.0),))) is own
 
 
 @given(
