@@ -210,13 +210,20 @@ class RetryPolicy:
         return Retry(f"{failure.reason}: retry {when}{where}", after=delay, exclude=excluded)
 
     def _excluded(self, counted: Sequence[Attempt]) -> frozenset[str]:
-        """Return the nodes to blame of late. Who reports a broken connection is not to blame for it."""
+        """Return the nodes to blame of late. Who reports a broken connection is not to blame for it.
+
+        Nor is who reports that storage is away, which others would, too, unless that comes twice in a row.
+        """
         now, found = counted[-1].at, frozenset[str]()
+        before = ""
         for attempt in counted:
+            reason = attempt.failure.reason
             if now - attempt.at < self.exclusion:
                 found |= attempt.suspects
-                if attempt.failure.failure_class is FailureClass.INFRASTRUCTURE:
+                stored = reason == FailureReason.STORAGE_ERROR and reason != before
+                if attempt.failure.failure_class is FailureClass.INFRASTRUCTURE and not stored:
                     found |= set(attempt.failure.nodes)
+            before = reason
         return found
 
 

@@ -32,6 +32,7 @@ CLASS = {
     "invalid-memory-access": FailureClass.ENGINE,
     "collective-timeout": FailureClass.COMMUNICATION,
     "gpu-ecc-error": FailureClass.INFRASTRUCTURE,
+    "storage-error": FailureClass.INFRASTRUCTURE,
     "spot-revocation": FailureClass.SCHEDULER,
     "no-signature": FailureClass.UNKNOWN,
 }
@@ -50,6 +51,18 @@ def decide(history: Sequence[Attempt], shape: Shape = ALONE, seed: int = 1) -> V
 def test_user_and_data_errors_run_once(reason: str) -> None:
     assert isinstance(decide([attempt(reason)]), Stop)
     assert isinstance(decide([attempt("gpu-ecc-error", progressed=True), attempt(reason)]), Stop)
+
+
+def test_a_node_is_not_to_blame_for_storage_unless_it_is_away_twice() -> None:
+    away = attempt("storage-error")
+    once, twice, apart = (
+        decide(history)
+        for history in ([away], [away, away], [away, attempt("gpu-ecc-error", "node-2"), away])
+    )
+    assert isinstance(once, Retry)
+    assert isinstance(twice, Retry)
+    assert isinstance(apart, Retry)
+    assert (once.exclude, twice.exclude, apart.exclude) == (set(), {"node-1"}, {"node-2"})
 
 
 def test_two_ecc_errors_then_success() -> None:
