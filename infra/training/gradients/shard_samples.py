@@ -84,7 +84,6 @@ class ShardSamples:
             self._passes.append((weight, torch.stack(found).sum(0)))
         self._squares, self._of_ranks = [], []
 
-    @torch.no_grad()  # of sharded tensors the part that lies here is a view then, and no step of a backward pass
     def norms(self, examples: float, scale: float) -> LocalNorms:
         total = sum(
             self._squared([p for p in self._parameters if p.grad is not None and self._copies[p] == count])
@@ -111,7 +110,8 @@ class ShardSamples:
 
     def _squared(self, parameters: list[Tensor]) -> float:
         """Return the sum of squares of these parameters' gradients, as far as they lie here."""
-        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        with torch.no_grad():  # the part that lies here is a view then, and no step of a backward pass
+            gradients = [local(p.grad) for p in parameters if p.grad is not None]
         if not self._measured:
             return float(self._sums.rough(gradients))
         factors = None

@@ -161,10 +161,12 @@ def clip(
     return norm
 
 
-@torch.no_grad()
 def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: float) -> None:
     """Scale gradients of this norm so that it is at most ``max_norm``; those within it are not touched."""
     factor = max_norm / (norm + 1e-6)
-    gradients = [local(p.grad) for p in parameters if p.grad is not None]
-    if factor < 1.0 and gradients:
-        torch._foreach_mul_(gradients, factor)
+    if factor >= 1.0:
+        return
+    with torch.no_grad():
+        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
