@@ -95,6 +95,8 @@ def row_of(
 ) -> tuple[Share, ...]:
     """Return what process ``rank`` does in a step: its row of ``shares``, without those of the others.
 
+    Raises ``OptionError``.
+
     >>> row_of(1, 0, 5, world=2, passes=1)
     (Share(start=3, stop=5, weight=0.8),)
     """
