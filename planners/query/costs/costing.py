@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
@@ -16,7 +16,8 @@ from ebbflow.planners.query.costs.links import shuffle_seconds, spilled_bytes, s
 from ebbflow.planners.query.costs.operators import STORED, split_bytes
 from ebbflow.planners.query.costs.output_tiers import output_seconds
 from ebbflow.planners.query.costs.sizes import Sizes
-from ebbflow.planners.query.plan.analysis import BlockId
+from ebbflow.planners.query.costs.statement_cost import CostEstimate
+from ebbflow.planners.query.plan.analysis import BlockId, output_names
 from ebbflow.planners.query.plan.cuts import NodeCost
 from ebbflow.planners.query.plan.slicing import Grid, aligned_tables
 from ebbflow.planners.query.plan.staging import Choice, Unit
@@ -25,40 +26,6 @@ from ebbflow.planners.query.views.views import View
 
 _PARTIAL_WIDTH = 16.0  # bytes that a row of partial aggregates has more than one of results: averages are two
 _COLUMNS_READ = 0.3  # fraction of a table's bytes that a SELECT outside any block is taken to read
-
-
-@dataclass
-class CostEstimate:
-    """What a statement adds up to while it is walked through."""
-
-    work: Work = field(default_factory=Work)
-    serial: float = 0.0  # seconds that no core can shorten, a broadcast's on the links among them
-    waiting: float = (
-        0.0  # core-seconds in which tasks wait for a shuffle's bytes or an output's tier, or spill
-    )
-    network: float = 0.0  # seconds on the links, those of both among them
-    resident: float = 0.0  # GiB of broadcast tables on every node
-    task: float = 0.0  # GiB, the largest hash table of a single task
-    widest: int = 1  # tasks of the widest wave
-    partitions: int = 0  # of the largest shuffle
-    crossed: float = 0.0  # bytes that nodes read from tables and stages' outputs, or write, over their links
-    read: list[float] = field(default_factory=list)  # stored bytes of each relation it reads, all columns
-
-    def add(self, work: Work) -> None:
-        """Add ``work``."""
-        self.work = self.work.plus(work)
-
-    def seconds(self, model: CostModel, share: Share) -> float:
-        """Return how long the statement takes on ``share``, the engine's latency not included."""
-        busy = model.core_seconds(self.work) + self.waiting
-        return busy / max(share.total.cores, 1.0) + self.serial
-
-    def shuffle(self, bytes_: float, share: Share) -> int:
-        """Note a shuffle of ``bytes_`` and return its partitions."""
-        count = cost.partitions(bytes_, share.total.cores)
-        self.partitions = max(self.partitions, count)
-        self.widest = max(self.widest, count)
-        return count
 
 
 @dataclass(frozen=True)
@@ -120,7 +87,7 @@ class StatementCoster:
         select = next(view.selects())
         if key in self.sizes.analysis.blocks:
             self._repeated(bill, key, choice.trees[key], choice, self._divided(key, grid))
-            inside = Counter(r.source for r in self.sizes.analysis.blocks[key].graph.relations)
+            inside = self._inside(key)
         else:
             inside = Counter(t.name for t in select.find_all(exp.Table) if t.alias_or_name in divided)
         self._others(bill, view, 0, inside + Counter(aligned_tables(select, grid)), choice)
@@ -161,9 +128,11 @@ class StatementCoster:
             for side in (join.left, join.right):
                 before = bill.crossed
                 if isinstance(side, Leaf):
+                    self._subqueries(bill, block, side, below)
                     self._leaf(bill, block, side, below)
             left, right = self._size(block, join.left.mask), self._size(block, join.right.mask)
             size = self._join(bill, block, join, left, right, bill.crossed - before)
+            self._subqueries(bill, block, join, below)
             self._split(bill)
             stored = Size(size.rows, size.bytes * STORED)
             copy = cost.write(stored).plus(cost.scan(stored))
@@ -201,6 +170,7 @@ class StatementCoster:
             self._scan(bill, Size(size.rows, size.bytes * STORED))
             self._keep(bill, size.bytes * STORED)
             return size
+        self._subqueries(bill, block, node, choice)
         if isinstance(node, Leaf):
             self._leaf(bill, block, node, choice)
             return size
@@ -230,6 +200,7 @@ class StatementCoster:
         if stored or not node.mask & divided:
             self._tree(bill, block, node, choice)
             return
+        self._subqueries(bill, block, node, choice)
         if isinstance(node, Leaf):
             return
         nothing, before = Size(0.0, 0.0), 0.0
@@ -351,7 +322,7 @@ class StatementCoster:
             key = (view.name, position)
             if key in self.sizes.analysis.blocks:
                 joined = self._tree(bill, key, choice.trees[key], choice)
-                inside = Counter(r.source for r in self.sizes.analysis.blocks[key].graph.relations)
+                inside = self._inside(key)
             else:
                 joined = Size(0.0, 0.0)
                 inside = Counter()
@@ -368,21 +339,46 @@ class StatementCoster:
         for name in names:
             if inside[name] > 0:
                 inside[name] -= 1
-                continue
-            if name in view.reads_views and name not in choice.cut_views:
-                self._view(bill, self.sizes.analysis.chain.by_name[name], choice)
-                continue
-            known = self.sizes.relation(view, name)
-            fraction = 1.0 if name in view.reads_views else _COLUMNS_READ
-            size = Size(known.rows, known.bytes_stored * fraction)
-            self._scan(bill, size, known.bytes_stored)
-            if name in view.reads_views:
-                self._keep(bill, size.bytes)
             else:
-                self._cross(bill, size.bytes * self.model.table_wire)
-            if len(names) > 1:
-                self._exchange(bill, size.bytes, bill.shuffle(size.bytes, self.share))
-                bill.add(Work(built_rows=size.rows, probed_rows=size.rows, shuffled_bytes=size.bytes))
+                self._source(bill, view, name, choice, joined=len(names) > 1)
+
+    def _source(self, bill: CostEstimate, view: View, name: str, choice: Choice, *, joined: bool) -> None:
+        """Add what ``view`` reads of a table or another view that no tree holds."""
+        if name in view.reads_views and name not in choice.cut_views:
+            self._view(bill, self.sizes.analysis.chain.by_name[name], choice)
+            return
+        known = self.sizes.relation(view, name)
+        fraction = 1.0 if name in view.reads_views else _COLUMNS_READ
+        size = Size(known.rows, known.bytes_stored * fraction)
+        self._scan(bill, size, known.bytes_stored)
+        if name in view.reads_views:
+            self._keep(bill, size.bytes)
+        else:
+            self._cross(bill, size.bytes * self.model.table_wire)
+        if joined:
+            self._exchange(bill, size.bytes, bill.shuffle(size.bytes, self.share))
+            bill.add(Work(built_rows=size.rows, probed_rows=size.rows, shuffled_bytes=size.bytes))
+
+    def _inside(self, block: BlockId) -> Counter[str]:
+        """Return what the trees of ``block`` hold: its relations, and what conditions on them read."""
+        graph = self.sizes.analysis.blocks[block].graph
+        found = Counter(r.source for r in graph.relations)
+        for predicate in graph.predicates:
+            if predicate.subquery and not predicate.implied:
+                found.update(output_names(predicate.expression))
+        return found
+
+    def _subqueries(self, bill: CostEstimate, block: BlockId, node: Tree, choice: Choice) -> None:
+        """Add what the subqueries of those conditions read that can be judged at ``node`` and nowhere below it."""
+        view = self.sizes.analysis.chain.by_name[block[0]]
+        below = () if isinstance(node, Leaf) else (node.left.mask, node.right.mask)
+        for predicate in self.sizes.analysis.blocks[block].graph.predicates:
+            here = not predicate.relations & ~node.mask
+            if not predicate.subquery or predicate.implied or not here:
+                continue
+            if all(predicate.relations & ~mask for mask in below):
+                for name in output_names(predicate.expression):
+                    self._source(bill, view, name, choice, joined=True)
 
     def _above(self, bill: CostEstimate, key: BlockId, joined: Size) -> None:
         size = self.sizes.select(*key)

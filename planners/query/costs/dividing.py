@@ -8,7 +8,8 @@ from functools import partial
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue, Work
-from ebbflow.planners.query.costs.costing import CostEstimate, StatementCoster
+from ebbflow.planners.query.costs.costing import StatementCoster
+from ebbflow.planners.query.costs.statement_cost import CostEstimate
 from ebbflow.planners.query.estimates.relations import RelationInput
 from ebbflow.planners.query.plan import slicing
 from ebbflow.planners.query.plan.analysis import Analysis

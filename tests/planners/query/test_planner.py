@@ -165,6 +165,16 @@ def test_two_filters_of_one_table_in_two_places_are_measured_apart():
     assert plan.sink.rows == pytest.approx(0.75 * 6_001_215)
 
 
+def test_a_subquery_is_counted_in_the_stage_whose_condition_it_stands_in():
+    """Query 18 asks for orders among those of a grouping of all of lineitem; it is judged with the first join."""
+    for plan in planner(18, cuts="every-join").candidates(SHARE):
+        grouped = [stage.name for stage in plan.stages if stage.work.aggregated_rows > 6e6]
+        judged = [s.name for s in plan.stages if "sum(" in s.statement.spark.lower() and s is not plan.sink]
+        assert grouped == judged == grouped[:1], plan.shape
+    uncut = planner(18, cuts="none").candidates(SHARE)[0]
+    assert uncut.sink.work.aggregated_rows > 6e6
+
+
 def test_every_join_cuts_above_every_join():
     for plan in planner(5, cuts="every-join").candidates(SHARE):
         assert len(plan.stages) == 6

@@ -1,0 +1,41 @@
+"""What a statement adds up to."""
+
+from dataclasses import dataclass, field
+
+from ebbflow.planners.model import Share, Work
+from ebbflow.planners.query.costs import cost
+from ebbflow.planners.query.costs.cost import CostModel
+
+
+@dataclass
+class CostEstimate:
+    """What a statement adds up to while it is walked through."""
+
+    work: Work = field(default_factory=Work)
+    serial: float = 0.0  # seconds that no core can shorten, a broadcast's on the links among them
+    waiting: float = (
+        0.0  # core-seconds in which tasks wait for a shuffle's bytes or an output's tier, or spill
+    )
+    network: float = 0.0  # seconds on the links, those of both among them
+    resident: float = 0.0  # GiB of broadcast tables on every node
+    task: float = 0.0  # GiB, the largest hash table of a single task
+    widest: int = 1  # tasks of the widest wave
+    partitions: int = 0  # of the largest shuffle
+    crossed: float = 0.0  # bytes that nodes read from tables and stages' outputs, or write, over their links
+    read: list[float] = field(default_factory=list)  # stored bytes of each relation it reads, all columns
+
+    def add(self, work: Work) -> None:
+        """Add ``work``."""
+        self.work = self.work.plus(work)
+
+    def seconds(self, model: CostModel, share: Share) -> float:
+        """Return how long the statement takes on ``share``, the engine's latency not included."""
+        busy = model.core_seconds(self.work) + self.waiting
+        return busy / max(share.total.cores, 1.0) + self.serial
+
+    def shuffle(self, bytes_: float, share: Share) -> int:
+        """Note a shuffle of ``bytes_`` and return its partitions."""
+        count = cost.partitions(bytes_, share.total.cores)
+        self.partitions = max(self.partitions, count)
+        self.widest = max(self.widest, count)
+        return count
