@@ -13,28 +13,25 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
 from ebbflow.infra.query.results import read_checkpoint
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.failures import first_line
-from ebbflow.infra.spark.watch import ExecutorWatch
 from ebbflow.infra.storage.places import StorageLocation
-from ebbflow.planners import hazard as recovery
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.query.costs.stage_engines import StageEngineName
-from ebbflow.tasks.query.opening import OpenedEngine
+from ebbflow.tasks.query.opening import engine_in
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
 from tests.benchmarks.sql.cases import ANALYSED, TUNED, Suite, System
 from tests.benchmarks.sql.metrics import contributing
 from tests.benchmarks.sql.rig import TestCluster, Watchdog
 
-_PRIOR_HOURS = 1.0  # of one node: how much evidence the stated hazard counts for
 _TIMED_OUT = "it was still not done"
 
 
@@ -130,31 +127,21 @@ def _ebbflow(rig: TestCluster, task: Task, template: Path) -> Outcome:
         interruption_rate=task.hazard,
         name=task.name,
     )
-    engine = Recorder(SparkEngine.attach(rig.session, rig.clock))
-    watch = ExecutorWatch(
-        rig.ui,
-        rig.application,
-        hazard=_hazard(task.hazard),
-        master_url=rig.cluster.master_url,
-        clock=rig.clock,
-    )
     error, outcome = "", None
-    try:
-        watch.capacity()  # the engine is open and its capacity known, as Spark's is
+    with engine_in(rig.session, request, rig.clock) as opened:
+        engine = Recorder(cast("SparkEngine", opened.engine))
+        opened.source.capacity()  # the engine is open and its capacity known, as Spark's is
         with Watchdog(task.timeout, engine.stop, rig.clock) as watchdog:
             began = rig.clock.now()
             task.begun(began)
             try:
                 outcome = execute(
-                    request, PlainOrchestrator(), rig.clock, OpenedEngine(engine, watch, settled=True)
+                    request, PlainOrchestrator(), rig.clock, replace(opened, engine=engine, settled=True)
                 )
             except Exception as failure:
                 known = isinstance(failure, EbbflowError)
                 error = first_line(failure) if known else f"{type(failure).__name__}: {first_line(failure)}"
             ended = rig.clock.now()
-    finally:
-        watch.close()
-        engine.close()
     if outcome is None:
         error = f"{_TIMED_OUT} after {task.timeout:.0f} s" if watchdog.fired else error
         return Outcome(began, ended, error=error, useful=lambda _: False, statements=engine.statements)
@@ -171,12 +158,6 @@ def _ebbflow(rig: TestCluster, task: Task, template: Path) -> Outcome:
         switches=len(report.switches),
         note="; ".join(f"{s.name} ({s.status}; {s.note})" for s in report.stages),
     )
-
-
-def _hazard(stated: float | None) -> Callable[[int, float], float]:
-    if stated is None:
-        return recovery.hazard
-    return lambda losses, observed: recovery.hazard(losses, observed, stated * _PRIOR_HOURS, _PRIOR_HOURS)
 
 
 class Recorder:
