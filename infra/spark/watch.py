@@ -319,15 +319,17 @@ class ExecutorWatch:
             nodes = own
         notices = merge_notices(nodes, states, self._records, self._deadlines, now)
         last, cold = self._last, cold_cores(nodes, executors)
+        leaving = {notice.node_id for notice in notices}
+        held = float(sum(n.cores for n in own if n.id not in leaving)) if slot is not None else None
         if last is None:
             hazard = self._hazard(0, 0.0)
-            return Capacity(1, nodes, notices, now, hazard, slot, network=self._network, cold=cold)
+            return Capacity(1, nodes, notices, now, hazard, slot, None, self._network, cold, held)
         found = Capacity(last.revision, nodes, notices, now, network=self._network)
         self._node_seconds += len(last.usable) * max(0.0, now - last.at)
         self._losses += self._lost(last, found, states)
         hazard = self._hazard(self._losses, self._node_seconds)
         revision = last.revision if found.same_nodes(last) else last.revision + 1
-        return Capacity(revision, nodes, notices, now, hazard, slot, network=self._network, cold=cold)
+        return Capacity(revision, nodes, notices, now, hazard, slot, None, self._network, cold, held)
 
     def _driver_as_node(self, executors: Iterable[Executor]) -> tuple[Node, ...]:
         return tuple(

@@ -8,6 +8,9 @@ from typing import Literal, NamedTuple
 Market = Literal["spot", "on-demand"]
 NoticeKind = Literal["interruption", "rebalance"]
 WARM = 30.0  # s of tasks after which a core's process is warm, on a third of a core
+ARRIVAL = (
+    6.0  # s after which an executor takes tasks on a node that has come: a JVM starts, on a third of a core
+)
 
 
 class Resources(NamedTuple):
@@ -80,6 +83,7 @@ class Capacity:
     cold: float = (
         0.0  # of the cores, those whose processes have yet to warm up (``warming``); 0 also if not known
     )
+    held: float | None = None  # of the cores, those of the query's own executors; None: of all or not known
 
     @property
     def usable(self) -> tuple[Node, ...]:
@@ -116,11 +120,19 @@ class Share:
     nodes: int
     hazard: float = 0.0  # expected losses per node-hour
     cold: float = 0.0  # of the total cores, those whose processes have yet to warm up
+    absent: float = (
+        0.0  # likewise those that take tasks from ``ARRIVAL`` on only: executors start on their nodes
+    )
 
     @property
     def link(self) -> float:
         """Return the MB/s, each way, that a node's link has for this app; 0: links limit nothing."""
         return self.total.network / self.nodes if self.nodes else 0.0
+
+    def waited(self, seconds: float) -> float:
+        """Return how much of so many ``seconds`` from now on goes with waiting for absent cores: what they could have
+        done meanwhile, spread over all cores."""
+        return min(seconds, ARRIVAL) * self.absent / self.total.cores if self.absent > 0.0 else 0.0
 
     @classmethod
     def of(cls, capacity: Capacity, fraction: float = 1.0) -> "Share":
@@ -139,15 +151,15 @@ class Share:
         )
         if capacity.slot is not None:
             largest = Resources(*(min(a, b) for a, b in zip(largest, capacity.slot, strict=True)))
+        cores = capacity.cores * fraction
         return cls(
             revision=capacity.revision,
-            total=Resources(
-                capacity.cores * fraction, capacity.memory * fraction, network=network * fraction
-            ),
+            total=Resources(cores, capacity.memory * fraction, network=network * fraction),
             largest=largest,
             nodes=nodes,
             hazard=capacity.hazard,
             cold=min(capacity.cold, capacity.cores) * fraction,
+            absent=0.0 if capacity.held is None else max(cores - capacity.held, 0.0),
         )
 
     def after(self, task_seconds: float) -> "Share":

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -23,6 +23,8 @@ LEVEL_POINTS = 2.0  # measured stages that the prior's overall level counts for
 UNDISTURBED = 1  # quartile of what stages waited: what disturbs one only adds to it
 ROUNDS = 20  # of reweighting, at most
 CAUCHY = 2.385  # tuning constant: 95 % efficiency under normal errors (Holland and Welsch 1977)
+PRIOR_ERROR = 2.0  # q-error of a run's stages before any has finished
+ERROR_STAGES = 2.0  # measured stages that PRIOR_ERROR counts for
 _COLD = 0.1  # of its cores that a stage may have found cold and counts as warm
 
 
@@ -52,6 +54,36 @@ def calibrate(prior: CostModel, history: Sequence[Measured]) -> CostModel:
     *rates, warm_up = (float(b * r) for b, r in zip(base, ratios, strict=True))
     latency = _fitted_latency(prior.latency, used)
     return replace(prior.with_rates(Work(*rates), latency), warm_up=warm_up)
+
+
+def pace(models: Mapping[str, CostModel], stages: Sequence[Measured]) -> float:
+    """Return how many times slower than by ``models``, given by engine, ``stages`` ran: their median, drawn towards 1
+    where they are few."""
+    ratios = [m.task_seconds / expected(models[m.engine], m) for m in stages if m.engine in models]
+    ratios = [ratio for ratio in ratios if math.isfinite(ratio) and ratio > 0.0]
+    return _shrunk(np.array(ratios), 2) if ratios else 1.0
+
+
+def expected(model: CostModel, stage: Measured) -> float:
+    """Return the task-seconds of ``stage`` by ``model``; infinite where it takes nothing."""
+    seconds = model.core_seconds(stage.work) + model.warm_up * stage.cold
+    return seconds if seconds > 0.0 else math.inf
+
+
+def q_error(ratios: Sequence[float]) -> float:
+    """Return how many times longer, or shorter, than expected the next stage of a run may take.
+
+    ``ratios`` are those of measured to expected times of its finished stages. What they have in common makes every
+    plan slower alike and is no error: what counts is the geometric mean of their distances from their median, as if
+    ``ERROR_STAGES`` stages had been off by ``PRIOR_ERROR``. The median takes one stage itself.
+
+    >>> q_error([]), round(q_error([3.0, 3.0, 3.0]), 2)
+    (2.0, 1.41)
+    """
+    logs = [math.log(ratio) for ratio in ratios if ratio > 0.0 and math.isfinite(ratio)]
+    middle = statistics.median(logs) if logs else 0.0
+    off = sum(abs(one - middle) for one in logs) + ERROR_STAGES * math.log(PRIOR_ERROR)
+    return math.exp(off / (max(len(logs) - 1, 0) + ERROR_STAGES))
 
 
 def _usable(measured: Measured, prior: CostModel) -> bool:

@@ -28,6 +28,7 @@ class RunningStage:
     task_seconds_left: float = 0.0  # expected seconds until the tasks now running end
     tasks_running: int | None = None  # as the engine reports; None: it does not, so as many as fit
     tasks_lost: int = 0  # of those done, whose output went with a node: they run again
+    task_seconds_spent: float = 0.0  # for which the tasks now running have run, as far as is known
 
 
 @dataclass(frozen=True, slots=True)

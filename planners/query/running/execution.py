@@ -12,13 +12,11 @@ from math import ceil
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
-from ebbflow.planners.query.plan.state import ExecutionState, ReplanDecision, RunningStage, StageOutput
+from ebbflow.planners.query.plan.state import ExecutionState, ReplanDecision, StageOutput
 from ebbflow.planners.query.running.baselines import initial, policy_named
 from ebbflow.planners.query.running.packing import simulate
-from ebbflow.planners.query.running.progress import Remaining, propagate, task_seconds
-from ebbflow.planners.query.running.replanner import Assessment, Replanner, check_candidates
-
-OVERDUE = 0.1  # a task that outlives its estimate is expected to take this fraction of its age longer
+from ebbflow.planners.query.running.progress import Remaining, TrackedStage, propagate
+from ebbflow.planners.query.running.replanner import Assessment, Replanner, Risk, check_candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +50,6 @@ class Finish:
 
 
 Action = Start | Cancel | Reuse | Finish
-
-
-@dataclass(slots=True)
-class _Run:
-    """A running stage as it is tracked."""
-
-    stage: Stage
-    started: float
-    total: int
-    wave: float  # when the tasks now running began, as far as is known
-    done: int = 0
-    running: int | None = None
-    lost: int = 0  # of the tasks done, until the engine no longer counts them as done
-
-    def seen(self, now: float) -> RunningStage:
-        total = self.total or self.stage.tasks
-        view = RunningStage(self.stage, self.started, total, self.done, 0.0, self.running, self.lost)
-        age = now - self.wave
-        if age <= 0 or self.done - self.lost >= total:
-            return view
-        left = task_seconds(view) - age
-        return replace(view, task_seconds_left=left if left > 0 else OVERDUE * age)
 
 
 class Execution:
@@ -118,7 +94,7 @@ class Execution:
         self._share = Share.uniform(0, 0, 0, revision=-1)
         self._considered = self._share  # the share of the last decision that weighed the candidates
         self._checkpoints: dict[str, StageOutput] = {}
-        self._running: dict[str, _Run] = {}
+        self._running: dict[str, TrackedStage] = {}
         self._sliced: dict[str, float] = {}  # fraction of a stage that exists in slices, by output_fp
         self._draining: set[str] = set()  # running, not part of the current plan, nearly done
         self._announced: set[str] = set()
@@ -181,9 +157,13 @@ class Execution:
         self._launch(now, "the query begins")
         return self._advance(now)
 
-    def warm(self, cold: float) -> None:
-        """Note how many cores of the newest share are cold still; no reason to weigh the plans."""
-        self._share = replace(self._share, cold=cold)
+    def doubt(self, risk: Risk) -> None:
+        """Count with ``risk`` what switches discard, from now on."""
+        self._replanner.risk = risk
+
+    def refresh(self, share: Share) -> None:
+        """Note how many cores of the newest share are cold or absent still; no reason to weigh the plans."""
+        self._share = replace(self._share, cold=share.cold, absent=share.absent)
 
     def on_share(
         self,
@@ -384,7 +364,9 @@ class Execution:
         room = self.max_parallel_stages - len(self._running) if self.max_parallel_stages else len(ready)
         actions: list[Action] = []
         for r in ready[: max(room, 0)]:
-            self._running[r.stage.output_fp] = _Run(r.stage, now, r.stage.tasks, now + r.stage.latency)
+            self._running[r.stage.output_fp] = TrackedStage(
+                r.stage, now, r.stage.tasks, now + r.stage.latency
+            )
             self._launched = True
             actions.append(Start(r.stage))
         return actions

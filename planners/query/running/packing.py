@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
 from ebbflow.planners.model import Share
-from ebbflow.planners.model.capacity import warming
+from ebbflow.planners.model.capacity import ARRIVAL, warming
 from ebbflow.planners.query.costs.links import cold_tasks
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.running.progress import Remaining, RemainingStage, whole
@@ -15,6 +15,7 @@ from ebbflow.planners.query.running.progress import Remaining, RemainingStage, w
 _SLACK = 1e-9  # of a share's capacity: rounding never keeps a task out
 _TIE = 1e-12  # alignments closer than this are equal
 _NEVER = 2**31
+_NO_STAGE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ def simulate(plan: Remaining | QueryExecutionPlan, share: Share, max_parallel_st
     ``max_parallel_stages`` stages (0: any number) are started at once, by upward rank.
 
     A stage's first tasks on cores whose processes are cold take its warm-up longer; with time cores get warm. Which
-    tasks meet cold ones cannot be known beforehand: as many as their part of all cores.
+    tasks meet cold ones cannot be known beforehand: as many as their part of all cores. Cores that are absent take
+    tasks from ``ARRIVAL`` on.
 
     A task larger than the share's largest node never runs: the time is infinite. Disk and network count
     only where the share offers them; a share without cores runs nothing. Identical tasks that start
@@ -108,7 +110,10 @@ class _ListScheduler:
             tuple(r.stage.demand[d] / share.total[d] if r.stage.demand[d] > 0 else 0.0 for d in dimensions)
             for r in self.items
         ]
-        self.available = [1.0] * len(dimensions)
+        # cores that run tasks are there, whatever was told of them
+        busy = sum(r.in_flight * r.stage.demand.cores for r in self.items)
+        self.absent = min(max(min(share.absent, share.total.cores - busy) / share.total.cores, 0.0), 1.0)
+        self.available = [1.0 - self.absent] * len(dimensions)
         self.pending = [r.tasks for r in self.items]
         self.in_flight = [0] * len(self.items)
         self.blockers = [len(r.waits_for) for r in self.items]
@@ -119,7 +124,8 @@ class _ListScheduler:
         self.slots = max_parallel_stages or len(self.items)
         self.runnable: list[int] = []  # inputs complete, not started; sorted
         self.ready: list[int] = []  # latency over and tasks pending; sorted
-        self.heap: list[tuple[float, int, int]] = []  # (time, stage, tasks that end; 0: latency is over)
+        # (time, stage, tasks that end; 0: latency is over); of no stage: absent cores come
+        self.heap: list[tuple[float, int, int]] = [(ARRIVAL, _NO_STAGE, 0)] if self.absent else []
         self.started: dict[int, float] = {}
         self.finished: dict[int, float] = {}
         self.now = 0.0
@@ -180,6 +186,9 @@ class _ListScheduler:
         horizon = self.now + _TIE * (1 + self.now)
         while self.heap and self.heap[0][0] <= horizon:
             _, i, tasks = heapq.heappop(self.heap)
+            if i == _NO_STAGE:
+                self.available = [a + self.absent for a in self.available]
+                continue
             if tasks:
                 self.in_flight[i] -= tasks
                 self.available = [a + tasks * d for a, d in zip(self.available, self.demand[i], strict=True)]
@@ -238,11 +247,16 @@ class _ListScheduler:
             cold = 0
             if self.cold and i not in self.met:
                 self.met.add(i)
-                cold = floor(cold_tasks(tasks, self.cold * warming(self.now), self.cores) + 0.5)
+                cold = floor(self._cold_tasks(tasks) + 0.5)
             if cold:
                 self._place(i, cold, self.items[i].seconds + self.items[i].stage.warm_up)
             if tasks > cold:
                 self._place(i, tasks - cold, self.items[i].seconds)
+
+    def _cold_tasks(self, tasks: int) -> float:
+        """Return how many of ``tasks`` that start now meet a cold core: none that is absent."""
+        absent = self.absent * self.cores if self.now < ARRIVAL else 0.0
+        return cold_tasks(tasks, max(self.cold * warming(self.now) - absent, 0.0), self.cores - absent)
 
     def _lead(self, i: int, j: int, gap: float) -> int:
         """Return after how many starts of stage ``i`` stage ``j`` would be the better choice."""
@@ -251,6 +265,8 @@ class _ListScheduler:
     def _skip_rounds(self) -> None:
         """Skip whole rounds of a stage that takes back every slot it frees until something else happens."""
         i = self.heap[0][1]
+        if i == _NO_STAGE:
+            return
         per_round, seconds = self.in_flight[i], self.items[i].seconds
         if self.pending[i] < 2 * per_round or not per_round or seconds <= 0:
             return

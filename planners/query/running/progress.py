@@ -115,6 +115,7 @@ def whole(plan: QueryExecutionPlan) -> Remaining:
     return propagate(plan, ExecutionState(plan))
 
 
+OVERDUE = 0.1  # a task that outlives its estimate is expected to take this fraction of its age longer
 _EVIDENCE = 2.0  # seconds of running before progress says anything
 _YOUTH = 5.0  # seconds that a young executor may lose
 
@@ -125,6 +126,60 @@ def task_seconds(running: RunningStage) -> float:
     An engine may cut a stage into more or fewer tasks than estimated; the stage's work stays the same.
     """
     return running.stage.duration * running.stage.tasks / max(running.tasks_total, 1)
+
+
+@dataclass(slots=True)
+class TrackedStage:
+    """A running stage as it is tracked."""
+
+    stage: Stage
+    started: float
+    total: int
+    wave: float  # when the tasks now running began, as far as is known
+    done: int = 0
+    running: int | None = None
+    lost: int = 0  # of the tasks done, until the engine no longer counts them as done
+
+    def seen(self, now: float) -> RunningStage:
+        total = self.total or self.stage.tasks
+        view = RunningStage(self.stage, self.started, total, self.done, 0.0, self.running, self.lost)
+        age = now - self.wave
+        if age <= 0 or self.done - self.lost >= total:
+            return view
+        left = task_seconds(view) - age
+        left = left if left > 0 else OVERDUE * age
+        return replace(view, task_seconds_left=left, task_seconds_spent=age)
+
+
+def spent(running: RunningStage) -> float:
+    """Return the task-seconds that went into a running stage: what its finished tasks were expected to take, and
+    for how long those have run that run now."""
+    left = _left(running)
+    flying = left if running.tasks_running is None else min(running.tasks_running, left)
+    done = max(running.tasks_done - running.tasks_lost, 0) * task_seconds(running)
+    return done + min(flying, _width(running)) * running.task_seconds_spent
+
+
+def redone(running: Sequence[RunningStage], cores: float) -> float:
+    """Return how many seconds it takes ``cores`` to do again what has been done of running stages, side by side.
+
+    >>> redone([], 4)
+    0.0
+    """
+    each = [(spent(r), max(r.stage.demand.cores, 1e-9), _width(r)) for r in running]
+    slots = [min(width, max(cores / demand, 1.0)) for _, demand, width in each]
+    longest = max((s / n for (s, _, _), n in zip(each, slots, strict=True)), default=0.0)
+    return max(longest, sum(s * demand for s, demand, _ in each) / max(cores, 1e-9))
+
+
+def _left(running: RunningStage) -> int:
+    return max(running.tasks_total - running.tasks_done + running.tasks_lost, 0)
+
+
+def _width(running: RunningStage) -> int:
+    """Return how many tasks run at once at most: a statement of several engine stages has more of them than its
+    widest wave."""
+    return max(min(running.stage.tasks, running.tasks_total), 1)
 
 
 def _needed(
@@ -141,14 +196,13 @@ def _adopted(
     running: RunningStage, index: int, rank: float, waits_for: tuple[str, ...], now: float | None
 ) -> RemainingStage:
     stage = running.stage
-    left = max(running.tasks_total - running.tasks_done + running.tasks_lost, 0)
+    left = _left(running)
     begun = now is None or running.tasks_done > 0 or bool(running.tasks_running)
     latency = 0.0 if begun or now is None else max(running.started + stage.latency - now, 0.0)
     in_flight = 0
     if running.task_seconds_left > 0 and latency == 0:
         in_flight = left if running.tasks_running is None else min(running.tasks_running, left)
-    # a statement of several engine stages has more tasks than its widest wave: they never run all at once
-    width = max(min(stage.tasks, running.tasks_total), 1)
+    width = _width(running)
     in_flight = min(in_flight, width)
     return RemainingStage(
         stage,

@@ -1,17 +1,50 @@
 """Which plan finishes first on the present share, given what is done: the decision of QOOP (5.6, 5.7)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan
-from ebbflow.planners.query.plan.state import DecisionKind, Estimate, ExecutionState, ReplanDecision
+from ebbflow.planners.query.plan.state import (
+    DecisionKind,
+    Estimate,
+    ExecutionState,
+    ReplanDecision,
+    RunningStage,
+)
 from ebbflow.planners.query.running.packing import Schedule, simulate
-from ebbflow.planners.query.running.progress import Remaining, propagate
+from ebbflow.planners.query.running.progress import Remaining, propagate, redone
 
 _NOTABLE = 0.05  # seconds on the links that a reason mentions
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    """What is feared of a switch that discards running stages.
+
+    ``error``: how many times longer than expected something may take (q-error, at least 1). What is discarded is
+    known to be done, and whatever is to replace it is only expected: it must be better by as much as may be missing.
+    ``cancelling``: seconds until cancelled tasks have left their cores.
+    """
+
+    error: float = 1.0
+    cancelling: float = 0.0
+
+    def seconds(self, discarded: Sequence[RunningStage], cores: float) -> float:
+        """Return the seconds that count against a plan for which ``discarded`` are given up: (error - 1) times those
+        in which ``cores`` would do their work again, and until they have ended.
+
+        >>> Risk(2.0, 1.0).seconds([], 4)
+        0.0
+        """
+        if not discarded:
+            return 0.0
+        return (self.error - 1.0) * redone(discarded, cores) + self.cancelling
+
+
+EXACT = Risk()  # times as expected, as in a simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +54,7 @@ class Assessment:
     estimate: Estimate
     remaining: Remaining
     schedule: Schedule
+    risk: float = 0.0  # seconds that count against it for the running stages that it discards
 
 
 def assess(
@@ -29,6 +63,7 @@ def assess(
     share: Share,
     now: float | None = None,
     max_parallel_stages: int = 0,
+    risk: Risk = EXACT,
 ) -> Assessment:
     """Return when ``plan`` would finish on ``share``, counted from ``now``.
 
@@ -36,24 +71,37 @@ def assess(
     computes the same output in another physical form is estimated both ways, adopted or aborted for the
     plan's own form, and the smaller time counts: always adopting would forbid leaving a badly shaped last
     join, since every plan's last join has the same output_fp (QOOP, 5.5). With k such stages, k + 1
-    schedules are simulated.
+    schedules are simulated. ``risk`` is that of discarding what the current plan has running.
     """
     remaining = propagate(plan, state, now)
     schedule = simulate(remaining, share, max_parallel_stages)
+    current = plan.id == state.plan.id
+    kept = frozenset[str]() if current else propagate(state.plan, state, now).adopted
+    feared = risk.seconds(_discarded(remaining, state, kept), share.total.cores)
     tried: set[str] = set()
-    while plan.id != state.plan.id:
+    while not current:
         untried = [fp for fp in remaining.foreign if fp not in tried]
         if not untried:
             break
         tried.add(untried[0])
         other = propagate(plan, state, now, remaining.refused | {untried[0]})
         alternative = simulate(other, share, max_parallel_stages)
-        if alternative.seconds < schedule.seconds:
-            remaining, schedule = other, alternative
+        loss = risk.seconds(_discarded(other, state, kept), share.total.cores)
+        if alternative.seconds + loss < schedule.seconds + feared:
+            remaining, schedule, feared = other, alternative, loss
     estimate = Estimate(
         plan.id, schedule.seconds, len(remaining.inputs), len(remaining.adopted), len(remaining.needed)
     )
-    return Assessment(estimate, remaining, schedule)
+    return Assessment(estimate, remaining, schedule, feared)
+
+
+def _discarded(remaining: Remaining, state: ExecutionState, kept: frozenset[str]) -> list[RunningStage]:
+    """Return the running stages among ``kept`` that ``remaining`` does without; slices of them that it takes are not
+    lost."""
+    divided = {r.stage.output_fp for r in remaining.needed if r.stage.slicing is not None}
+    taken = divided & state.sliced.keys()
+    gone = [state.running[fp] for fp in sorted(kept - remaining.adopted)]
+    return [replace(r, tasks_done=r.tasks_lost) if r.stage.output_fp in taken else r for r in gone]
 
 
 def validate_options(
@@ -78,7 +126,8 @@ class Replanner:
     ``hysteresis``: least fraction of the remaining time that a switch must save (QOOP, fig. 2.15: 0.10 to
     0.25 do equally well). ``switch_cost``: seconds added to every plan but the current one.
     ``min_share_delta``: share changes below this fraction are not worth a decision.
-    ``max_parallel_stages``: how many stages the engine runs at once, 0 for any number.
+    ``max_parallel_stages``: how many stages the engine runs at once, 0 for any number. ``risk`` is of switches that
+    discard what runs; it may be set anew.
     """
 
     def __init__(
@@ -88,12 +137,14 @@ class Replanner:
         switch_cost: float = 0.0,
         min_share_delta: float = 0.05,
         max_parallel_stages: int = 0,
+        risk: Risk = EXACT,
     ) -> None:
         validate_options(hysteresis, switch_cost, min_share_delta, max_parallel_stages)
         self.hysteresis = hysteresis
         self.switch_cost = switch_cost
         self.min_share_delta = min_share_delta
         self.max_parallel_stages = max_parallel_stages
+        self.risk = risk
         self.candidates: tuple[QueryExecutionPlan, ...] = ()
         self.replace_candidates(candidates)
 
@@ -104,7 +155,7 @@ class Replanner:
 
     def assess(self, plan: QueryExecutionPlan, state: ExecutionState, share: Share, now: float) -> Assessment:
         """Return the assessment that ``decide`` uses for ``plan``."""
-        return assess(plan, state, share, now, self.max_parallel_stages)
+        return assess(plan, state, share, now, self.max_parallel_stages, self.risk)
 
     def significant(self, before: Share, after: Share) -> bool:
         """Tell whether the share changed by at least ``min_share_delta`` in any dimension."""
@@ -114,7 +165,8 @@ class Replanner:
         """Decide whether to stay with ``state.plan``, switch to a better plan, or wait for capacity (QOOP,
         5.7).
 
-        A plan is better if it finishes more than the hysteresis threshold sooner, switch cost included.
+        A plan is better if it finishes more than the hysteresis threshold sooner, switch cost and risk included. The
+        threshold is a fraction of the current plan's time without what absent cores make it longer.
         Ties go to the current plan, then to less total work, then to the smaller id. "wait" means that no
         plan fits the share. ``now`` is in seconds since the Unix epoch; ``trigger`` says for people what
         caused the question.
@@ -123,7 +175,7 @@ class Replanner:
         plans = [current, *(p for p in self.candidates if p.id != current.id)]
         assessed = [self.assess(plan, state, share, now) for plan in plans]
         costs = [
-            a.estimate.seconds + (self.switch_cost if plan is not current else 0.0)
+            a.estimate.seconds + (self.switch_cost + a.risk if plan is not current else 0.0)
             for plan, a in zip(plans, assessed, strict=True)
         ]
 
@@ -157,7 +209,8 @@ class Replanner:
         name, rival = plans[0].id, plans[best].id
         if not isfinite(wanted):
             return "wait", why_nothing_fits(assessed[0], share)
-        gains = f"{_counted(assessed[best].estimate)}{self._cost_note()}{_links(assessed[best], assessed[0])}"
+        note = self._cost_note(assessed[best])
+        gains = f"{_counted(assessed[best].estimate)}{note}{_links(assessed[best], assessed[0])}"
         if not isfinite(present):
             misfit = why_nothing_fits(assessed[0], share)
             return (
@@ -172,24 +225,28 @@ class Replanner:
                 return "stay", f"{name} would finish in {present:.1f} s, and no alternative fits the share"
             return "stay", (
                 f"{name} would finish in {present:.1f} s, and the best alternative {plans[i].id} "
-                f"in {costs[i]:.1f} s{self._cost_note()}"
+                f"in {costs[i]:.1f} s{self._cost_note(assessed[i])}"
             )
-        saved = (present - wanted) / present
-        shown = _percent(saved, self.hysteresis)
+        idle = share.waited(present)  # the same for each plan, and nothing that is estimated wrongly with it
+        saved = (present - wanted) / max(present - idle, 1e-9)
+        shown = f"{_percent(saved, self.hysteresis)} sooner"
+        if idle >= _NOTABLE:
+            shown += f" but for {idle:.1f} s lost to executors that start"
         threshold = f"{100 * self.hysteresis:.3g} %"
         if saved > self.hysteresis + 1e-12:
             return "switch", (
                 f"{rival} would finish in {wanted:.1f} s against {present:.1f} s of {name}, "
-                f"{shown} sooner, above the {threshold} threshold; {gains}"
+                f"{shown}, above the {threshold} threshold; {gains}"
             )
         return "stay", (
             f"best alternative {rival} would finish in {wanted:.1f} s against {present:.1f} s, "
-            f"{shown} sooner, {'at' if saved >= self.hysteresis else 'below'} the {threshold} threshold"
-            f"{self._cost_note()}"
+            f"{shown}, {'at' if saved >= self.hysteresis else 'below'} the {threshold} threshold{note}"
         )
 
-    def _cost_note(self) -> str:
-        return f" ({self.switch_cost:.1f} s for switching included)" if self.switch_cost else ""
+    def _cost_note(self, assessed: Assessment) -> str:
+        said = [(self.switch_cost, "switching"), (assessed.risk, "what it discards")]
+        parts = [f"{seconds:.1f} s for {what}" for seconds, what in said if seconds]
+        return f" ({' and '.join(parts)} included)" if parts else ""
 
 
 def check_candidates(candidates: Sequence[QueryExecutionPlan]) -> None:

@@ -7,24 +7,26 @@ next event.
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Capacity, Measured, Share
 from ebbflow.planners.query.costs.cost import CostModel
-from ebbflow.planners.query.costs.fitting import calibrate
+from ebbflow.planners.query.costs.fitting import calibrate, pace
 from ebbflow.planners.query.costs.output_tiers import tier_changed
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.planners.query.plan.state import ReplanDecision, StageOutput
 from ebbflow.planners.query.planner import QueryPlanner
 from ebbflow.planners.query.running.execution import Cancel, Execution, Finish, Reuse, Start
-from ebbflow.planners.query.running.progress import drift, mean_cores, repriced
-from ebbflow.planners.query.running.replanner import Replanner
+from ebbflow.planners.query.running.progress import repriced
+from ebbflow.planners.query.running.replanner import Replanner, Risk
+from ebbflow.planners.query.running.speed import RunSpeed
 
 MAX_PARALLEL_STAGES = 4
 _SLICES_LEFT = 8  # into which a stage is divided of which an earlier run has left slices
 _MAX_FAILURES = 3  # of one stage; only those that another run may mend are repeated at all
+_CANCELLING = 1.0  # seconds after which cancelled tasks have left their cores
 _DEVIATION = 2.0  # actual / estimated rows beyond which plans are made anew (q-error)
 
 
@@ -95,8 +97,7 @@ class Session:
         self.planner = planner
         self.share = share  # the newest that was told
         self._capacity: Capacity | None = None  # likewise
-        self._cores: list[tuple[float, float]] = []  # since when (s) there are how many
-        self._cold: list[tuple[float, float]] = []  # likewise cold ones
+        self._speed = RunSpeed()
         self.measured: list[Measured] = []  # stages that this run has computed
         self.plans: dict[str, QueryExecutionPlan] = {}  # all that were considered, by id, as first made
         self._policy = policy
@@ -173,9 +174,8 @@ class Session:
     def _lose(self, fraction: float) -> None:
         """Count what nodes have taken along of running stages whose tasks exchange rows: these are on the nodes'
         disks, while slices and what native tasks write is in the store."""
-        models = {model.engine: model for model in self.planner.rivals}
         for stage in self.execution.running if fraction > 0.0 else ():
-            if stage.slicing is None and models.get(stage.engine, self.planner.model).exchanges:
+            if stage.slicing is None and self._costs(stage).exchanges:
                 self.execution.on_loss(stage.output_fp, fraction)
 
     def begin(
@@ -188,15 +188,14 @@ class Session:
             now: s since the Unix epoch, here and below.
             sliced: fractions of stages that they have left in slices.
         """
-        self._cores, self._cold = [(now, self.share.total.cores)], [(now, self.share.cold)]
+        self._speed.seen(self.share, now)
         for fp, fraction in (sliced or {}).items():
             self.execution.on_slices(fp, fraction)
         return self._answer(self.execution.begin(self.share, found, now))
 
     def on_capacity(self, change: str, now: float) -> list[Action]:
         """Plan anew for the present share; ``change`` says for people what has happened."""
-        self._cores.append((now, self.share.total.cores))
-        self._cold.append((now, self.share.cold))
+        self._speed.seen(self.share, now)
         plans = self._anew(now)
         return self._answer(self.execution.on_share(self.share, now, change, plans or None))
 
@@ -210,6 +209,7 @@ class Session:
         before, self.planner.tier = self.planner.tier, tier
         if not tier_changed(before, tier):
             return []
+        self._refresh(now)
         plans = self._anew(now)
         trigger = f"stage outputs are kept in {tier.name if tier is not None else 'the store'}"
         return self._answer(self.execution.on_candidates(plans, now, trigger)) if plans else []
@@ -230,9 +230,8 @@ class Session:
         """
         if measured is not None:
             self.measured.append(measured)
-            self.share = self.share.after(measured.task_seconds)
-            self._cold.append((now, self.share.cold))
-            self.execution.warm(self.share.cold)
+            self._speed.finished(stage, measured)
+        self._refresh(now, measured.task_seconds if measured is not None else 0.0)
         actions = list[Action](self.execution.on_finished(output, now, late=late))
         if not any(isinstance(a, Finish) for a in actions) and _deviates(stage, output.rows):
             trigger = f"{stage.name}: {output.rows:,} rows, {stage.rows:,.0f} expected"
@@ -268,8 +267,10 @@ class Session:
     def on_progress(self, stage: Stage, total: int, done: int, running: int | None, now: float) -> None:
         """Note the engine's task counts of a running stage."""
         if total:
-            # Spark's adaptive execution submits a statement bit by bit: what it counts now is not all there will be
-            total = max(total, math.ceil(stage.work.tasks), done + 1)
+            # Spark's adaptive execution submits a statement bit by bit: what it counts now is not all there will be.
+            # Native tasks are not those that Spark SQL would have.
+            submitted = math.ceil(stage.work.tasks) if self._costs(stage).exchanges else 0
+            total = max(total, submitted, done + 1)
             self.execution.on_progress(stage.output_fp, total, done, now, running)
 
     def on_slices(self, output_fp: str, fraction: float) -> None:
@@ -292,41 +293,55 @@ class Session:
         if not self.execution.policy.replans:
             return ()
         self.planner.keep_divided(self._divided)
-        model = self._fit([*self._history, *self.measured])
-        factor = self._drift(model, now)
-        self.planner.model = model.slower(factor)
-        self.planner.rivals = tuple(rival.slower(factor) for rival in self.planner.rivals)
+        self.execution.doubt(Risk(self._speed.error, _CANCELLING))
+        self._fit([*self._history, *self.measured])
+        # first what finished stages say of this run, which those of earlier runs outweigh in the fit
+        self._slow(pace(self._models(), self.measured))
+        self._slow(self._drift(now))
         if self.share.total.cores <= 0:
             return ()
         plans = self.planner.candidates(self.share, self.execution.checkpoints, also=(self.plan.id,))
         self._learn(plans)
         return plans
 
-    def _fit(self, history: Sequence[Measured]) -> CostModel:
-        """Fit the planner's costs to finished stages and return those it has for all stages, or for most."""
+    def _fit(self, history: Sequence[Measured]) -> None:
+        """Fit the planner's costs to finished stages."""
         models = [calibrate(prior, history) for prior in self._priors]
         self.planner.model, self.planner.rivals = models[0], tuple(models[1:])
-        return models[0]
 
-    def _drift(self, model: CostModel, now: float) -> float:
-        """Return how many times slower than by ``model`` the stages run that run now.
+    def _slow(self, factor: float) -> None:
+        """Make all that the planner expects take ``factor`` times as long."""
+        self.planner.model = self.planner.model.slower(factor)
+        self.planner.rivals = tuple(rival.slower(factor) for rival in self.planner.rivals)
+
+    def _models(self) -> dict[str, CostModel]:
+        return {model.engine: model for model in (self.planner.model, *self.planner.rivals)}
+
+    def _costs(self, stage: Stage) -> CostModel:
+        """Return the costs that a stage's times are from."""
+        return self._models().get(stage.engine, self.planner.model)
+
+    def _drift(self, now: float) -> float:
+        """Return how many times slower than by the planner's costs the stages run that run now.
 
         Their estimates are as old as the last planning, and count how slow things were then already.
         """
-        models = {rival.engine: rival for rival in self.planner.rivals}
         running = [
-            repriced(r, models.get(r.stage.engine, model).core_seconds(r.stage.work) + r.stage.waiting)
+            repriced(r, self._costs(r.stage).core_seconds(r.stage.work) + r.stage.waiting)
             for r in self.execution.state(now).running.values()
         ]
-        since = min((r.started for r in running), default=now)
-        cores = mean_cores(self._cores, since, now)
-        slowest = max((r.stage.warm_up for r in running), default=0.0)
-        return drift(running, cores, now, slowest * min(self.cold_since(since) / max(cores, 1.0), 1.0))
+        return self._speed.drift(running, now)
 
     def cold_since(self, since: float) -> float:
         """Return how many cores at most were cold at a time from ``since`` (s) on."""
-        before = [cold for at, cold in self._cold if at <= since]
-        return max([*before[-1:], *(cold for at, cold in self._cold if at > since)], default=0.0)
+        return self._speed.cold_since(since)
+
+    def _refresh(self, now: float, task_seconds: float = 0.0) -> None:
+        """Count with what has become of the newest share's cores: some have come, and tasks have warmed them."""
+        absent = 0.0 if self._speed.arrived(now) else self.share.absent
+        self.share = replace(self.share.after(task_seconds), absent=absent)
+        self._speed.warmed(self.share, now)
+        self.execution.refresh(self.share)
 
     def _learn(self, plans: Sequence[QueryExecutionPlan]) -> None:
         """Remember new plans, and which versions of which tables their stages are computed from."""

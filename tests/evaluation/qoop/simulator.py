@@ -12,8 +12,9 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.plan.state import ExecutionState, StageOutput
-from ebbflow.planners.query.running.execution import OVERDUE, Action, Cancel, Execution, Finish, Start
+from ebbflow.planners.query.running.execution import Action, Cancel, Execution, Finish, Start
 from ebbflow.planners.query.running.packing import alignment, lead
+from ebbflow.planners.query.running.progress import OVERDUE
 from ebbflow.planners.query.running.replanner import Replanner
 from tests.evaluation.qoop.profiles import Profile
 from tests.evaluation.qoop.workloads import Family, Testbed

@@ -13,7 +13,7 @@ from ebbflow.infra.spark.cluster.state import ClusterState, NodeRecord
 from ebbflow.infra.spark.master_api import parse_executors, parse_workers, states_by_host
 from ebbflow.infra.spark.settings import ExecutorShape
 from ebbflow.infra.spark.watch import ExecutorWatch
-from ebbflow.planners.model import Resources
+from ebbflow.planners.model import Resources, Share
 from ebbflow.planners.model.capacity import WARM
 from tests.infra.spark_payloads import driver, executor, master, worker
 
@@ -128,7 +128,13 @@ def test_cores_are_cold_until_their_executors_have_run_tasks_for_a_while(world: 
     shaped = world.watch(shape=ExecutorShape(1, "1400m"))
     world.master |= {"activeapps": []}
     world.executors = [driver(), executor("0", ONE, totalDuration=9e4)]
-    assert shaped.capacity().cold == 1.0  # a worker that has no executor of ours
+    counted = shaped.capacity()
+    assert (counted.cold, counted.held) == (1.0, 1.0)  # a worker has no executor of ours
+    assert (Share.of(counted).absent, Share.of(counted, 0.5).absent, Share.of(later).absent) == (
+        1.0,
+        0.0,
+        0.0,
+    )
 
 
 def test_only_executors_count_not_the_driver_nor_workers_without_one(world: World) -> None:

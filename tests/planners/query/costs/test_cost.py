@@ -21,7 +21,7 @@ from ebbflow.planners.query.costs.cost import (
     splits,
     write,
 )
-from ebbflow.planners.query.costs.fitting import BOUND, calibrate
+from ebbflow.planners.query.costs.fitting import BOUND, PRIOR_ERROR, calibrate, pace, q_error
 from ebbflow.planners.query.costs.operators import MOST_PARTITIONS, SMALLEST_READ, SPLIT, split_bytes
 
 SHARE = Share.uniform(8, 32, nodes=4)
@@ -185,6 +185,36 @@ def test_what_cold_cores_lose_is_told_from_what_work_costs():
     )
     assert knowing < 0.1 < averaging
     assert fitted.slower(2.0).warm_up == 2 * fitted.warm_up
+
+
+def test_a_runs_pace_is_what_its_stages_have_in_common_and_little_of_it_where_they_are_few():
+    models = {"spark": SPARK}
+    slow = [replace(m, task_seconds=4 * m.task_seconds) for m in history(SPARK.rates, 0.3, 60, seed=8)]
+    assert pace(models, []) == 1.0
+    assert pace(models, slow[:1]) == pytest.approx(4 ** (1 / 3))
+    assert pace(models, slow) == pytest.approx(4, rel=0.05)
+    assert pace(models, [replace(one, engine="duckdb") for one in slow]) == 1.0
+    warming = replace(SPARK, warm_up=3.0)
+    cold = [
+        replace(m, cold=1.0, task_seconds=m.task_seconds + 3.0) for m in history(SPARK.rates, 0.3, 9, seed=9)
+    ]
+    assert pace({"spark": warming}, cold) == pytest.approx(1.0)
+    assert pace(models, [replace(slow[0], work=Work())]) == 1.0
+
+
+@given(st.lists(st.floats(0.01, 100), max_size=12), st.floats(0.1, 10))
+def test_an_error_is_at_least_one_and_what_all_stages_have_in_common_is_none(ratios, factor):
+    error = q_error(ratios)
+    assert error >= 1.0
+    assert q_error([factor * ratio for ratio in ratios]) == pytest.approx(error)
+    assert q_error([factor] * 3) < q_error([factor] * 2) < q_error([factor]) == pytest.approx(PRIOR_ERROR)
+
+
+@given(st.lists(st.floats(0.5, 2), min_size=2, max_size=6), st.floats(2, 100))
+def test_a_stage_that_is_farther_off_makes_the_error_larger(ratios, off):
+    assert q_error([*ratios, 1.0, 1.0, 1.0, off * 2]) > q_error([*ratios, 1.0, 1.0, 1.0, off])
+    assert q_error([]) == PRIOR_ERROR
+    assert q_error([0.0, math.inf]) == PRIOR_ERROR
 
 
 def test_little_history_moves_little():

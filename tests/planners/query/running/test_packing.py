@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.model import Resources, Share
-from ebbflow.planners.model.capacity import WARM
+from ebbflow.planners.model.capacity import ARRIVAL, WARM
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.plan.state import ExecutionState, RunningStage
 from ebbflow.planners.query.running.execution import Execution
@@ -84,6 +84,34 @@ def test_the_first_tasks_of_a_stage_on_cold_cores_take_its_warm_up_longer_until_
         simulate(many, replace(share(4), cold=4)).seconds == 13
     )  # rounds are not skipped while some are slow
     assert simulate(many, replace(share(4), cold=1)).seconds == pytest.approx(11)
+
+
+def test_absent_cores_take_tasks_when_they_have_come() -> None:
+    wide = plan("q", stage("A", tasks=4, duration=1), stage("AB", ("A",), tasks=4, duration=ARRIVAL))
+    assert simulate(wide, share(4)).finish == {"A": 1, "AB": 1 + ARRIVAL}
+    assert simulate(wide, replace(share(4), absent=2)).finish == {"A": 2, "AB": 2 * ARRIVAL}
+    assert simulate(wide, replace(share(4), absent=4)).finish == {"A": ARRIVAL + 1, "AB": 2 * ARRIVAL + 1}
+    soon = plan("q", stage("A", tasks=2, duration=1))
+    assert simulate(soon, replace(share(4), absent=2)).finish == {"A": 1}  # two are enough
+    seen = RunningStage(wide.stages[0], 0, 4, 0, task_seconds_left=0.5, tasks_running=4)
+    state = ExecutionState(wide, running={"A": seen})
+    assert simulate(propagate(wide, state), replace(share(4), absent=2)).finish["A"] == 0.5
+    new = plan("q", warming(stage("A", tasks=2)), warming(stage("AB", ("A",), tasks=2, latency=ARRIVAL)))
+    assert simulate(new, replace(share(4), absent=2, cold=2)).finish == {"A": 1, "AB": 5 + ARRIVAL}
+
+
+@given(
+    st.integers(1, 40), st.floats(0.1, 9.0), st.sampled_from([1, 2, 4, 8]), st.floats(0, 1), st.floats(0, 1)
+)
+def test_the_more_is_absent_the_later_a_stage_ends(
+    tasks: int, duration: float, cores: int, one: float, other: float
+) -> None:
+    single = plan("q", stage("A", tasks=tasks, duration=duration))
+    less, more = sorted((one, other))
+    times = [simulate(single, replace(share(cores), absent=cores * part)).seconds for part in (0, less, more)]
+    assert times[0] <= times[1] + 1e-9
+    assert times[1] <= times[2] + 1e-9
+    assert times[2] <= ARRIVAL + times[0] + 1e-9
 
 
 def warming(one: Stage) -> Stage:

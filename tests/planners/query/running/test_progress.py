@@ -11,7 +11,9 @@ from ebbflow.planners.query.running.progress import (
     drift,
     mean_cores,
     propagate,
+    redone,
     repriced,
+    spent,
     task_seconds,
     whole,
 )
@@ -153,3 +155,15 @@ def test_what_an_earlier_estimate_counted_as_slow_already_is_not_forgotten() -> 
     assert repriced(first, 0.0) is first
     nothing = RunningStage(stage("A", duration=0), 0, 1)
     assert repriced(nothing, 1.0) is nothing
+
+
+def test_what_went_into_a_running_stage_is_done_again_on_as_many_cores_as_it_has_tasks() -> None:
+    running = RunningStage(stage("A", tasks=4, duration=3), 0, 4, 1, 2, 2, task_seconds_spent=1)
+    assert spent(running) == 5  # a task, and a second of two
+    assert [redone([running], cores) for cores in (1, 2, 4, 16)] == [5, 2.5, 1.25, 1.25]
+    assert redone([running, running], 4) == 2.5
+    assert spent(replace(running, tasks_lost=1)) == 2
+    assert spent(replace(running, tasks_running=None)) == 6  # three are left, and nothing tells how many run
+    assert spent(replace(running, tasks_running=0)) == 3  # the rest waits for cores
+    wide = RunningStage(stage("A", tasks=1, cores=2, duration=3), 0, 1, 0, 2, 1, task_seconds_spent=1)
+    assert [redone([wide], cores) for cores in (2, 4)] == [1, 1]

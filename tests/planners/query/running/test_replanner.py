@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from math import inf
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given
@@ -10,11 +11,18 @@ from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Share
+from ebbflow.planners.model.capacity import ARRIVAL
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan
 from ebbflow.planners.query.plan.state import ExecutionState, ReplanDecision, RunningStage
 from ebbflow.planners.query.running.baselines import clarinet
 from ebbflow.planners.query.running.execution import Execution
-from ebbflow.planners.query.running.replanner import Replanner, assess, share_change, validate_options
+from ebbflow.planners.query.running.replanner import (
+    Replanner,
+    Risk,
+    assess,
+    share_change,
+    validate_options,
+)
 from tests.planners.query.replanning_cases import Engine, fig_2_4, output, plan, queries, share, shares, stage
 
 PLANS = fig_2_4()
@@ -152,6 +160,131 @@ def test_a_running_stage_in_another_form_is_aborted_when_the_own_form_is_sooner(
 def test_the_current_plan_keeps_what_runs() -> None:
     state, own = last_join(duration=10, left=40)
     assert assess(own, replace(state, plan=own), share(1)).estimate.seconds == 40
+
+
+def under_way(done: int, spent: float = 0.0, tasks: int = 8) -> ExecutionState:
+    """A stage of tasks of four seconds of which some are done and two run, and one more stage to come."""
+    current = plan("current", stage("A", tasks=tasks, duration=4), stage("AB", ("A",), duration=6))
+    flying = min(2, tasks - done)
+    running = RunningStage(current.stages[0], 0, tasks, done, 4 - spent, flying, task_seconds_spent=spent)
+    return ExecutionState(current, running={"A": running})
+
+
+def against(state: ExecutionState, rival: QueryExecutionPlan, risk: Risk, cores: float = 2) -> ReplanDecision:
+    return Replanner([state.plan, rival], risk=risk).decide(state, share(cores), 0, "t")
+
+
+def test_whoever_discards_what_is_done_must_gain_as_much_as_may_be_missing() -> None:
+    """Half of sixteen seconds is done: of what is left, 14 s, the rival saves 6 s and discards 8 s."""
+    state, rival = under_way(4), plan("rival", stage("C", tasks=2, duration=8))
+    assert against(state, rival, Risk()).kind == "switch"
+    assert against(state, rival, Risk(error=1.25)).kind == "switch"  # 8 s and a fourth of 8 s
+    decision = against(state, rival, Risk(error=2.0, cancelling=1.0))
+    assert decision.kind == "stay"
+    assert "rival in 17.0 s (9.0 s for what it discards included)" in decision.reason
+    assert [e.seconds for e in decision.estimates] == [14, 8]
+
+
+def test_a_switch_says_what_it_counted_for_what_it_discards() -> None:
+    decision = against(under_way(1), plan("rival", stage("C", duration=1)), Risk(error=2.0))
+    assert decision.kind == "switch"
+    assert decision.reason.endswith("1 stage to run (2.0 s for what it discards included)")
+
+
+def test_the_threshold_is_no_larger_for_the_wait_for_executors_that_start() -> None:
+    """With all four cores 25 s against 20 s, a fifth; three of them take tasks 6 s later."""
+    long, short = plan("long", stage("A", tasks=100)), plan("short", stage("B", tasks=80))
+    late = replace(share(4), absent=3)
+    assert (share(4).waited(9.0), late.waited(9.0), late.waited(2.0)) == (0, ARRIVAL * 0.75, 1.5)
+    for cores, h, kind in ((share(4), 0.19, "switch"), (late, 0.19, "switch"), (late, 0.21, "stay")):
+        decision = Replanner([long, short], hysteresis=h).decide(ExecutionState(long), cores, 0, "t")
+        assert decision.kind == kind
+    assert (
+        "25.0 s against 30.0 s, 20 % sooner but for 4.5 s lost to executors that start, below"
+        in decision.reason
+    )
+
+
+def test_what_a_rival_keeps_running_is_no_risk() -> None:
+    state = under_way(4)
+    rival = plan("rival", *state.plan.stages[:1], stage("AC", ("A",), duration=1))
+    assert assess(rival, state, share(2), 0, risk=Risk(9.0, 9.0)).risk == 0
+    assert against(state, rival, Risk(9.0, 9.0)).kind == "switch"
+
+
+def test_a_running_stage_in_another_form_is_aborted_only_for_more_than_it_has_done() -> None:
+    state, own = last_join(duration=10, left=20)
+    begun = replace(state.running["ABC"], task_seconds_spent=30)
+    state = replace(state, running={"ABC": begun})
+    assert assess(own, state, share(1)).estimate.adopted == 0
+    assessed = assess(own, state, share(1), risk=Risk(error=1.5))
+    assert (assessed.estimate.adopted, assessed.risk) == (1, 0)
+
+
+def test_slices_that_the_rival_takes_are_not_discarded() -> None:
+    whole = replace(stage("A", tasks=4, duration=4), slicing=SimpleNamespace())  # type: ignore[arg-type]
+    other = replace(whole, physical_key="other", duration=1)
+    running = RunningStage(whole, 0, 4, 2, task_seconds_left=1, tasks_running=1, task_seconds_spent=3)
+    state = ExecutionState(plan("one", whole), running={"A": running}, sliced={"A": 0.5})
+    assessed = assess(plan("two", other), state, share(1), 0, risk=Risk(error=1.5))
+    assert (assessed.estimate.adopted, assessed.risk) == (0, 1.5)  # of the task that runs
+
+
+@given(
+    queries(),
+    shares(),
+    shares(),
+    st.integers(0, 40),
+    st.floats(1.0, 4.0),
+    st.floats(0.0, 2.0),
+    st.floats(0, 0.5),
+)
+def test_a_switch_gains_more_than_what_it_discards_under_the_runs_error(
+    plans: tuple[QueryExecutionPlan, ...],
+    before: Share,
+    after: Share,
+    steps: int,
+    error: float,
+    cancelling: float,
+    h: float,
+) -> None:
+    engine = Engine(Execution(plans, None, "qoop", Replanner(plans)), before)
+    engine.begin()
+    engine.run(until=steps / 4)
+    assume(not engine.execution.finished)
+    state = engine.execution.state(engine.now)
+    replanner = Replanner(plans, hysteresis=h, risk=Risk(error, cancelling))
+    decision = replanner.decide(state, after, engine.now, "t")
+    seconds = {e.plan_id: e.seconds for e in decision.estimates}
+    if decision.kind != "switch" or seconds[state.plan.id] == inf:
+        return
+    chosen = next(p for p in plans if p.id == decision.chosen)
+    kept = assess(chosen, state, after, engine.now, risk=Risk(error, cancelling)).remaining.adopted
+    cores = after.total.cores
+    lost = [r for fp, r in state.running.items() if fp not in kept]
+    work = sum(
+        r.stage.demand.cores
+        * (r.tasks_done * r.stage.duration + (r.tasks_running or 0) * r.task_seconds_spent)
+        for r in lost
+    )
+    gain = seconds[state.plan.id] - seconds[decision.chosen]
+    assert gain >= (error - 1) * work / cores + cancelling * bool(lost) + h * seconds[state.plan.id] - 1e-6
+
+
+@given(
+    st.integers(1, 9),
+    st.floats(0.5, 40),
+    st.integers(1, 4),
+    st.floats(1.0, 4.0),
+    st.sampled_from([1, 2, 4, 8]),
+)
+def test_the_more_is_done_the_less_it_pays_to_discard_it(
+    tasks: int, duration: float, width: int, error: float, cores: int
+) -> None:
+    rival = plan("rival", stage("C", tasks=width, duration=duration))
+    states = [under_way(done, spent, tasks) for done in range(0, tasks, 2) for spent in (0.0, 1.0, 3.0)]
+    kinds = [against(state, rival, Risk(error, 0.5), cores).kind for state in states]
+    assert kinds == sorted(kinds, reverse=True)  # first those that switch, then those that stay
 
 
 @given(queries(), shares(), shares(), st.sampled_from([0.05, 0.15, 0.3]), st.integers(0, 40))

@@ -9,7 +9,7 @@ import pytest
 
 from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Capacity, Measured, Node, Notice, Share, Work
-from ebbflow.planners.model.capacity import WARM
+from ebbflow.planners.model.capacity import ARRIVAL, WARM
 from ebbflow.planners.query.costs.cost import DUCKDB, NATIVE
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Text
 from ebbflow.planners.query.plan.state import StageOutput
@@ -76,7 +76,7 @@ def rows(fp: str, count: int) -> StageOutput:
 
 
 LONG = plan("long", stage("A", tasks=8, duration=1.0, key="shuffled"))
-OTHER = plan("other", stage("A", tasks=8, duration=0.6, key="broadcast"))
+OTHER = plan("other", stage("A", tasks=8, duration=0.48, key="broadcast"))
 FOUR = seen(4)
 NOTICED = Capacity(1, FOUR.nodes, (Notice("n1", 10.0), Notice("n2", 10.0), Notice("n3", 10.0)))
 
@@ -159,8 +159,8 @@ def test_what_is_in_the_store_outlives_nodes(kept: str) -> None:
 
 @pytest.mark.parametrize(("capacity", "kind"), [(FOUR, "switch"), (NOTICED, "stay")])
 def test_a_form_that_has_lost_its_progress_gives_way_to_a_better_one(capacity: Capacity, kind: str) -> None:
-    """Half of it done it would be done sooner than the better form, which begins from the start; had it lost three
-    quarters of that, it would not."""
+    """Half of it done, the rest takes as long as the better form from the start; had it lost three quarters of that,
+    it would take longer by more than it still has."""
     planner = Drawn(LONG)
     query = half_done(planner, capacity)
     planner.plans = (LONG, OTHER)
@@ -239,10 +239,10 @@ def test_the_size_of_the_result_is_no_reason_to_plan_anew() -> None:
 
 def test_a_change_of_capacity_has_plans_made_for_the_new_share() -> None:
     planner = Drawn(LEFT_DEEP, BUSHY, WIDE)
-    query = session(planner)
+    query = session(planner, hysteresis=0.1)
     query.begin({}, 0.0)
     query.see(seen(4))
-    actions = query.on_capacity("arrived: n2, n3", 0.0)
+    actions = query.on_capacity("arrived: n2, n3", 0.0)  # 5 s, and 1 s to cancel two stages, against 7 s
     assert planner.asked[-1] == (query.share, {}, (BUSHY.id,))
     assert decisions(actions) == ["switch"]
     assert query.plan is WIDE
@@ -312,6 +312,59 @@ def test_cold_nodes_are_no_slower_machine_and_get_warm() -> None:
     query.on_finished(first, rows("AB", round(first.rows)), 3.0, measured=done)
     assert query.share.cold == query.execution.share.cold == 1.0  # each core has run tasks for half of it
     assert [query.cold_since(at) for at in (0.0, 2.9, 3.0, 9.0)] == [2.0, 2.0, 1.0, 1.0]
+
+
+def test_what_this_run_has_in_common_outweighs_earlier_runs() -> None:
+    """Twenty stages of before were as expected, each of three of this run took four times as long."""
+    work = Work(scanned_rows=1e9)
+    due = DUCKDB.core_seconds(work)
+    usual = Measured("duckdb", work, due, due, 4, 2.0)
+    planner = Drawn(
+        plan("q", *(replace(stage(fp), rows=1) for fp in ("A", "B", "C")), stage("D", ("A", "B", "C")))
+    )
+    query = session(planner, history=[usual] * 20, cores=4)
+    query.begin({}, 0.0)
+    for number, fp in enumerate("ABC"):
+        slow = replace(usual, task_seconds=4 * due, wall_seconds=4 * due)
+        query.on_finished(query.plan.by_fp[fp], rows(fp, 1), 0.1 * number, measured=slow)
+    query.see(FOUR)
+    query.on_capacity("arrived", 0.5)
+    assert planner.model.core_seconds(work) > 2 * due
+
+
+def test_a_stage_that_is_under_way_is_discarded_for_more_than_it_has_done() -> None:
+    """The rival's stage takes 5 s instead of the 8 s that are left, but 8 s are done."""
+    sixteen = plan("sixteen", replace(stage("A", tasks=16, duration=1.0, key="slow"), rows=1))
+    rival = plan("rival", replace(stage("A", tasks=16, duration=0.3, key="fast"), rows=1))
+    said = {}
+    for done in (0, 8):
+        planner = Drawn(sixteen, rival)
+        planner.plans = (sixteen,)
+        query = session(planner, cores=1)
+        query.see(seen(1))
+        query.begin({}, 0.0)
+        planner.plans = (sixteen, rival)
+        query.on_progress(query.plan.sink, 16, done, 1, 8.0)
+        query.see(replace(seen(1, 2), nodes=(Node("n0", 1, 32.0),)))
+        made = [a.decision for a in query.on_capacity("less memory", 8.0) if isinstance(a, Decided)]
+        said[done] = made[0]
+    assert {done: decision.kind for done, decision in said.items()} == {0: "switch", 8: "stay"}
+
+
+def test_cores_whose_executors_start_are_not_counted_on_at_once() -> None:
+    planner = Drawn(plan("q", replace(stage("A", tasks=8, duration=4.0), rows=1), stage("AB", ("A",))))
+    query = session(planner, cores=1)
+    query.see(replace(seen(1), held=1.0))
+    query.begin({}, 0.0)
+    query.see(replace(seen(5, 2), held=1.0))
+    assert query.share.absent == 4.0
+    query.on_capacity("arrived", 1.0)
+    assert query.execution.expected(1.0).estimate.seconds > ARRIVAL
+    query.on_finished(query.plan.by_fp["A"], rows("A", 1), 2.0)
+    assert query.execution.share.absent == 4.0
+    query.on_finished(query.plan.by_fp["A"], rows("A", 1), 1.0 + ARRIVAL, late=True)
+    assert query.share.absent == query.execution.share.absent == 0.0
+    assert query.share.total.cores == 5.0
 
 
 # --- slices -----------------------------------------------------------------------------------------------
@@ -424,3 +477,12 @@ def test_an_engine_that_counts_tasks_bit_by_bit_is_not_thought_to_be_nearly_done
     assert query.execution.state(2.0).running["AB"].tasks_total == 40
     query.on_progress(sink, 50, 50, 0, 3.0)
     assert query.execution.state(3.0).running["AB"].tasks_total == 51
+
+
+def test_native_tasks_are_not_those_that_spark_sql_would_have() -> None:
+    query, sink = failing(replace(stage("AB", tasks=8), work=Work(tasks=40), engine="native"))
+    query.planner.rivals = (NATIVE,)
+    query.on_progress(sink, 2, 1, 1, 2.0)
+    assert query.execution.state(2.0).running["AB"].tasks_total == 2
+    query.on_progress(sink, 2, 2, 0, 3.0)  # a merge may follow
+    assert query.execution.state(3.0).running["AB"].tasks_total == 3

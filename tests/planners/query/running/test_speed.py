@@ -1,0 +1,52 @@
+"""What a run tells of its own speed."""
+
+from dataclasses import replace
+
+from ebbflow.planners.model import Measured, Work
+from ebbflow.planners.model.capacity import ARRIVAL
+from ebbflow.planners.query.costs.fitting import q_error
+from ebbflow.planners.query.plan.state import RunningStage
+from ebbflow.planners.query.running.speed import RunSpeed
+from tests.planners.query.replanning_cases import share, stage
+
+
+def test_stages_are_not_slow_for_cores_whose_executors_were_starting() -> None:
+    """One core works and three come: after 10 s a stage of 22 core-seconds is where it should be."""
+    running = [RunningStage(stage("A", tasks=22), 0.0, 22, 22 * 10 // 22)]
+    told = {}
+    for absent in (0.0, 3.0):
+        speed = RunSpeed()
+        speed.seen(replace(share(4), absent=absent), 0.0)
+        told[absent] = speed.drift(running, 10.0)
+    assert told[0.0] > told[3.0]
+    speed.seen(share(1), 4.0)  # they have gone before they were there
+    assert speed.drift(running, 10.0) < told[3.0]
+
+
+def test_absent_cores_arrive_counted_from_the_newest_share() -> None:
+    speed = RunSpeed()
+    speed.seen(replace(share(4), absent=3.0), 0.0)
+    assert [speed.arrived(at) for at in (0.0, ARRIVAL - 0.1, ARRIVAL)] == [False, False, True]
+    speed.seen(replace(share(5), absent=1.0), 4.0)
+    assert not speed.arrived(ARRIVAL)
+
+
+def test_the_error_is_that_of_finished_stages_without_what_they_waited_or_lost_to_cold_cores() -> None:
+    speed = RunSpeed()
+    assert speed.error == q_error([])
+    one = replace(stage("A", tasks=4, duration=2.0), waiting=2.0, warm_up=3.0)  # 6 core-seconds of work
+    speed.finished(one, Measured("native", Work(), 6.0, 3.0, 4, 4.0))
+    speed.finished(one, Measured("native", Work(), 12.0, 3.0, 4, 4.0, cold=2.0))
+    speed.finished(one, Measured("native", Work(), 18.0, 3.0, 4, 4.0))
+    speed.finished(stage("B", duration=0.0), Measured("native", Work(), 18.0, 3.0, 4, 4.0))
+    assert speed.error == q_error([1.0, 1.0, 3.0])
+
+
+def test_no_stage_meets_a_cold_core_before_that_is_there() -> None:
+    speed = RunSpeed()
+    speed.seen(replace(share(4), absent=3.0, cold=3.5), 0.0)
+    assert [speed.cold_since(at) for at in (0.0, ARRIVAL)] == [3.5, 3.5]
+    speed.warmed(replace(share(4), absent=3.0, cold=3.2), 1.0)
+    assert speed.cold_since(0.0) == 3.2
+    speed.seen(share(1), 2.0)
+    assert [round(speed.cold_since(at), 9) for at in (0.0, 1.5, 2.0)] == [0.5, 0.2, 0.0]
