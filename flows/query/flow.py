@@ -153,7 +153,8 @@ def run_query(
             ``always``.
         reuse: reuse stages that earlier runs finished.
         hysteresis: fraction of the remaining time that a switch to another plan must save.
-        interruption_rate: expected interruptions per node-hour; by default estimated from observed losses.
+        interruption_rate: expected interruptions per node-hour; by default estimated from observed losses, and 0 on
+            DuckDB, whose process sees none.
         fraction: fraction of the cluster that this query may count on.
         weight: weight of this query among those that share the cluster; its share is its weight over the sum of all.
         calibrate: measure the engine's speed before the query, unless it is known.

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from ebbflow.infra.spark.masters import Master
 
 _ZONE = "spark.sql.session.timeZone"
-_FUNCTIONS = (
-    "spark.sql.session.functions"  # no setting of Spark's: that a query has functions of the session's
-)
+# no setting of Spark's: that a query has functions of the session's
+_FUNCTIONS = "spark.sql.session.functions"
 _ARRIVAL = 45.0  # seconds to wait at the start for the first executors
 _FIRST_WORKER = 300.0  # seconds for a master's first worker: a node may be launched for this query
 _SETTLED = 1.5  # seconds without a new one after which all are taken to be there
@@ -154,7 +153,8 @@ def opened_engine(
             yield opened
         return
     request = choose_engine(request, clock)
-    opened = _open_duckdb(clock) if request.engine == "duckdb" else _open_spark(request, clock, note, stop)
+    own = request.engine == "duckdb"
+    opened = _open_duckdb(request, clock) if own else _open_spark(request, clock, note, stop)
     with ExitStack() as leaving:  # the engine last, whatever fails before
         leaving.callback(opened.engine.close)
         for close in reversed(opened.closers):
@@ -162,10 +162,10 @@ def opened_engine(
         yield opened
 
 
-def _open_duckdb(clock: Clock) -> OpenedEngine:
+def _open_duckdb(request: QueryRequest, clock: Clock) -> OpenedEngine:
     from ebbflow.infra.query.duckdb import DuckDbEngine
 
-    source = LocalCapacity(clock=clock)
+    source = LocalCapacity(clock=clock, hazard=request.interruption_rate or 0.0)
     node = source.capacity().nodes[0]
     engine = DuckDbEngine.start(node.cores, node.memory, clock=clock)
     return OpenedEngine(engine, source, cluster=f"duckdb {socket.gethostname()}")

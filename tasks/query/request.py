@@ -154,7 +154,7 @@ class QueryRequest:
     interruption_rate: float | None = option(
         None,
         "Expected interruptions per node-hour",
-        unless="estimated from observed losses",
+        unless="estimated from observed losses; 0 on DuckDB, whose process sees none",
         unit="per node-hour",
         min=0,
     )

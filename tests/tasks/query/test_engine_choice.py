@@ -110,6 +110,15 @@ def test_an_engine_that_is_kept_is_the_one(tpch: str, tmp_path: Path) -> None:
         assert execute(request, opened=opened).report.engine == "duckdb"
 
 
+@pytest.mark.parametrize(("stated", "expected"), [(None, 0.0), (60.0, 60.0)])
+def test_the_embedded_engine_expects_the_interruptions_that_are_stated(
+    tpch: str, stated: float | None, expected: float
+) -> None:
+    request = QueryRequest("SELECT 1", tables=tpch, engine="duckdb", interruption_rate=stated)
+    with opened_engine(request) as opened:
+        assert opened.source.capacity().hazard == expected
+
+
 def test_what_is_wrong_is_told_as_without_a_choice(tpch: str, tmp_path: Path) -> None:
     with pytest.raises(PlanningError, match="natoin"):
         chosen(tpch, "SELECT * FROM natoin")

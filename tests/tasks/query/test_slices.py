@@ -3,6 +3,7 @@
 import re
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -11,8 +12,10 @@ import pytest
 from ebbflow.infra.errors import StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import StageJob
 from ebbflow.infra.query.slices import SliceIndex
+from ebbflow.planners.query.costs.cost import DEFAULTS, DUCKDB
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import execute
 from tests.tasks.driving import Obedient, Ride, Scripted, capacity, right, until_cancelled
 
 QUERY = """
@@ -63,6 +66,18 @@ def test_every_cell_is_computed_once_and_the_answer_is_right(
     assert len(done) == stage.slicing.slices > 1
     report = next(s for s in driver.recorder.stages if s.fingerprint == stage.output_fp)
     assert (report.status, report.note) == ("completed", f"{stage.slicing.slices} slices")
+
+
+def test_the_embedded_engine_divides_stages_where_interruptions_are_stated(
+    request_: QueryRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DEFAULTS, "duckdb", DUCKDB.with_rates(DUCKDB.rates, 1e-9))  # as in ``Ride``
+    for rate in (None, OFTEN):
+        request = replace(request_, interruption_rate=rate, reuse=False, verify=True)
+        report = execute(request).report
+        assert report.verified is True, report.verification
+        divided = [stage.name for stage in report.stages if "slices" in stage.note]
+        assert bool(divided) == (rate is not None)
 
 
 def test_what_a_failed_run_has_left_is_used_by_the_next(request_: QueryRequest, engine: Scripted) -> None:
