@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any, Literal
@@ -69,8 +69,8 @@ class ParquetCheckpointStore:
         self.place = place.behind  # where all but the data of checkpoints is
         self._data = place
         self._durable = durable
-        self.tier: Tier | None = None
-        """Where outputs are kept first, as measured; nothing: what engines are known to take holds it."""
+        self.tier: Callable[[], Tier | None] = lambda: None
+        """Waits until it is known where outputs are kept first, as measured; nothing: engines' rates hold it."""
         self._lock = threading.Lock()
         self._noted: set[str] = set()
         self._problems: list[str] = []

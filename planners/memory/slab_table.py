@@ -147,41 +147,44 @@ class SlabTable:
                 f"slabs and blocks_per_slab must be at least 1, not {slabs} and {blocks_per_slab}"
             )
         self.blocks_per_slab = blocks_per_slab
-        self._hot = hot
-        self._slabs = [_Slab(blocks_per_slab, alpha) for _ in range(slabs)]
+        self._count, self._alpha, self._hot = slabs, alpha, hot
+        self._unused = _Slab(blocks_per_slab, alpha)
+        self._slabs: dict[int, _Slab] = {}  # those that were used: few of an address space's thousands
 
     def __len__(self) -> int:
-        return len(self._slabs)
+        return self._count
 
     @property
     def states(self) -> Counter[SlabState]:
         """Return how many slabs are in each state."""
-        return Counter(one.state for one in self._slabs)
+        found = Counter(one.state for one in self._slabs.values())
+        found[SlabState.UNMAPPED] += self._count - len(self._slabs)
+        return found
 
     @property
     def hosts(self) -> Counter[str]:
         """Return the hosts of this client's slabs, and how many each holds."""
-        return Counter(one.remote.host for one in self._slabs if one.remote is not None)
+        return Counter(one.remote.host for one in self._slabs.values() if one.remote is not None)
 
     def state(self, slab: int) -> SlabState:
         """Return a slab's state. Raises ``OptionError`` for an unknown slab."""
-        return self._slab(slab).state
+        return self._seen(slab).state
 
     def mapping(self, slab: int) -> RemoteTarget | None:
         """Return where a slab is mapped, or was until its eviction is done. Raises ``OptionError``."""
-        return self._slab(slab).remote
+        return self._seen(slab).remote
 
     def activity(self, slab: int) -> float:
         """Return a slab's smoothed blocks per second. Raises ``OptionError`` for an unknown slab."""
-        return self._slab(slab).activity.value
+        return self._seen(slab).activity.value
 
     def held(self, slab: int) -> int:
         """Return how many blocks of a slab its host holds in their current version. Raises ``OptionError``."""
-        return sum(self._slab(slab).bits)
+        return sum(self._seen(slab).bits)
 
     def outstanding(self, slab: int) -> int:
         """Return how many operations on a slab's host have not ended. Raises ``OptionError``."""
-        return self._slab(slab).outstanding
+        return self._seen(slab).outstanding
 
     # requests
 
@@ -227,15 +230,15 @@ class SlabTable:
         """
         if not seconds > 0:
             raise OptionError(f"seconds must be positive, not {seconds}")
-        for one in self._slabs:
+        for one in self._slabs.values():
             one.activity.update(one.requests / seconds)
             one.requests = 0
-        found = [n for n in range(len(self)) if self.is_hot(n) and self._slabs[n].retry_at <= now]
-        return tuple(sorted(found, key=lambda n: -self._slabs[n].activity.value))
+        found = [n for n, one in self._slabs.items() if self.is_hot(n) and one.retry_at <= now]
+        return tuple(sorted(found, key=lambda n: (-self._slabs[n].activity.value, n)))
 
     def is_hot(self, slab: int) -> bool:
         """Tell whether a slab is unmapped and active enough to be mapped. Raises ``OptionError``."""
-        one = self._slab(slab)
+        one = self._seen(slab)
         return one.state is SlabState.UNMAPPED and one.activity.value > self._hot
 
     def start_mapping(self, slab: int) -> int:
@@ -283,7 +286,7 @@ class SlabTable:
 
     def is_drained(self, slab: int) -> bool:
         """Tell whether a slab is being evicted and has no operation outstanding: the host may have its memory."""
-        one = self._slab(slab)
+        one = self._seen(slab)
         return one.state is SlabState.EVICTING and one.outstanding == 0
 
     def finish_eviction(self, slab: int) -> RemoteTarget:
@@ -311,7 +314,7 @@ class SlabTable:
     def mapped_on(self, host: str) -> tuple[int, ...]:
         """Return the slabs that a host holds."""
         return tuple(
-            n for n, one in enumerate(self._slabs) if one.remote is not None and one.remote.host == host
+            sorted(n for n, one in self._slabs.items() if one.remote is not None and one.remote.host == host)
         )
 
     # parts
@@ -348,9 +351,16 @@ class SlabTable:
         return one
 
     def _slab(self, slab: int) -> _Slab:
-        if not 0 <= slab < len(self._slabs):
-            raise OptionError(f"slab must be from 0 to {len(self._slabs) - 1}, not {slab}")
-        return self._slabs[slab]
+        """Return a slab to be changed."""
+        if (found := self._seen(slab)) is self._unused:
+            found = self._slabs[slab] = _Slab(self.blocks_per_slab, self._alpha)
+        return found
+
+    def _seen(self, slab: int) -> _Slab:
+        """Return a slab to be looked at."""
+        if not 0 <= slab < self._count:
+            raise OptionError(f"slab must be from 0 to {self._count - 1}, not {slab}")
+        return self._slabs.get(slab, self._unused)
 
 
 def _runs(bits: bytearray, blocks: BlockRange) -> Iterator[tuple[BlockRange, bool]]:

@@ -276,7 +276,7 @@ def planner_of(
         salt=run_id,
         options=options or PlannerOptions(cuts=request.materialize),
         rivals=(models["spark"],) if stages == "auto" and request.engine == "spark" else (),
-        tier=store.tier,
+        tier=store.tier(),
     )
     planner.sample(_measure(planner, gathered, store.cache("statistics")))
     return planner
@@ -286,7 +286,7 @@ def _behind_links(gathered: Gathered, store: ParquetCheckpointStore) -> tuple[fl
     """Return which parts of the bytes of tables, and of stages' outputs, are in object storage."""
     sizes = [(one.bytes, one.scheme == "s3") for one in gathered.read()]
     tables = sum(size for size, remote in sizes if remote) / max(sum(size for size, _ in sizes), 1)
-    return tables, float(store.place.scheme == "s3" and store.tier is None)
+    return tables, float(store.place.scheme == "s3" and store.tier() is None)
 
 
 def stage_engines_of(request: QueryRequest, gathered: Gathered) -> StageEngineName:

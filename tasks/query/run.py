@@ -17,6 +17,7 @@ from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.pins import Pins
 from ebbflow.infra.query.slices import SliceIndex
 from ebbflow.infra.storage.files import GIB
+from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Capacity, Share
 from ebbflow.planners.query.costs.stage_engines import StageEngines
 from ebbflow.planners.query.coverage import coverage, sentences
@@ -25,6 +26,7 @@ from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
 from ebbflow.planners.query.running.execution import Execution
 from ebbflow.planners.query.running.packing import simulate
 from ebbflow.planners.query.running.session import MAX_PARALLEL_STAGES, Session, planning_share
+from ebbflow.tasks.memory.meanwhile import opened_meanwhile
 from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.feedback import Feedback
 from ebbflow.tasks.query.listening import (
@@ -154,7 +156,7 @@ def execute(
     pins = _pins(request, store, clock, app)
     began = clock.now()
     with (
-        _memory(request, store, orchestrator.listener) as memory,
+        _memory(request, store) as opened_memory,
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
         _prepared_and_opened(request, store, clock, opened, pins, orchestrator.listener.note, stop) as (
             found,
@@ -162,6 +164,7 @@ def execute(
             running,
         ),
     ):
+        memory = opened_memory()
         run = pins.keep(found.pins(), anew=not request.reuse, durable=request.into is not None)
         engine, inbox = running.engine, Inbox()
         store.hash_with(engine)
@@ -180,13 +183,14 @@ def execute(
             remember(store, request, measured)
             gathered = replace(found, history=measured)
         engine.confine(gathered.read(), [store.place], gathered.everything)
-        for note in (*gathered.notes, *running.notes):
+        of_memory = () if memory is None else (memory.opening,)
+        for note in (*gathered.notes, *running.notes, *of_memory):
             orchestrator.listener.note(note)
         started = clock.now()
         slices = SliceIndex(store, store.cache("slices"))
         share = planning_share(capacity, request.fraction)
         ways = stage_ways(request, gathered, engine, cores=share.total.cores)
-        told = [*running.notes, *([] if memory is None else [memory.opening])]
+        told = [*running.notes, *of_memory]
         if ways.told:
             told.append(ways.told)
             orchestrator.listener.note(ways.told)
@@ -241,18 +245,17 @@ def _pins(request: QueryRequest, store: ParquetCheckpointStore, clock: Clock, ap
 
 @contextmanager
 def _memory(
-    request: QueryRequest, store: ParquetCheckpointStore, listener: Listener
-) -> "Iterator[OpenTier | None]":
-    """Have outputs kept in peers' memory first, where the request says so; the planner is to know what that takes."""
-    if not request.store_place.tiered:
-        yield None
-        return
-    from ebbflow.tasks.memory.tier import memory_tier  # few queries pay for its import
+    request: QueryRequest, store: ParquetCheckpointStore
+) -> "Iterator[Callable[[], OpenTier | None]]":
+    """Have outputs kept in peers' memory first, where the request says so; whoever plans waits for that."""
+    with opened_meanwhile(request.store_place, request.memory_tier) as opened:
 
-    with memory_tier(request.store_place, request.memory_tier, listener.note) as found:
-        if found is not None:
-            store.tier = found.tier(request.durable)
-        yield found
+        def tier() -> Tier | None:
+            memory = opened()
+            return None if memory is None else memory.tier(request.durable)
+
+        store.tier = tier
+        yield opened
 
 
 def _follow(memory: "OpenTier", request: QueryRequest, inbox: Inbox) -> Callable[[], None]:

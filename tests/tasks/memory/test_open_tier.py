@@ -1,14 +1,17 @@
 """A tier before a store that fills, leaves and comes back: what data costs is that of where it is kept."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ebbflow.infra.errors import StorageError
 from ebbflow.infra.memory.registry import DIRECTORY, MemoryRegistry
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.memory.tiers import written_through
-from ebbflow.tasks.memory import measuring
+from ebbflow.tasks.memory import measuring, tier
+from ebbflow.tasks.memory.meanwhile import opened_meanwhile
 from ebbflow.tasks.memory.tier import look, memory_tier
 from tests.infra.memory.lenders import SLAB, Lender, until
 
@@ -75,6 +78,26 @@ def test_whether_a_tier_would_be_used_is_measured_and_leaves_nothing(
     found = look(place)
     assert (found.peer, found.behind, found.decision.enabled) == (None, None, False)
     assert "does not answer" in found.decision.reason
+
+
+def test_a_tier_is_opened_while_others_work_and_whoever_waits_hears_what_went_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may = threading.Event(), threading.Event()
+
+    def failing(*_: object) -> None:
+        begun.set()
+        assert may.wait(150)
+        raise StorageError("the store is gone")
+
+    monkeypatch.setattr(tier, "_opened", failing)
+    with opened_meanwhile(StorageLocation(f"memory+{tmp_path}"), "auto") as opened:
+        assert begun.wait(150)
+        may.set()
+        with pytest.raises(StorageError, match="the store is gone"):
+            opened()
+    with opened_meanwhile(StorageLocation(str(tmp_path)), "auto") as opened:
+        assert opened() is None, "it has no memory before it"
 
 
 def test_how_fast_a_store_is_is_remembered_for_a_while(
