@@ -20,6 +20,8 @@ from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import MEMORY, filesystem
 from ebbflow.planners.memory.slab_table import BlockRange, SlabState
 
+_SOURCES = 16  # files that are kept open in the store behind, as opening one takes a request there
+
 
 class TierFile:
     """A file of the tier; as a lane, what is queued for it.
@@ -65,6 +67,7 @@ class MemoryTier:
         ] = {}  # of blocks: the file, and which of its blocks it is
         self._used: dict[int, int] = {}  # of slabs: blocks in use, and one more while a writer has its room
         self._partial: list[tuple[int, int]] = []  # slabs with room: the slab and its first free block
+        self._sources: dict[TierFile, Any] = {}  # open in the store behind, the one used last at the end
         self._next = 0  # slab that was never used
         self._free: list[int] = []  # slabs that were
         self.store: BlockStore  # set before the first file is opened
@@ -97,6 +100,7 @@ class MemoryTier:
             file.dropped = True
             if self._files.get(file.path) is file:
                 del self._files[file.path]
+        self._end_source(file)
         # behind what is queued for it, which finds the file by its blocks
         self.store.then(file, lambda: self._release(file), always=True)
 
@@ -132,6 +136,9 @@ class MemoryTier:
             for file in moved:
                 file.path = target + file.path[len(source) :]
                 self._files[file.path] = file
+            ended = [self._sources.pop(file) for file in moved if file in self._sources]
+        for one in ended:
+            one.close()
         for file in old:
             self.drop(file)
         return moved
@@ -278,10 +285,35 @@ class MemoryTier:
 
     def read_behind(self, file: TierFile, offset: int, size: int) -> bytes:
         """Return what the store behind has of a file. Raises ``OSError``."""
-        with self.base.open_input_file(file.path) as source:
+        with self._lock:
+            source, path = self._sources.pop(file, None), file.path  # this reader's alone meanwhile
+        if source is None:
+            source = self.base.open_input_file(path)
+        try:
             found = bytes(source.read_at(size, offset))
+        except BaseException:
+            source.close()
+            raise
         file.store_reads += 1
+        with self._lock:
+            if not (file.dropped or file.path != path or file in self._sources):
+                self._sources[file], source = source, None
+            if len(self._sources) > _SOURCES:
+                source = self._sources.pop(next(iter(self._sources)))
+        if source is not None:
+            source.close()
         return found
+
+    def close(self) -> None:
+        """Close what is open for reading in the store behind."""
+        for file in list(self._sources):
+            self._end_source(file)
+
+    def _end_source(self, file: TierFile) -> None:
+        with self._lock:
+            source = self._sources.pop(file, None)
+        if source is not None:
+            source.close()
 
     def holds(self, file: TierFile) -> bool:
         """Tell whether peers have any of a file's blocks, or may have once they answer."""

@@ -112,6 +112,8 @@ class OpenTier:
         finally:
             if self.session is not None:
                 self.session.close()
+            if self.files is not None:
+                self.files.close()
 
 
 _open: dict[str, OpenTier] = {}  # by scheme
@@ -122,7 +124,7 @@ _lock = threading.Lock()
 def memory_tier(
     place: StorageLocation,
     use: MemoryUse,
-    notify: Callable[[str], None],
+    notify: Callable[[str], None] = lambda _: None,
     registry: MemoryRegistry | None = None,
 ) -> Iterator[OpenTier | None]:
     """Use peers' memory before the store at ``place`` within the block, if its URI begins with ``memory+``.
@@ -133,7 +135,7 @@ def memory_tier(
     Args:
         place: the store.
         use: ``auto``: only where it is measured to be faster; ``always``: wherever a daemon is there.
-        notify: told whether it is used, and why.
+        notify: told whether it is used, and why, where it was not open.
         registry: of the daemons; that of this user by default.
 
     Raises ``StorageError`` at the end where the store behind has refused what was written.

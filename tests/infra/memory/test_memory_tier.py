@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -112,6 +114,48 @@ def test_a_deleted_file_gives_its_memory_back_and_its_space_is_used_again(
     place.remove("c")
     with pytest.raises(FileNotFoundError):
         place.read("c")
+
+
+def test_what_is_read_from_the_store_in_pieces_is_opened_once_and_closed_when_it_goes(
+    opened: Opened, tmp_path: Path
+) -> None:
+    place, base, opens = StorageLocation(f"memory+{tmp_path}/files"), opened.tier.base, list[str]()
+
+    class Counted:
+        def open_input_file(self, path: str) -> Any:
+            opens.append(path)
+            return base.open_input_file(path)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(base, name)
+
+    def held() -> set[str]:
+        found = set()
+        for one in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                found.add(os.readlink(one))
+        return {name for name in found if name.startswith(place.root)}
+
+    place.fs().create_dir(place.root)
+    names = [f"{number:02d}" for number in range(18)]
+    for name in names:
+        with place.fs().open_output_stream(place.path(name)) as out:
+            out.write(name.encode() * 300_000)
+    place.flush()
+    opened.kill()
+    opened.tier.base = Counted()
+    for name in names:
+        with place.fs().open_input_file(place.path(name)) as file:
+            for offset in (400_000, 0, 200_000):
+                assert file.read_at(100_000, offset) == name.encode() * 50_000
+    assert opens == [place.path(name) for name in names]
+    assert held() == {place.path(name) for name in names[2:]}, "16 at a time"
+    place.fs().move(place.path("17"), place.path("moved"))
+    place.remove("16")
+    assert held() == {place.path(name) for name in names[2:16]}
+    assert place.read("moved") == b"17" * 300_000
+    opened.tier.close()
+    assert held() == set()
 
 
 def test_what_was_committed_before_the_store_had_it_is_missing_when_it_is_lost(
