@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ebbflow.infra.memory.blocks import BlockSettings
 from ebbflow.infra.memory.registry import MemoryRegistry
 from ebbflow.infra.memory.session import MemorySession
+from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.memory.slab_table import BlockRange
 from ebbflow.planners.memory.tiers import peer_tier_enabled
@@ -124,7 +125,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=512, help="of 256 KiB")
     parser.add_argument("--reads", type=int, default=2000)
     parser.add_argument("--disk", action="store_true", help="the store is the local disk, as it is")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="folder for a file of the results")
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as name:
@@ -160,7 +161,7 @@ def main() -> None:
                         print(json.dumps(rows[-1]), flush=True)
         store.close()
     if options.out:
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+        write_text(options.out / "memory-degradation.json", json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

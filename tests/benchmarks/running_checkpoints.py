@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from ebbflow.infra.memory.registry import MemoryRegistry
+from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.memory import NodeMemory
 from tests.benchmarks.slow_store import SlowLocation
@@ -108,7 +109,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--pace", type=float, default=0.1, help="seconds of a step")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="folder for a file of the results")
     options = parser.parse_args()
     found = []
     with tempfile.TemporaryDirectory() as name:
@@ -142,7 +143,9 @@ def main() -> None:
             for lender in lenders:
                 lender.close()
     if options.out:
-        options.out.write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
+        write_text(
+            options.out / "running-checkpoints.json", json.dumps([asdict(row) for row in found]) + "\n"
+        )
 
 
 if __name__ == "__main__":
