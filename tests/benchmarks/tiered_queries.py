@@ -6,32 +6,33 @@ stages where the planner puts them on the store, and the same with nodes' memory
 half of the time that this way took undisturbed, and taken up. Goals: on the tier never slower than on the store,
 within 5 % of uncut where undisturbed, at most 0.8 of uncut after a kill where stages take more than 30 s. Seconds
 hold start-up: ``--queries 6`` of small tables measures little else. ``--cores 0.25`` (as root) holds a query to a
-part of a core by a control group: stages take long without tables of that size.
+part of a core by a control group: stages take long without tables of that size. ``--interruption-rate 60`` states one
+loss a minute, so that long stages are cut or divided where what a kill costs makes that worth it. Each run knows how
+fast stages of those before it ran, as on a store that was used before, and reuses none of them; the first, Q6, is not
+told.
 """
 
 import argparse
 import json
 import os
 import platform
-import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.machine import cgroups
 from ebbflow.infra.memory.registry import DIRECTORY, MemoryRegistry
+from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.storage.files import write_text
+from ebbflow.tasks.query.planning import read_history, remember
 from ebbflow.tasks.query.request import QueryRequest
-from tests.benchmarks.slow_proxy import SlowProxy
-from tests.infra.memory.lenders import Lender, until
+from tests.benchmarks.slow_s3 import slow_s3
+from tests.infra.memory.lenders import Lender
 from tests.query_process import finished, process
 
 WAYS = ("uncut", "store", "memory")
@@ -49,39 +50,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cut", choices=("cost", "every-join"), default="cost")
     parser.add_argument("--cores", type=float, default=0.0, help="of a query's process (default: all)")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--interruption-rate", type=float, help="losses per node-hour that plans expect")
+    parser.add_argument("--out", type=Path, help="folder for a file of the results")
     options = parser.parse_args()
     controller = cgroups.find_controller() if options.cores else None
     if options.cores and controller is None:
         parser.error("--cores needs a control group, which root can make")
     group = cgroups.create(controller, f"tiered-{os.getpid()}", options.cores) if controller else None
-    options.group = group
-    port = _free_port()
-    emulator = subprocess.Popen([sys.executable, "-m", "tests.aws.server", "--port", str(port)])
+    options.group, options.learned = group, []
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # programs that are installed are compiled
     lenders: list[Lender] = []
     try:
-        until(lambda: _answers(port), 120)
-        httpx.put(f"http://127.0.0.1:{port}/{_BUCKET}", timeout=20).raise_for_status()
-        with SlowProxy("127.0.0.1", port) as proxy, tempfile.TemporaryDirectory() as folder:
-            registry = MemoryRegistry(Path(folder) / "memory")
+        with slow_s3(_BUCKET), tempfile.TemporaryDirectory() as folder:
+            os.environ[DIRECTORY] = str(Path(folder) / "memory")
             lenders += [
-                Lender(registry, f"node-{n}", slab_bytes=16 << 20, max_bytes=512 << 20) for n in (1, 2)
+                Lender(MemoryRegistry(), f"node-{n}", slab_bytes=16 << 20, max_bytes=512 << 20)
+                for n in (1, 2)
             ]
-            environment = {
-                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}",
-                "AWS_REGION": "us-east-1",
-                "AWS_ACCESS_KEY_ID": "testing",
-                "AWS_SECRET_ACCESS_KEY": "testing",
-                "AWS_EC2_METADATA_DISABLED": "true",
-                DIRECTORY: str(registry.folder),
-            }
-            os.environ.update(environment)
+            _learn(options, _request(options, 6, "memory", f"{_BUCKET}/first"))
             rows = [_query(options, int(number)) for number in options.queries.split(",")]
     finally:
         for lender in lenders:
             lender.close()
-        emulator.kill()
-        emulator.wait(60)
         if group is not None:
             cgroups.remove(group, SystemClock())
     if options.out:
@@ -93,6 +83,7 @@ def main() -> None:
             "load": os.getloadavg()[0],
             "rounds": options.rounds,
             "cores of a query": options.cores or os.cpu_count(),
+            "losses expected per node-hour": options.interruption_rate or 0.0,
             "queries": rows,
         }
         write_text(options.out / "tiered-queries.json", json.dumps(result, indent=1) + "\n")
@@ -104,7 +95,7 @@ def _query(options: argparse.Namespace, number: int) -> dict[str, Any]:
     for turn in range(options.rounds):
         for way in WAYS:
             store = f"{_BUCKET}/q{number}-{turn}-{way}-{time.time_ns()}"
-            took = _run(options, _request(options, number, way, f"{store}-whole"))
+            took = _learn(options, _request(options, number, way, f"{store}-whole"))
             plain[way].append(took)
             again = _request(options, number, way, f"{store}-killed")
             killed[way].append(_killed(options, again, took / 2))
@@ -118,14 +109,17 @@ def _query(options: argparse.Namespace, number: int) -> dict[str, Any]:
 
 
 def _request(options: argparse.Namespace, number: int, way: str, store: str) -> QueryRequest:
-    return QueryRequest(
+    request = QueryRequest(
         (files("ebbflow.flows") / "tpch" / f"q{number}.sql").read_text(),
         tables=options.tables,
         engine="duckdb",
         materialize="none" if way == "uncut" else options.cut,
         store=f"{'memory+' if way == 'memory' else ''}s3://{store}",
         durable="behind" if way == "memory" else "before-commit",
+        interruption_rate=options.interruption_rate,
     )
+    remember(ParquetCheckpointStore(request.store_place), request, options.learned)
+    return request
 
 
 def _started(options: argparse.Namespace, request: QueryRequest) -> "subprocess.Popen[str]":
@@ -133,6 +127,13 @@ def _started(options: argparse.Namespace, request: QueryRequest) -> "subprocess.
     if options.group is not None:
         cgroups.join(options.group, [child.pid])
     return child
+
+
+def _learn(options: argparse.Namespace, request: QueryRequest) -> float:
+    """Return the seconds of a query that tells those after it how fast its stages were."""
+    took = _run(options, request)
+    options.learned = read_history(ParquetCheckpointStore(request.store_place), request)
+    return took
 
 
 def _run(options: argparse.Namespace, request: QueryRequest) -> float:
@@ -151,20 +152,6 @@ def _killed(options: argparse.Namespace, request: QueryRequest, after: float) ->
         child.kill()
     child.communicate(timeout=_TIMEOUT)
     return time.monotonic() - begun + _run(options, request)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":
