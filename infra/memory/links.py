@@ -7,6 +7,7 @@ from ebbflow.infra.errors import MemoryTierError
 from ebbflow.infra.memory.peer import PeerAddress, PeerLink
 from ebbflow.infra.memory.protocol import Frame
 from ebbflow.infra.memory.registry import MemoryRegistry
+from ebbflow.infra.storage import files
 
 _BACK_OFF = (1.0, 30.0)  # s before a daemon that did not answer is tried again: the first, the most
 
@@ -56,15 +57,20 @@ class PeerLinks:
         return self._links.get(name)
 
     def connect(self) -> None:
-        """Connect to the daemons to which there is no link and whose back-off is over."""
-        for address in self._registry.addresses():
-            at, wait = self._retry.get(address.name, (0.0, _BACK_OFF[0]))
-            if address.name in (self._exclude, *self._links) or self._clock.now() < at:
-                continue
-            try:
-                link = self._open(address)
-            except MemoryTierError as exc:
-                self.problems[address.name] = str(exc)
+        """Connect to the daemons to which there is no link and whose back-off is over.
+
+        Several at a time: each of those whose machine is gone takes as long as a connection may.
+        """
+        known, now = (self._exclude, *self._links), self._clock.now()
+        due = [
+            one
+            for one in self._registry.addresses()
+            if one.name not in known and now >= self._retry.get(one.name, (0.0, 0.0))[0]
+        ]
+        for address, link in zip(due, files.in_parallel(self._try, due), strict=True):
+            if isinstance(link, MemoryTierError):
+                wait = self._retry.get(address.name, (0.0, _BACK_OFF[0]))[1]
+                self.problems[address.name] = str(link)
                 self._retry[address.name] = self._clock.now() + wait, min(2.0 * wait, _BACK_OFF[1])
                 continue
             self._retry.pop(address.name, None)
@@ -78,6 +84,12 @@ class PeerLinks:
         """End all connections."""
         for link in self.all:
             link.close()
+
+    def _try(self, address: PeerAddress) -> PeerLink | MemoryTierError:
+        try:
+            return self._open(address)
+        except MemoryTierError as exc:
+            return exc
 
     def _open(self, address: PeerAddress) -> PeerLink:
         link = PeerLink(address, self._token, self._client, self._received, self._end)
