@@ -122,6 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--ways", default=",".join(WAYS), help="what is served")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each phase of small requests")
     parser.add_argument("--out", type=Path, help="folder for a file of the results")
     options = parser.parse_args()
@@ -140,9 +141,15 @@ def main() -> None:
             ]
             key = MemoryRegistry().gateway_key()
             list(pool.map(time.sleep, [1.0] * max(CLIENTS)))  # all are there
-            stores = (f"memory+s3://{_BUCKET}/memory", f"s3://{_BUCKET}/store", f"{folder}/disk")
-            for way, store in zip(WAYS, stores, strict=True):
-                with served(store) as port:
+            stores = dict(
+                zip(
+                    WAYS,
+                    (f"memory+s3://{_BUCKET}/memory", f"s3://{_BUCKET}/store", f"{folder}/disk"),
+                    strict=True,
+                )
+            )
+            for way in options.ways.split(","):
+                with served(stores[way]) as port:
                     for clients in CLIENTS:
                         row = {"way": way, "clients": clients}
                         rows.append(row | measured(pool, port, key, clients, options.seconds))
