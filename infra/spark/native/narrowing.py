@@ -44,7 +44,9 @@ def narrowings(
     for column in columns(sliced):
         if types.exact(column.type):
             seen = _Narrowed(number_of, sliced, tables)
-            seen.at(*_highest(path, column.id))
+            for node, equal in _equal(path, column.id):
+                for one in sorted(equal):
+                    seen.at(node, one)
             others = tuple(sorted(seen.columns))
             if others:
                 found.append(Narrowing(column.name, column.type, others))
@@ -181,6 +183,20 @@ def _highest(path: list[Node], column: int) -> tuple[Node, int]:
             column = passed[0]
         node = above
     return node, column
+
+
+def _equal(path: list[Node], column: int) -> Iterator[tuple[Node, set[int]]]:
+    """Iterate over the operators on the path and, of each, the ids of columns that have the value of a scan's column
+    in all rows: what is above a join may be tied to the key of its other side."""
+    equal = {column}
+    for node in path:
+        if node.kind == "Project":
+            equal = {new for new, old in _passed(node.expressions("projectList")) if old in equal}
+        elif node.kind == "Filter" or (node.kind == "Join" and node.object("joinType") in ("Inner", "Cross")):
+            pairs = list(equalities(node.expression("condition"))) if node.fields.get("condition") else []
+            while more := {one for pair in pairs if equal & {*pair} for one in pair} - equal:
+                equal = equal | more
+        yield node, equal
 
 
 def _passed(items: tuple[Node, ...]) -> Iterator[tuple[int, int]]:
