@@ -1,4 +1,7 @@
-"""Spark's aggregate calls in DuckDB: parts that add up over slices, and what the call is of them."""
+"""Spark's aggregate calls in DuckDB: parts that add up over slices, and what the call is of them.
+
+Calls over windows are of such parts too, but of all rows.
+"""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +11,16 @@ from ebbflow.infra.spark.native.expressions import Translator, Typed, cast, fail
 from ebbflow.infra.spark.native.types import Decimal, decimal
 
 _ROUNDED = 11  # digits up to which Spark takes means of decimals in floating point
+_TOLD = 10  # digits up to which both engines write such a mean alike where it lies between two decimals
 _DOUBLE = 2**53  # whole numbers up to here are doubles
+_CALLS = ("Count", "Sum", "Average", "Min", "Max")
+_RANKS = {"Rank": "rank()", "DenseRank": "dense_rank()", "RowNumber": "row_number()"}
+_FRAMES = {"RowFrame": "ROWS", "RangeFrame": "RANGE"}
+_BOUNDS = {
+    "UnboundedPreceding$": "UNBOUNDED PRECEDING",
+    "CurrentRow$": "CURRENT ROW",
+    "UnboundedFollowing$": "UNBOUNDED FOLLOWING",
+}
 
 
 @dataclass
@@ -16,12 +28,17 @@ class Calls:
     """The aggregate calls of one operator.
 
     ``parts`` are calls of DuckDB's as columns ``a0``, ``a1``, ...; each may be computed of slices, and merged by the
-    function beside it, but for those over distinct values.
+    function beside it. Calls over distinct values are computed when slices are merged, which have kept ``values``.
     """
 
     writer: Translator
-    parts: dict[str, str] = field(default_factory=dict)  # call -> the function that merges it
-    distinct: bool = False
+    parts: dict[str, str] = field(
+        default_factory=dict
+    )  # call -> the function that merges it, or a call of a value
+    values: list[str] = field(
+        default_factory=list
+    )  # of which distinct ones count: columns ``d0``, ``d1``, ...
+    whole: bool = False  # some call can only be computed of all rows
 
     def of(self, node: Node) -> Typed:
         """Return a call's value in terms of ``parts``. Raises ``NotNativeError``."""
@@ -30,13 +47,55 @@ class Calls:
         only = ""
         if condition:
             only = f" FILTER (WHERE {self.writer.of(condition[0]).sql})"
-        if function.kind not in ("Count", "Sum", "Average", "Min", "Max"):
+        if function.kind not in _CALLS:
             raise NotNativeError(f"the aggregate {function.kind} is not proven to be equal")
-        self.distinct = self.distinct or distinct
+        self.whole = self.whole or (distinct and bool(condition))
         found: Typed = getattr(self, f"_{function.kind.lower()}")(
             function, "DISTINCT " if distinct else "", only
         )
         return found
+
+    def over(self, node: Node) -> Typed:
+        """Return the value of a call over a window in terms of ``parts``, none of which can be merged.
+
+        Raises ``NotNativeError``.
+        """
+        function, window = node.children
+        if function.kind in _RANKS:
+            rank = self._part(f"{_RANKS[function.kind]} OVER ({self._partitions(window)})", "")
+            return Typed(f"CAST({rank} AS INTEGER)", "integer")
+        if function.kind != "AggregateExpression" or len(function.children) > 1:
+            raise NotNativeError(f"{function.kind} over a window is not proven to be equal")
+        (call,) = function.children
+        if function.fields.get("isDistinct") or call.kind not in _CALLS:
+            raise NotNativeError(f"the aggregate {call.kind} over a window is not proven to be equal")
+        known = decimal(self._argument(call).type) if call.kind in ("Sum", "Average") else None
+        if known is not None and known.precision + 10 > types.MOST:
+            raise NotNativeError("a sum over a window may have more digits than are proven to be equal")
+        found: Typed = getattr(self, f"_{call.kind.lower()}")(call, "", f" OVER ({self._framed(window)})")
+        return found
+
+    def _partitions(self, window: Node) -> str:
+        """Return a window's partitions and their order."""
+        by, order = list[str](), list[str]()
+        for child in window.children[:-1]:  # the last one is the frame
+            key = self.writer.of(child.children[0] if child.kind == "SortOrder" else child)
+            if not types.exact(key.type):
+                raise NotNativeError(f"windows by {key.type} are not proven to be equal")
+            if child.kind == "SortOrder":
+                order.append(f"{key.sql} {direction(child)}")
+            else:
+                by.append(key.sql)
+        clauses = (("PARTITION BY", by), ("ORDER BY", order))
+        return " ".join(f"{words} {', '.join(keys)}" for words, keys in clauses if keys)
+
+    def _framed(self, window: Node) -> str:
+        """Return a window and which rows around its own a row's call sees."""
+        frame = window.children[-1]
+        kind, bounds = _FRAMES.get(frame.object("frameType")), [_BOUNDS.get(c.kind) for c in frame.children]
+        if kind is None or len(bounds) != 2 or None in bounds:
+            raise NotNativeError("a frame of some rows or values is not proven to be equal")
+        return f"{self._partitions(window)} {kind} BETWEEN {bounds[0]} AND {bounds[1]}"
 
     def _part(self, call: str, merged: str) -> str:
         self.parts.setdefault(call, merged)
@@ -55,8 +114,17 @@ class Calls:
             if any(child.fields["value"] is None for child in function.children):
                 raise NotNativeError("counting nulls is not proven to be equal")
             return Typed(f"CAST({self._part(f'count(*){only}', 'sum')} AS BIGINT)", "long")
-        call = f"count({distinct}{self._argument(function).sql}){only}"
-        return Typed(f"CAST({self._part(call, 'sum')} AS BIGINT)", "long")
+        return Typed(f"CAST({self._counted(self._argument(function).sql, distinct, only)} AS BIGINT)", "long")
+
+    def _counted(self, sql: str, distinct: str, only: str) -> str:
+        merged = f"count(DISTINCT {self._value(sql)})" if distinct else "sum"
+        return self._part(f"count({distinct}{sql}){only}", merged)
+
+    def _value(self, sql: str) -> str:
+        """Return the column of an argument of which distinct values count."""
+        if sql not in self.values:
+            self.values.append(sql)
+        return f"d{self.values.index(sql)}"
 
     def _sum(self, function: Node, distinct: str, only: str) -> Typed:
         sql, kind = self._argument(function)
@@ -73,12 +141,16 @@ class Calls:
         if known is None and kind not in types.INTEGERS:
             raise NotNativeError(f"the sum of {kind} is not proven to be equal")
         # Parquet has no whole numbers of 128 bits
-        scale = known.scale if known else 0
-        return self._part(f"CAST(sum({distinct}{sql}){only} AS DECIMAL({types.MOST},{scale}))", "sum")
+        kept = f"DECIMAL({types.MOST},{known.scale if known else 0})"
+        merged = f"CAST(sum(DISTINCT {self._value(sql)}) AS {kept})" if distinct else "sum"
+        return self._part(f"CAST(sum({distinct}{sql}){only} AS {kept})", merged)
 
-    def _beyond(self, sql: str, only: str, limit: int) -> str:
-        """Return a test that some of the whole numbers might add up to more than ``limit``, in whatever order."""
+    def _beyond(self, sql: str, only: str, limit: int, digits: Decimal | None = None) -> str:
+        """Return a test that some of the whole numbers, or of the ``digits`` of decimals, might add up to more than
+        ``limit``, in whatever order."""
         top, least = self._part(f"max({sql}){only}", "max"), self._part(f"min({sql}){only}", "min")
+        if digits is not None:
+            top, least = unscaled(top, digits), unscaled(least, digits)
         count = self._part(f"count({sql}){only}", "sum")
         most = f"(CAST(greatest({top}, -1 - {least}) AS HUGEINT) + 1)"
         return f"({most} * CAST({count} AS HUGEINT) > {limit})"
@@ -86,15 +158,21 @@ class Calls:
     def _average(self, function: Node, distinct: str, only: str) -> Typed:
         sql, kind = self._argument(function)
         known = decimal(kind)
-        if known is not None and known.precision <= _ROUNDED:
+        if known is not None and _TOLD < known.precision <= _ROUNDED:
             raise NotNativeError(f"the mean of {kind}, which Spark rounds twice, is not proven to be equal")
         total = self._total(sql, kind, distinct, only)
-        count = f"CAST({self._part(f'count({distinct}{sql}){only}', 'sum')} AS HUGEINT)"
+        count = f"CAST({self._counted(sql, distinct, only)} AS HUGEINT)"
         if known is None:
             quotient_ = f"(CAST({total} AS DOUBLE) / CAST({count} AS DOUBLE))"
             return Typed(failing(self._beyond(sql, only, _DOUBLE), _unless_none(count, quotient_)), "double")
         result = types.averaged(known)
         wide = Decimal(types.MOST, known.scale)
+        if known.precision <= _ROUNDED:  # Spark divides doubles twice, and rounds what it would write of that
+            total = f"CAST({unscaled(total, wide)} AS DOUBLE)"
+            mean = f"{total} / CAST({count} AS DOUBLE) / CAST(1e{known.scale} AS DOUBLE)"
+            mean = cast(f"CAST({mean} AS VARCHAR)", result.name)
+            beyond = self._beyond(sql, only, _DOUBLE, known)
+            return Typed(failing(beyond, _unless_none(count, mean)), result.name)
         mean = quotient(unscaled(total, wide), count, result, result.scale - known.scale)
         return Typed(_unless_none(count, mean), result.name)
 
@@ -105,6 +183,14 @@ class Calls:
     def _max(self, function: Node, _: str, only: str) -> Typed:
         sql, kind = self._argument(function)
         return Typed(self._part(f"max({sql}){only}", "max"), kind)
+
+
+def direction(item: Node) -> str:
+    """Return how a key of an order sorts. Raises ``NotNativeError``."""
+    way, nulls = item.object("direction"), item.object("nullOrdering")
+    if way not in ("Ascending", "Descending") or nulls not in ("NullsFirst", "NullsLast"):
+        raise NotNativeError("an order that is unknown")
+    return f"{'ASC' if way == 'Ascending' else 'DESC'} NULLS {'FIRST' if nulls == 'NullsFirst' else 'LAST'}"
 
 
 def _unless_none(count: str, value: str) -> str:

@@ -15,7 +15,7 @@ from ebbflow.infra.spark.native.expressions import (
     quotient,
     unscaled,
 )
-from ebbflow.infra.spark.native.types import decimal, duckdb_type
+from ebbflow.infra.spark.native.types import Decimal, decimal, duckdb_type
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 DAY = 86_400_000_000  # microseconds
@@ -30,6 +30,14 @@ def _check_constants(node: Node, kind: str) -> None:
     """Raise ``NotNativeError`` for arithmetic of constants that may fail: Spark may compute it where no row asks."""
     if kind in types.INTEGERS and _constant_only(node) and _whole(node) is None:
         raise NotNativeError("arithmetic of constants is not proven to be equal")
+
+
+def _number(node: Node) -> bool:
+    """Tell whether an expression is a number that is written, other than zero."""
+    while node.kind == "Cast":
+        (node,) = node.children
+    digits = str(node.fields.get("value")).lstrip("-").replace(".", "", 1)
+    return node.kind == "Literal" and digits.isdecimal() and digits.strip("0") != ""
 
 
 def _whole(node: Node) -> int | None:
@@ -63,7 +71,7 @@ def _arithmetic(sign: str) -> Rule:
     def write(writer: Translator, node: Node) -> Typed:
         (a, left), (b, right) = writer.all(node)
         _check_constants(node, left)
-        if left == right and (left in types.INTEGERS or left == "double"):
+        if left == right and (left in types.INTEGERS or left == "double" or (left == "byte" and sign == "+")):
             return Typed(f"({a} {sign} {b})", left)
         one, other = decimal(left), decimal(right)
         if one is None or other is None:
@@ -83,7 +91,7 @@ def _arithmetic(sign: str) -> Rule:
 
 def _divide(writer: Translator, node: Node) -> Typed:
     (a, left), (b, right) = writer.all(node)
-    if _constant_only(node):
+    if _constant_only(node) and not all(map(_number, node.children)):
         raise NotNativeError("a quotient of constants is not proven to be equal")
     if left == right == "double":
         return Typed(failing(f"{b} = 0", f"({a} / {b})"), left)
@@ -103,6 +111,22 @@ def _remainder(writer: Translator, node: Node) -> Typed:
     if left != right or left not in types.INTEGERS:
         raise NotNativeError(f"{left} % {right} is not proven to be equal")
     return Typed(failing(f"{b} = 0", f"({a} % {b})"), left)
+
+
+def _round(writer: Translator, node: Node) -> Typed:
+    value, places = node.children
+    (sql, kind), digits = writer.of(value), _whole(places)
+    known = decimal(kind)
+    if digits is None or not 0 <= digits < types.MOST or _constant_only(node):
+        raise NotNativeError("rounding before the point, or a constant, is not proven to be equal")
+    if known is not None:
+        scale = min(known.scale, digits)
+        result = Decimal(min(known.precision - known.scale + 1 + scale, types.MOST), scale).name
+        return Typed(cast(sql, result), result)
+    if kind != "double":
+        raise NotNativeError(f"rounding {kind} is not proven to be equal")
+    rounded = cast(f"CAST({sql} AS VARCHAR)", Decimal(types.MOST, digits).name)  # what it is written as
+    return Typed(f"CAST(CAST({rounded} AS VARCHAR) AS DOUBLE)", kind)
 
 
 def _of_number(pattern: str) -> Rule:
@@ -131,11 +155,27 @@ def _cast(writer: Translator, node: Node) -> Typed:
     a, b = decimal(kind), decimal(target)
     if (kind in types.INTEGERS or a is not None) and b is not None:
         return Typed(cast(sql, target), target)
-    if kind in types.INTEGERS and target in (*types.INTEGERS, "double", "string"):
+    if kind in (*types.INTEGERS, "byte") and target in types.INTEGERS:
         return Typed(cast(sql, target), target)
-    if a is not None and target == "double" and a.precision <= _EXACT_DOUBLE:
+    if child.kind == "BitwiseAnd" and target == "byte":
         return Typed(cast(sql, target), target)
+    if kind in types.INTEGERS and target in ("double", "string"):
+        return Typed(cast(sql, target), target)
+    if a is not None and target == "double":  # DuckDB rounds twice where one division is not exact
+        return Typed(cast(sql if a.precision <= _EXACT_DOUBLE else f"CAST({sql} AS VARCHAR)", target), target)
     raise NotNativeError(f"a cast from {kind} to {target} is not proven to be equal")
+
+
+def _grouping(writer: Translator, node: Node) -> Typed:
+    """Write whether a set of groups leaves out a key: the bit of it in the set's number."""
+    shifted, one = node.children
+    if shifted.kind != "ShiftRight" or shifted.children[0].kind != "AttributeReference" or _whole(one) != 1:
+        raise NotNativeError("arithmetic of bits is not proven to be equal")
+    sets, place = shifted.children
+    if sets.attribute.name != "spark_grouping_id":
+        raise NotNativeError("arithmetic of bits is not proven to be equal")
+    sql, kind = writer.of(sets)
+    return Typed(f"(({sql} >> {_whole(place)}) & 1)", kind)
 
 
 def _fits(literal: Node, kind: str, target: str) -> bool:
@@ -171,8 +211,10 @@ RULES: Mapping[str, Rule] = {
     "Multiply": _arithmetic("*"),
     "Divide": _divide,
     "Remainder": _remainder,
+    "Round": _round,
     "UnaryMinus": _of_number("(-{})"),
     "UnaryPositive": _of_number("{}"),
     "Abs": _of_number("abs({})"),
+    "BitwiseAnd": _grouping,
     "Cast": _cast,
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 PASSED = ("SubqueryAlias", "ResolvedHint", "View")  # operators that change nothing
+EACH = ("Project", "Filter", "Expand", *PASSED)  # each row of these comes from one row below
 ROWWISE = ("Sort", "Distinct")  # what is dropped below them is dropped above them, and nothing else changes
 
 
@@ -85,9 +86,31 @@ class Node:
             yield from child.walk()
 
 
-def parse(text: str) -> Node:
-    """Return the tree of ``TreeNode.toJSON``, common table expressions that one operator reads in their place."""
-    return _inlined(tree(json.loads(text)))
+def resolved(frame: Any) -> Node:
+    """Return the tree of the plan that Spark has resolved a frame to, common table expressions that one operator
+    reads in their place."""
+    plan = frame._jdf.queryExecution().analyzed()
+    flat = json.loads(plan.toJSON())
+    if expands := [node for node in flat if node["class"].endswith(".Expand")]:
+        array = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.expressions.CreateArray
+        for node, expand in zip(expands, _expands(plan), strict=True):
+            # which toJSON leaves out; those in subqueries stay so
+            node["projections"] = [
+                json.loads(array(row, False).toJSON()) for row in _each(expand.projections())
+            ]
+    return _inlined(tree(flat))
+
+
+def _expands(plan: Any) -> Iterator[Any]:
+    """Iterate over the operators in Spark's own plan that make several rows of one, in preorder."""
+    if plan.nodeName() == "Expand":
+        yield plan
+    for child in _each(plan.children()):
+        yield from _expands(child)
+
+
+def _each(sequence: Any) -> Iterator[Any]:
+    return (sequence.apply(number) for number in range(sequence.size()))
 
 
 def tree(flat: Sequence[Mapping[str, Any]]) -> Node:
@@ -108,6 +131,39 @@ def tree(flat: Sequence[Mapping[str, Any]]) -> Node:
         )
 
     return read()
+
+
+def sources(node: Node) -> Iterator[Node]:
+    """Iterate over the scans and unions below an operator of whose rows each of its own comes from one."""
+    if node.scans or node.kind == "Union":
+        yield node
+    elif node.kind in EACH:
+        yield from sources(node.children[0])
+    elif node.kind == "Join":
+        left, right = node.children
+        kind = node.object("joinType")
+        if kind in ("Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"):
+            yield from sources(left)
+        if kind in ("Inner", "Cross", "RightOuter"):
+            yield from sources(right)
+
+
+def divisible(node: Node) -> list[Node]:
+    """Return the scans below an operator whose slices give slices of its rows."""
+    return [one for one in sources(node) if one.scans]
+
+
+def arms(union: Node) -> Iterator[tuple[Node, frozenset[int]]]:
+    """Iterate over what a union consists of, each with the operators, by id(node), that have none of its rows."""
+    for arm in union.children:
+        others = frozenset(id(other) for other in union.children if other is not arm)
+        below = arm
+        while below.kind in EACH and not below.scans:
+            below = below.children[0]
+        if below.kind == "Union":
+            yield from ((inner, others | more) for inner, more in arms(below))
+        else:
+            yield arm, others
 
 
 def outputs(plan: Node) -> list[int]:

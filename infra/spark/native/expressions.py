@@ -20,6 +20,7 @@ class Typed(NamedTuple):
     type: str
 
 
+_CALLED = ("AggregateExpression", "WindowExpression")
 Subquery = Callable[[Node], tuple[str, tuple[str, ...]]]  # a subquery's plan: its SQL and its columns' types
 
 
@@ -31,7 +32,7 @@ class Translator:
         rules: how the kinds of expressions are written that are proven to be equal.
         subquery: writes the plan of one.
         replaced: what was computed below, by the text that it stands for.
-        calls: writes aggregate calls, where there may be any.
+        calls: writes calls of aggregates, or over windows, where there may be any.
         escapes: the statement may name an escape character, which Spark's plan does not show.
         common: what a reference to a common expression means.
     """
@@ -45,7 +46,7 @@ class Translator:
 
     def of(self, node: Node) -> Typed:
         """Return ``node`` in DuckDB's SQL. Raises ``NotNativeError``."""
-        if node.kind == "AggregateExpression":
+        if node.kind in _CALLED:
             if self.calls is None:
                 raise NotNativeError("an aggregate stands where none can be computed")
             return self.calls(node)
@@ -70,7 +71,7 @@ Rule: TypeAlias = Callable[[Translator, Node], Typed]
 
 
 def _free_of_calls(node: Node) -> bool:
-    return all(n.kind != "AggregateExpression" for n in node.walk())
+    return all(n.kind not in _CALLED for n in node.walk())
 
 
 def quoted(text: str) -> str:

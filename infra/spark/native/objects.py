@@ -264,6 +264,20 @@ def tidy(job: StageJob) -> None:
     remove_hidden(job.output)
 
 
+def tidy_within(seconds: float, job: StageJob) -> None:
+    """Tidy in a thread, and wait for that no longer than ``seconds``."""
+    thread = threading.Thread(target=tidy, args=(job,), name="ebbflow-cancel", daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def rows_of(output: StorageLocation, name: str) -> int:
+    """Return the rows of a part file."""
+    import pyarrow.parquet as pq
+
+    return int(pq.read_metadata(output.path(name), filesystem=output.fs()).num_rows)
+
+
 def remove_hidden(output: StorageLocation) -> None:
     """Remove what tasks have left in a stage's directory besides its part files.
 

@@ -3,11 +3,19 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from ebbflow.infra.spark.native import types
-from ebbflow.infra.spark.native.catalyst import Attribute, Node, NotNativeError
+from ebbflow.infra.spark.native.catalyst import (
+    EACH,
+    Attribute,
+    Node,
+    NotNativeError,
+    arms,
+    divisible,
+    sources,
+)
 from ebbflow.infra.spark.native.exchange.costs import Exchanged, Statements, Ways
 from ebbflow.infra.spark.native.exchange.hashes import BUCKET, BUCKETS, Exchange
 from ebbflow.infra.spark.native.expressions import cast, identifier
@@ -23,10 +31,7 @@ from ebbflow.infra.spark.native.narrowing import (
 )
 from ebbflow.infra.spark.native.statements import Query, Writer
 
-_GATHERING = ("Sort", "GlobalLimit", "Distinct", "Aggregate")
-_PASSED = ("Project", "Filter", "SubqueryAlias", "ResolvedHint", "View")
-_BOTH = ("Inner", "Cross")
-_LEFT = ("LeftOuter", "LeftSemi", "LeftAnti")
+_GATHERING = ("Sort", "GlobalLimit", "Distinct", "Aggregate", "Window")
 _ONE_VALUE = 0.1  # of rows that pass a test for one value
 _RANGE = 1 / 3  # of rows that pass another test (P. Selinger et al., SIGMOD 1979, table 1)
 _LEAST = 0.01  # of rows that tests leave
@@ -47,6 +52,10 @@ class Program:
     narrowings: tuple[Narrowing, ...] = ()  # what ``first`` can leave out of other scans
     exchanger: "Exchanger | None" = None
     full: tuple[tuple[int, str], ...] = ()  # scans of a full join, and their columns that it makes equal
+    used: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by scan: columns that ``first`` needs
+    arms: tuple[
+        "Program", ...
+    ] = ()  # those of the parts of a union, in which each row comes from one of them
 
     @property
     def ways(self) -> Ways | None:
@@ -62,11 +71,6 @@ class Program:
             if self.sliced in equal and len(equal) > 1:
                 found.append(equal)
         return Ways(found, self.exchanger.of)
-
-    @property
-    def used(self) -> dict[int, tuple[str, ...]]:
-        """Return by scan the columns that ``first`` needs of it."""
-        return self.exchanger.used(self.first) if self.exchanger is not None else {}
 
     @property
     def split(self) -> Statements:
@@ -93,7 +97,7 @@ def program(
     scans = {number: table for number, (table, _) in writer.scans.items()}
     gathering = _gathering(_last(plan))
     below = _last(plan) if gathering is None else gathering.children[0]
-    found = [(sizes[str(v.fields["desc"]["identifier"]["table"]).lower()], v) for v in _divisible(below)]
+    found = [(sizes[str(v.fields["desc"]["identifier"]["table"]).lower()], v) for v in divisible(below)]
     full = [] if found else _fully_joined(below)
     exchanger = Exchanger(writer, plan, below, tuple(output), sizes)
     pairs = tuple((writer.number_of(view), column.name) for view, column in full)
@@ -105,9 +109,36 @@ def program(
         number = max(pairs, key=lambda pair: sizes[scans[pair[0]]])[0]
     else:
         split = None
+    united = _united(writer, plan, output, below)
     if split is None:
-        return Program(scans, None, "", "", whole, tuple(output))
-    return Program(scans, number, *split, whole, tuple(output), narrowed, exchanger, pairs)
+        return Program(scans, None, "", "", whole, tuple(output), arms=united)
+    used = exchanger.used(split.first)
+    return Program(scans, number, *split, whole, tuple(output), narrowed, exchanger, pairs, used, united)
+
+
+def _united(
+    writer: Writer, plan: Node, output: Sequence[tuple[str, str]], below: Node
+) -> tuple[Program, ...]:
+    """Return the programs of the parts of the largest union that is larger than each scan that can be sliced."""
+
+    def size(node: Node) -> int:
+        return sum(writer.tables[writer.scans[writer.number_of(v)][0]] for v in node.walk() if v.scans)
+
+    union = max(sources(below), key=size, default=below)
+    found = list[Program]()
+    for arm, others in arms(union) if union.kind == "Union" else ():
+        own = writer.anew(others)
+        _, split = _statements(own, plan, output)
+        if split is None:
+            return ()
+        numbers = {int(number) for number in re.findall(r"\bs(\d+)\b", split.first)} & own.scans.keys()
+        scans = {number: own.scans[number][0] for number in sorted(numbers)}
+        view = max(divisible(arm), key=size, default=None)
+        sliced = None if view is None else own.number_of(view)
+        narrowed = () if view is None else narrowings(plan, arm, view, own.number_of)
+        used = Exchanger(own, plan, below, tuple(output), writer.tables).used(split.first)
+        found.append(Program(scans, sliced, *split, split.first, tuple(output), narrowed, used=used))
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +199,7 @@ class Exchanger:
             return None
         by = [k for k in gathering.expressions("groupingExpressions") if k.kind == "AttributeReference"]
         groups = {k.attribute.id for k in by}
-        for view in _divisible(self.below):
+        for view in divisible(self.below):
             name = keys.get(self.writer.number_of(view))
             if any(passes(self.below, view, c) in groups for c in columns(view) if c.name == name):
                 return gathering
@@ -207,7 +238,7 @@ class Exchanger:
             plan = one.test.children[-1].expression("plan")
             size = sum(self._size(view) for view in plan.walk() if view.scans)
             add(one.scan, one.column, writer.inner(plan), size, _ONE_VALUE)
-        for view in _divisible(self.below):
+        for view in divisible(self.below):
             tests = [test for test in pushed(self.below, view) if test.kind != "InSubquery"]
             if not tests:
                 continue
@@ -306,12 +337,12 @@ def _first(writer: Writer, plan: Node, gathering: Node) -> str | None:
     merged."""
     if gathering.kind == "Aggregate":
         above, groups = writer.grouped(gathering)
-        if groups.calls.distinct:
+        if groups.calls.whole:
             return None
-        first = groups.complete(writer.query(gathering.children[0]).source)
+        first = groups.sliced(writer.query(gathering.children[0]).source)
         writer.stored[id(gathering)] = above.over(groups.merged())
         return first[1:-1]
-    top = _limit_above(plan, gathering) or gathering
+    top = (_limit_above(plan, gathering) if gathering.kind != "Window" else None) or gathering
     part = writer.query(top) if top.kind in ("GlobalLimit", "Distinct") else writer.query(top.children[0])
     parts = Query("SELECT * FROM parts", part.columns)
     child = gathering.children[0]
@@ -336,36 +367,18 @@ def _limit_above(plan: Node, sort: Node) -> Node | None:
 def _gathering(plan: Node, above: Node | None = None) -> Node | None:
     """Return the lowest operator on the way from the result down, as far as ``above``, that must see all rows."""
     found, node = None, plan
-    while node is not above and node.kind in (*_PASSED, *_GATHERING, "LocalLimit") and node.children:
+    while node is not above and node.kind in (*EACH, *_GATHERING, "LocalLimit") and node.children:
         if node.kind in _GATHERING:
             found = node
         node = node.children[0]
     return found
 
 
-def _divisible(node: Node) -> list[Node]:
-    """Return the scans below ``node`` whose slices give slices of its rows: each row of it comes of one of theirs."""
-    if node.scans:
-        return [node]
-    if node.kind in _PASSED:
-        return _divisible(node.children[0])
-    if node.kind == "Join":
-        left, right = node.children
-        kind = node.object("joinType")
-        if kind in _BOTH:
-            return _divisible(left) + _divisible(right)
-        if kind in _LEFT:
-            return _divisible(left)
-        if kind == "RightOuter":
-            return _divisible(right)
-    return []
-
-
 def _fully_joined(below: Node) -> list[tuple[Node, Attribute]]:
     """Return of a full join right below ``below`` the scans of both sides each of whose rows gives rows of that side,
     with their columns that the join makes equal; nothing: there is no such join."""
     node = below
-    while node.kind in _PASSED and not node.scans:
+    while node.kind in EACH and not node.scans:
         node = node.children[0]
     if node.kind != "Join" or node.object("joinType") != "FullOuter" or not node.fields.get("condition"):
         return []
@@ -379,5 +392,5 @@ def _fully_joined(below: Node) -> list[tuple[Node, Attribute]]:
 
 def _source(side: Node, column: int) -> tuple[Node, Attribute] | None:
     """Return the scan each of whose rows gives rows of ``side``, and its column that is ``column`` there."""
-    pairs = ((view, one) for view in _divisible(side) for one in columns(view))
+    pairs = ((view, one) for view in divisible(side) for one in columns(view))
     return next((p for p in pairs if types.exact(p[1].type) and passes(side, *p) == column), None)

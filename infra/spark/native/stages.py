@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ebbflow.infra.errors import StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.spark.failures import first_line
-from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, parse
+from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, resolved
 from ebbflow.infra.spark.native.exchange import costs, hashes
 from ebbflow.infra.spark.native.exchange.costs import ByHash
 from ebbflow.infra.spark.native.narrowing import RANGED
@@ -24,7 +24,8 @@ from ebbflow.infra.spark.native.objects import (
     check_places,
     mark,
     remove_hidden,
-    tidy,
+    rows_of,
+    tidy_within,
     until_tasks_have_left,
     withdraw,
 )
@@ -37,7 +38,6 @@ from ebbflow.infra.spark.settings import LEAST_MEMORY, addresses, has_nodes_here
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import public_settings
-from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
 
 _SMALLEST = 8 << 20  # bytes of a slice below which another one costs more than it saves
@@ -68,6 +68,7 @@ class _Slice(NamedTuple):
     cut: Cut
     ranges: tuple[KeyRange, ...]  # of what it reads of other relations
     read: float  # bytes of other relations
+    made: Program  # whose relation it is of
 
 
 class NativeStages:
@@ -147,7 +148,7 @@ class NativeStages:
         if job.arms:
             run = partial(self._armed, job, cancelled)
         else:
-            plan = parse(frame._jdf.queryExecution().analyzed().toJSON())
+            plan = resolved(frame)
             sizes = {r.name.lower(): r.bytes for r in job.relations}
             made = program(plan, columns, sizes, escapes="escape" in job.sql.lower())
             run = partial(self._carried_out, made, job, self._way(made, job), cancelled)
@@ -175,7 +176,7 @@ class NativeStages:
         finally:
             self._begun.pop(job.id, None)
             if cancelled.is_set():  # nobody waits for what is left
-                _bounded(_TIDIED, partial(tidy, job))
+                tidy_within(_TIDIED, job)
             else:
                 remove_hidden(job.output)
             for folder in spilling:
@@ -201,6 +202,9 @@ class NativeStages:
         scans = {number: relations[name] for number, name in made.scans.items()}
         sizes = costs.scan_sizes(scans, made.used, self._room)
         whole = sum(size.read for size in sizes.values())
+        if made.arms and self._count(sum(r.bytes for r in scans.values()), job.expected) > 1:
+            with suppress(NotNativeError):  # of the whole more may be known
+                return [one for arm in made.arms for one in self._arm(arm, job, scans)]
         if made.sliced is not None and made.ways is not None:
             count = self._count(scans[made.sliced].bytes, job.expected)
             # tasks that write are as many as they have bytes for, however few those of the sliced relation are
@@ -225,6 +229,16 @@ class NativeStages:
         if whole > _ALONE:
             raise NotNativeError("it cannot be divided, and one task would read too much")
         return []
+
+    def _arm(self, arm: Program, job: StageJob, scans: Mapping[int, Relation]) -> list[_Slice]:
+        """Return the slices of a part of a union. Raises ``NotNativeError``."""
+        sizes = costs.scan_sizes({number: scans[number] for number in arm.scans}, arm.used, self._room)
+        if arm.sliced is not None:
+            count = self._count(scans[arm.sliced].bytes, job.expected)
+            return self._cuts(arm, scans, sizes, arm.sliced, count)
+        if sum(size.read for size in sizes.values()) > _ALONE:
+            raise NotNativeError("a part of a union cannot be divided, and one task would read too much")
+        return [_Slice(Cut(()), (), 0.0, arm)]
 
     @property
     def _cores(self) -> int:
@@ -264,7 +278,7 @@ class NativeStages:
                     return self._cuts(made, scans, sizes, sliced, 2 * count)
                 raise NotNativeError("tables that each task reads do not fit into its memory")
             read = sum(one.read * shares[number] for number, one in sizes.items() if number != sliced)
-            found.append(_Slice(cut, tuple(ranges), read))
+            found.append(_Slice(cut, tuple(ranges), read, made))
         return found
 
     def _armed(self, job: StageJob, cancelled: threading.Event) -> Native:
@@ -290,11 +304,11 @@ class NativeStages:
         if isinstance(way, ByHash):
             parts, before, split = self._exchanged(made, job, way, scans, cancelled)
         else:
-            for number, (cut, ranges, _) in enumerate(way):
-                own = tuple(replace(r, files=cut.files) if r.name == f"s{made.sliced}" else r for r in scans)
-                parts.append(
-                    Part(split.first, own, split.file.format(number), f"s{made.sliced}", cut.rows, ranges)
-                )
+            split = way[0].made.split
+            for number, (cut, ranges, _, part) in enumerate(way):
+                name, file = f"s{part.sliced}", split.file.format(number)
+                own = tuple(replace(r, files=cut.files) if r.name == name else r for r in scans)
+                parts.append(Part(part.first, own, file, name, cut.rows, ranges))
         done = self._job(job, parts, cancelled)
         every = [*before, *done]
         if not split.merge:
@@ -365,7 +379,7 @@ class NativeStages:
                 raise
             _log.warning("a task of %s failed and is repeated: %s", job.name, first_line(error))
             left = [p for p in parts if p.layout is not None or not output.is_file(p.file)]
-            done = [_found(output, p.file) for p in parts if p not in left]
+            done = [Done(rows_of(output, p.file)) for p in parts if p not in left]
             done += self._collected(replace(work, parts=tuple(left), last=True))
         if cancelled.is_set():
             raise StageCancelledError(f"{job.name} was cancelled")
@@ -381,18 +395,5 @@ class NativeStages:
         return found
 
 
-def _found(output: StorageLocation, name: str) -> Done:
-    import pyarrow.parquet as pq
-
-    return Done(int(pq.read_metadata(output.path(name), filesystem=output.fs()).num_rows))
-
-
 def _summed(last: Sequence[Done], all_: Sequence[Done], tasks: int) -> Native:
     return Native(sum(d.rows for d in last), tasks, sum(d.read for d in all_), sum(d.spilled for d in all_))
-
-
-def _bounded(seconds: float, action: Callable[[], object]) -> None:
-    """Do it in a thread, and wait for that no longer than ``seconds``."""
-    thread = threading.Thread(target=action, name="ebbflow-cancel", daemon=True)
-    thread.start()
-    thread.join(seconds)

@@ -7,9 +7,9 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ebbflow.infra.spark.native import arithmetic, comparisons, texts, types
-from ebbflow.infra.spark.native.aggregates import Calls
+from ebbflow.infra.spark.native.aggregates import Calls, direction
 from ebbflow.infra.spark.native.catalyst import Attribute, Node, NotNativeError, tree
-from ebbflow.infra.spark.native.expressions import Translator, Typed, identifier
+from ebbflow.infra.spark.native.expressions import Translator, Typed, cast, identifier
 
 _RULES = {**arithmetic.RULES, **comparisons.RULES, **texts.RULES}
 PARTS = "parts"  # the relation that a merge reads
@@ -57,10 +57,11 @@ class Writer:
         default_factory=dict
     )  # common table expressions, those that others read first
     _depth: int = 0  # of the subqueries around what is written
-    _passed: frozenset[int] = frozenset()  # by id(node): tests of filters and joins that every row passes
+    _passed: frozenset[int] = frozenset()  # by id(node): tests that every row passes, and parts of unions
 
     def anew(self, passed: frozenset[int]) -> "Writer":
-        """Return a writer of the same plan, with the same numbers of scans, that leaves out tests, by id(node)."""
+        """Return a writer of the same plan, with the same numbers of scans, that leaves out tests and parts of
+        unions, by id(node)."""
         return Writer(self.tables, self.escapes, _numbers=dict(self._numbers), _passed=passed)
 
     def complete(self, sql: str) -> str:
@@ -131,6 +132,22 @@ class Writer:
             columns.append(found)
             listed.append(f"{value.sql} AS {found.column}")
         return Query(f"SELECT {', '.join(listed)} FROM {source}", tuple(columns))
+
+    def _expand(self, node: Node) -> Query:
+        """Return each row once for every set that it is grouped by."""
+        if not node.fields.get("projections"):
+            raise NotNativeError("sets of groups in a subquery are not proven to be equal")
+        below, writer = self.query(node.children[0]), self._expressions()
+        rows = [[writer.of(value).sql for value in row.children] for row in node.expressions("projections")]
+        columns = tuple(tree(flat).attribute for flat in node.fields["output"])
+        listed = []
+        for column, *values in zip(columns, *rows, strict=True):
+            null = cast("NULL", column.type)
+            cases = " ".join(f"WHEN {n} THEN {value}" for n, value in enumerate(values))
+            value = values[0] if len({*values}) == 1 else f"CASE e {cases} ELSE {null} END"
+            listed.append(f"{value} AS {column.column}")
+        sets = f"(SELECT unnest(range({len(rows)})) AS e)"
+        return Query(f"SELECT {', '.join(listed)} FROM {below.source} CROSS JOIN {sets}", columns)
 
     def _filter(self, node: Node) -> Query:
         below = self.query(node.children[0])
@@ -203,14 +220,19 @@ class Writer:
             raise NotNativeError("a sort within partitions is not proven to be equal")
         keys = []
         for item in node.expressions("order"):
-            direction, nulls = item.object("direction"), item.object("nullOrdering")
-            if direction not in ("Ascending", "Descending") or nulls not in ("NullsFirst", "NullsLast"):
-                raise NotNativeError("an order that is unknown")
-            keys.append(
-                f"{self._expressions().of(item.children[0]).sql} {'ASC' if direction == 'Ascending' else 'DESC'} "
-                f"NULLS {'FIRST' if nulls == 'NullsFirst' else 'LAST'}"
-            )
+            keys.append(f"{self._expressions().of(item.children[0]).sql} {direction(item)}")
         return ", ".join(keys)
+
+    def _window(self, node: Node) -> Query:
+        below = self.query(node.children[0])
+        calls = Calls(self._expressions())
+        writer = Translator(_RULES, self._subquery, {}, calls.over, self.escapes)
+        above = Above(self, node.expressions("windowExpressions"), writer)
+        above.over("nothing")  # collects the calls
+        parts = ", ".join(f"{call} AS a{i}" for i, call in enumerate(calls.parts))
+        found = above.over(f"(SELECT *, {parts} FROM {below.source})")
+        listed = f"{_listed(below)}, {found.sql.removeprefix('SELECT ')}"
+        return Query(f"SELECT {listed}", below.columns + found.columns)
 
     def _globallimit(self, node: Node) -> Query:
         (child,) = node.children
@@ -235,8 +257,8 @@ class Writer:
     def _union(self, node: Node) -> Query:
         if node.fields.get("byName") or node.fields.get("allowMissingCol"):
             raise NotNativeError("a union by name is not proven to be equal")
-        arms = [self.query(child) for child in node.children]
-        first = arms[0]
+        every = [(self.query(child), id(child) not in self._passed) for child in node.children]
+        first, arms = every[0][0], [arm for arm, read in every if read]
         for arm in arms:
             if [c.type for c in arm.columns] != [c.type for c in first.columns]:
                 raise NotNativeError("a union of unlike types is not proven to be equal")
@@ -312,18 +334,30 @@ class Groups:
     calls: Calls
 
     def complete(self, source: str) -> str:
-        """Return the groups of ``source``, or of a slice of it."""
-        listed = [f"{text} AS {key.sql}" for text, key in self.keys.items()]
-        listed += [f"{call} AS a{i}" for i, call in enumerate(self.calls.parts)]
-        by = f" GROUP BY {', '.join(self.keys)}" if self.keys else ""
-        return f"(SELECT {', '.join(listed) or '1 AS one'} FROM {source}{by})"
+        """Return the groups of ``source``."""
+        calls = [f"{call} AS a{i}" for i, call in enumerate(self.calls.parts)]
+        return _grouped(source, [(text, key.sql) for text, key in self.keys.items()], calls)
+
+    def sliced(self, source: str) -> str:
+        """Return the groups of ``source``, a slice, one for each of the values of which distinct ones count."""
+        keys = [(text, key.sql) for text, key in self.keys.items()]
+        keys += [(text, f"d{i}") for i, text in enumerate(self.calls.values)]
+        parts = enumerate(self.calls.parts.items())
+        return _grouped(source, keys, [f"{call} AS a{i}" for i, (call, how) in parts if "(" not in how])
 
     def merged(self) -> str:
         """Return the groups of what slices have computed."""
-        listed = [key.sql for key in self.keys.values()]
-        listed += [f"{function}(a{i}) AS a{i}" for i, function in enumerate(self.calls.parts.values())]
-        by = f" GROUP BY {', '.join(key.sql for key in self.keys.values())}" if self.keys else ""
-        return f"(SELECT {', '.join(listed)} FROM {PARTS}{by})"
+        calls = []
+        for i, (call, how) in enumerate(self.calls.parts.items()):
+            merged = how if "(" in how else f"{how}(a{i})"
+            calls.append(f"{f'coalesce({merged}, 0)' if call.startswith('count(') else merged} AS a{i}")
+        return _grouped(PARTS, [(key.sql, key.sql) for key in self.keys.values()], calls)
+
+
+def _grouped(source: str, keys: list[tuple[str, str]], calls: list[str]) -> str:
+    listed = [text if text == name else f"{text} AS {name}" for text, name in keys] + calls
+    by = f" GROUP BY {', '.join(text for text, _ in keys)}" if keys else ""
+    return f"(SELECT {', '.join(listed) or '1 AS one'} FROM {source}{by})"
 
 
 @dataclass

@@ -10,6 +10,7 @@ MOST = 38  # digits of a decimal, in both engines
 _LEAST_SCALE = 6  # digits after the point that Spark keeps when a result is too wide
 _DUCKDB = {
     "boolean": "BOOLEAN",
+    "byte": "TINYINT",
     "integer": "INTEGER",
     "long": "BIGINT",
     "double": "DOUBLE",
@@ -17,7 +18,7 @@ _DUCKDB = {
     "date": "DATE",
 }
 INTEGERS = ("integer", "long")
-_ALIASES = {"int": "integer", "bigint": "long"}  # simpleString's names
+_ALIASES = {"tinyint": "byte", "int": "integer", "bigint": "long"}  # simpleString's names
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 
 
@@ -67,7 +68,7 @@ def duckdb_type(kind: str) -> str:
 
 def exact(kind: str) -> bool:
     """Tell whether equality of this type is that of its bytes, so that it may be grouped and joined by."""
-    return kind in ("boolean", "integer", "long", "string", "date") or decimal(kind) is not None
+    return kind in ("boolean", "byte", "integer", "long", "string", "date") or decimal(kind) is not None
 
 
 def _bounded(precision: int, scale: int) -> Decimal:

@@ -121,18 +121,18 @@ class Expressions:
         return self.rng.choice([
             f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"({a} / {b})", f"(- {a})", f"abs({a})",
             f"CAST({a} AS {kind})", f"CAST({self.of('int', depth - 1)} AS {kind})", f"({a} + {self.of('int', 0)})",
-            f"(e / {b})", f"(d * {a})", self._chosen("decimal", 1),
+            f"(e / {b})", f"(d * {a})", f"round({a}, {self.rng.randint(0, 4)})", self._chosen("decimal", 1),
         ])  # fmt: skip
 
     def _double(self, depth: int) -> str:
         if depth <= 0:
             return self.rng.choice(
-                ["x", "x", "1.5D", "CAST(i AS DOUBLE)", "CAST(d AS DOUBLE)", "CAST(e AS DOUBLE)"]
+                ["x", "x", "1.5D", "CAST(i AS DOUBLE)", "CAST(d AS DOUBLE)", "CAST(w AS DOUBLE)"]
             )
         a, b = self.of("double", depth - 1), self.of("double", depth - 1)
         return self.rng.choice([
             f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"({a} / {b})", f"(i / {b})",
-            self._chosen("double", depth),
+            f"round({a}, {self.rng.randint(0, 4)})", self._chosen("double", depth),
         ])  # fmt: skip
 
     def _text(self, depth: int) -> str:
@@ -174,7 +174,7 @@ class Expressions:
 def statement(rng: random.Random) -> str:
     """Return a random statement over the tables ``one`` and ``two``."""
     some = Expressions(rng)
-    kind = rng.choice(["rows", "groups", "joined", "all", "sets", "inner"])
+    kind = rng.choice(["rows", "groups", "joined", "all", "sets", "inner", "windows"])
     where = f" WHERE {some.of('bool', 2)}" if rng.random() < 0.6 else ""
     if kind == "rows":
         items = ", ".join(f"{some.any(2)} AS c{n}" for n in range(rng.randint(1, 5)))
@@ -195,14 +195,16 @@ def statement(rng: random.Random) -> str:
             "WITH m AS (SELECT s, sum(e) AS v FROM one GROUP BY s) SELECT s FROM m WHERE v = (SELECT max(v) FROM m)",
             "SELECT k, s FROM one WHERE i NOT IN (SELECT j FROM two)",
         ])  # fmt: skip
+    if kind == "windows":
+        return _windows(rng, some, where)
     value, other = some.of("decimal", 1), some.of("int", 1)
     calls = rng.sample([
-        "count(*)", f"sum({value})", "avg(e)", f"avg({value})", f"sum({other})", f"avg({other})",
+        "count(*)", f"sum({value})", "avg(e)", "avg(d)", f"avg({value})", f"sum({other})", f"avg({other})",
         f"min({some.of('date', 1)})",
         f"max({some.of('text', 1)})", f"count({some.any(1)})", "count(DISTINCT s)", f"min({value})", "sum(l)",
         f"sum(CASE WHEN {some.of('bool', 1)} THEN e ELSE 0 END) / sum(e)", "count(*) FILTER (WHERE b)",
         "sum(d)", "max(w)",
-        "0.2 * avg(w)", "sum(DISTINCT j)",
+        "0.2 * avg(w)", "sum(DISTINCT j)", "avg(DISTINCT CAST(e AS DECIMAL(9,1)))",
     ], 3)  # fmt: skip
     items = ", ".join(f"{call} AS c{n}" for n, call in enumerate(calls))
     if kind == "all":
@@ -210,6 +212,12 @@ def statement(rng: random.Random) -> str:
     key = rng.choice(["s", "b", "t", "substring(s, 1, 1)", "year(t)", "i % 3", "s, b", "DISTINCT"])
     if key == "DISTINCT":
         return f"SELECT DISTINCT s, b FROM one{where} ORDER BY s, b"
+    if kind == "groups" and rng.random() < 0.3:
+        sets = rng.choice(["ROLLUP(s, b)", "CUBE(s, b)", "GROUPING SETS ((s), (b, s), ())", "s, ROLLUP(b)"])
+        listed = f"s, b, grouping(s) AS g, grouping(s) + grouping(b) AS h, {items}"
+        rows = f"SELECT {listed} FROM one{where} GROUP BY {sets}"
+        ranked = f"SELECT s, b, h, rank() OVER (PARTITION BY h, s ORDER BY c0, b) AS r FROM ({rows})"
+        return rng.choice([rows, f"{rows} HAVING count(*) > 2", ranked])
     if kind == "groups":
         having = rng.choice(["", " HAVING count(*) > 2", " HAVING sum(e) > 0"])
         return f"SELECT {key}, {items} FROM one{where} GROUP BY {key}{having}"
@@ -222,6 +230,55 @@ def statement(rng: random.Random) -> str:
     if word in ("LEFT SEMI JOIN", "LEFT ANTI JOIN"):
         return f"SELECT one.k, one.s {joined}"
     return f"SELECT one.s, count(*) AS n, sum(one.e) AS v {joined} GROUP BY one.s"
+
+
+def _windows(rng: random.Random, some: Expressions, where: str) -> str:
+    """Return a statement with calls over windows, of rows or of groups."""
+    by = rng.choice(["", "PARTITION BY s ", "PARTITION BY b, year(t) ", "PARTITION BY i % 3 "])
+    order = rng.choice(["ORDER BY k", "ORDER BY e DESC, k", "ORDER BY t NULLS LAST, s DESC NULLS FIRST"])
+    running = f"{by}ORDER BY s, k {rng.choice(['ROWS', 'RANGE'])} BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+    rest = f"{by}ORDER BY k DESC ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING"
+    value, whole = some.of("decimal", 1), some.of("int", 1)
+    calls = rng.sample([
+        f"rank() OVER ({by}{order})", f"dense_rank() OVER ({by}{order})", f"row_number() OVER ({by}ORDER BY k)",
+        f"sum({value}) OVER ({by})", f"sum(e) OVER ({by}{order})", f"sum(i) OVER ({running})",
+        f"sum(l) OVER ({rest})", f"avg(e) OVER ({running})", f"avg(d) OVER ({by})",
+        f"avg({whole}) OVER ({by}{order})", f"max(s) OVER ({rest})", f"count(*) OVER ({by}{order})",
+        f"count({some.any(1)}) OVER ({by})", f"d * 100 / sum(d) OVER ({by})",
+        f"min({some.of('date', 1)}) OVER ({running})",
+    ], 3)  # fmt: skip
+    if rng.random() < 0.5:
+        items = ", ".join(f"{call} AS c{n}" for n, call in enumerate(calls))
+        rows = f"SELECT k, s, {items} FROM one{where}"
+        return rng.choice([rows, f"SELECT * FROM ({rows}) WHERE k < 30", f"{rows} ORDER BY k DESC LIMIT 7"])
+    grouped = (
+        "SELECT s, b, sum(e) AS v, sum(sum(e)) OVER (PARTITION BY b) AS w, avg(sum(d)) OVER (PARTITION BY s) AS x, "
+        f"rank() OVER (PARTITION BY b ORDER BY sum(e) DESC, s) AS r FROM one{where} GROUP BY s, b"
+    )
+    return rng.choice([grouped, f"SELECT * FROM ({grouped}) WHERE r <= 2 ORDER BY b, r, s LIMIT 5"])
+
+
+def united(rng: random.Random) -> str:
+    """Return a statement over the rows of several ones."""
+    arms = [
+        rng.choice([
+            "SELECT k, s, e AS v FROM one WHERE i < 30", "SELECT k, r, CAST(d AS DECIMAL(15,2)) FROM one",
+            "SELECT k, s, e + d FROM two", "SELECT one.k, two.s, one.e FROM one JOIN two ON one.k = two.k",
+            "SELECT k, s, sum(e) FROM one GROUP BY k, s", "SELECT k, 'x', CAST(0 AS DECIMAL(7,2)) FROM two",
+            "SELECT k, s, e FROM one WHERE k IN (SELECT k FROM two) UNION ALL SELECT k, s, 1.5 FROM one",
+        ])
+        for _ in range(rng.randint(2, 3))
+    ]  # fmt: skip
+    rows = f"({' UNION ALL '.join(arms)}) AS u(k, s, v)"
+    return rng.choice([
+        f"SELECT s, count(*) AS n, sum(v) AS v, avg(v) AS a FROM {rows} GROUP BY s",
+        f"SELECT two.s, count(*) AS n, max(v) AS v FROM two JOIN {rows} ON two.k = u.k WHERE v > 0 GROUP BY two.s",
+        f"SELECT k, s, v FROM {rows} ORDER BY k, s, v LIMIT 9", f"SELECT DISTINCT s FROM {rows}",
+        f"SELECT k, v FROM {rows} WHERE v > (SELECT avg(e) FROM one WHERE one.k = u.k)",
+        f"SELECT u.k, v, two.i FROM {rows} LEFT JOIN two ON two.k = u.k AND two.i < u.v",
+        f"SELECT s, v, sum(v) OVER (PARTITION BY s) AS w FROM {rows}", f"SELECT k, s, v FROM {rows}",
+        f"SELECT count(DISTINCT s) AS n FROM {rows}", f"SELECT s, k, sum(v) AS v FROM {rows} GROUP BY ROLLUP(s, k)",
+    ])  # fmt: skip
 
 
 def keyed(rng: random.Random) -> str:
