@@ -10,6 +10,7 @@ from ebbflow.planners.model import Catalogue
 from ebbflow.planners.model.tables import distinct_names, renaming_notes
 
 _MADE_UP = re.compile(r"_(col_)?\d+")  # a name that qualifying gives
+_WORD = re.compile(r"\w*")
 
 
 def name_projections(query: exp.Query, *, duckdb: bool) -> None:
@@ -104,6 +105,48 @@ def named(
             item.set("alias", exp.to_identifier(fresh))
     _follow(qualified, first, {old: new for old, new in renamed.items() if old.lower() != new.lower()})
     return qualified, renaming_notes(written_names, fresh_names), any(free) and not theirs
+
+
+def named_whole(query: exp.Query, outputs: Sequence[str] | None) -> tuple[exp.Query, bool]:
+    """Call the columns of a query that runs whole by the engine's names (``outputs``) where they have none. Return
+    also whether such names are missing. Changes ``query``.
+
+    An engine calls such a column as it reads it, and it may be told otherwise than its author wrote: ``today()`` has
+    become a literal.
+    """
+    items = _inner_select(query).expressions
+    free = [item for item in items if not isinstance(item, exp.Alias | exp.Aliases | exp.Column | exp.Star)]
+    if outputs is None:
+        return query, bool(free)
+    several = [place for place, item in enumerate(items) if _may_be_several(item)]
+    if not several and len(outputs) != len(items):
+        return query, False
+    before, after = (several[0], several[-1]) if several else (len(items), len(items))
+    names = dict(zip(map(id, items[:before]), outputs, strict=False))
+    names |= dict(zip(map(id, reversed(items[after + 1 :])), reversed(outputs), strict=False))
+    for item in free:
+        name = names.get(id(item), "")
+        if not _WORD.fullmatch(name):  # such a one is from within, and ORDER BY may mean a column by it
+            item.replace(exp.alias_(item.copy(), exp.to_identifier(name, quoted=True)))
+    return query, False
+
+
+def _inner_select(query: exp.Query) -> exp.Query:
+    """Return the SELECT that names the output of ``query``, within those of all columns of one query."""
+    first = first_select(query)
+    start = first.args.get("from_")
+    source = start.this if start is not None else None
+    bare = (
+        isinstance(source, exp.Subquery) and not source.args.get("pivots") and not source.alias_column_names
+    )
+    alone = not first.args.get("joins") and not first.args.get("laterals")
+    if bare and alone and first.expressions == [exp.Star()]:
+        return _inner_select(source.this)
+    return first
+
+
+def _may_be_several(item: exp.Expr) -> bool:
+    return item.is_star or item.find(exp.Columns, exp.Star, exp.Explode, exp.Unnest) is not None
 
 
 def _alias(item: exp.Expr) -> str:

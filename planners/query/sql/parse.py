@@ -34,7 +34,13 @@ from ebbflow.planners.query.sql.dialect import (
 )
 from ebbflow.planners.query.sql.forbidden import check_reach
 from ebbflow.planners.query.sql.freezing import draws_again, freeze
-from ebbflow.planners.query.sql.naming import first_select, name_projections, named, ordered_by_outputs
+from ebbflow.planners.query.sql.naming import (
+    first_select,
+    name_projections,
+    named,
+    named_whole,
+    ordered_by_outputs,
+)
 from ebbflow.planners.query.sql.nesting import check_depth, check_length, within_bounds
 from ebbflow.planners.query.sql.using import remember_using, simplify_using
 from ebbflow.planners.query.sql.valuefunctions import called, called_before_names
@@ -309,10 +315,11 @@ def parse_query(
         else:
             reason = _misnumbered(first_select(qualified), outputs) or orders_by_arms(qualified, dialect)
     if reason:
-        frozen, notes = freeze(called(query, catalogue, dialect), now, dialect)
+        whole, unnamed = named_whole(called(query, catalogue, dialect), outputs)
+        frozen, notes = freeze(whole, now, dialect)
         found = outputs or ()
         notes = (*notes, f"the query runs whole: {reason}", *renaming_notes(found, distinct_names(found)))
-        return ParsedQuery(frozen, text, notes, qualified=False, dialect=dialect)
+        return ParsedQuery(frozen, text, notes, qualified=False, dialect=dialect, unnamed=unnamed)
     final, renamed, unnamed = named(ordered_by_outputs(qualified), query, catalogue, outputs)
     frozen, notes = freeze(final, now, dialect)  # after qualify, which names the projections
     return ParsedQuery(frozen, text, (*notes, *renamed), dialect=dialect, unnamed=unnamed)

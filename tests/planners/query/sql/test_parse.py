@@ -342,6 +342,28 @@ def test_a_query_that_runs_whole_tells_of_output_columns_of_one_name():
     assert any("a second output column O_KEY is named O_KEY_1" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("items", "outputs", "written"),
+    [
+        ("alias(o_key), now()", "alias(o_key)|now()", 'TIMESTAMPTZ) AS "now()"'),
+        ("COLUMNS(*), o_key::TEXT", "o_key|o_total|CAST(o_key AS VARCHAR)", 'AS "CAST(o_key AS VARCHAR)"'),
+        ("o_key ** 2, COLUMNS('o_t.*')", "(o_key ** 2)|o_total", 'AS "(o_key ** 2)"'),
+        ("alias(o_key), (SELECT o_key), today() AS n", "alias(o_key)|o_key|n", "(SELECT o_key), CAST("),
+        ("o_key ** 2, COLUMNS(*), now()", "(o_key ** 2)|o_key|o_total|now()", 'TIMESTAMPTZ) AS "now()"'),
+    ],
+)
+def test_columns_without_names_of_a_query_that_runs_whole_are_called_as_the_engine_calls_them(
+    items, outputs, written
+):
+    text = f"SELECT {items} FROM orders"
+    for query in (text, f"({text}) ORDER BY 1"):
+        found = parsed(query, dialect="duckdb", outputs=outputs.split("|"))
+        assert not found.qualified
+        assert written in duckdb_sql(found.expression)
+        assert not found.unnamed
+    assert parsed(text, dialect="duckdb").unnamed
+
+
 def test_a_word_behind_an_aggregate_that_is_no_name_is_refused():
     with pytest.raises(UnsupportedQueryError, match="EXPORT_STATE"):
         parse("SELECT max(o_key) EXPORT_STATE FROM orders", "duckdb")
