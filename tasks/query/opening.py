@@ -27,7 +27,7 @@ from ebbflow.planners.errors import OptionError, UnsupportedQueryError
 from ebbflow.planners.model import Capacity, Share
 from ebbflow.planners.query.costs.query_engines import EngineChoice, Fit
 from ebbflow.planners.query.sql.functions import reaches_out
-from ebbflow.planners.query.sql.translation import whole_duckdb_sql
+from ebbflow.planners.query.sql.translation.whole import spark_lacks, whole_duckdb_sql
 from ebbflow.tasks.query.planning import tables_of
 from ebbflow.tasks.query.request import LOCAL, QueryRequest
 from ebbflow.tasks.query.sharing import SharedCapacity
@@ -106,7 +106,7 @@ def _choice(request: QueryRequest, clock: Clock, opened: OpenedEngine | None) ->
     )
     choice = fit.choose()
     if choice.engine == "spark":  # asking Java for its version takes a quarter of a second
-        choice = replace(fit, without_spark=_without_spark()).choose()
+        choice = replace(fit, without_spark=spark_lacks(tree, request.dialect) or _without_spark()).choose()
     return choice
 
 

@@ -37,7 +37,7 @@ from ebbflow.planners.query.sql.parse import (
     parse_query,
     table_names,
 )
-from ebbflow.planners.query.sql.translation import whole_duckdb_sql
+from ebbflow.planners.query.sql.translation.whole import check_said, whole_duckdb_sql
 from ebbflow.planners.query.views.views import view_chain
 from ebbflow.tasks.drawing.wording import bytes_text
 from ebbflow.tasks.query.request import QueryRequest, meaning
@@ -128,14 +128,13 @@ def gather(
     for relation in whole.values():  # last: tables that cannot be read leave nothing in the store
         if not relation.external:
             tables.keep_columns(relation, cache)
-    everything = reaches_out(frozenset(request.allow_functions))
     return Gathered(
         parsed,
         now,
         relations,
         catalogue,
         read_history(store, request),
-        everything,
+        reaches_out(frozenset(request.allow_functions)),
         {name: whole[name] for name in pruned},
         (
             *snapshots.version_words([whole[name] for name in sorted(named & whole.keys())], pinned),
@@ -230,6 +229,7 @@ def _read(
         found = parsed(outputs)
     if found.unnamed and request.engine == "spark":
         found = parsed(asked())
+    check_said(found.expression, request.dialect, request.engine)
     return found, relations, now, named
 
 
@@ -328,9 +328,8 @@ def _relations(
             raise TableError(
                 f"table {table.name!r}: a session's table or view of such a name needs a view without a dot"
             )
-    spelled = {
-        name.lower(): name for name in sorted(table_names(tree))
-    }  # some catalogues tell capitals apart
+    # some catalogues tell capitals apart
+    spelled = {name.lower(): name for name in sorted(table_names(tree))}
     relations = {r.name.lower(): r for r in running.tables(spelled.values())}
     known = [*relations] if spelled.keys() <= relations.keys() else [*relations, *running.table_list()]
     if spelled and not known and not any("." in name for name in spelled):

@@ -319,7 +319,7 @@ def meaning(request: QueryRequest) -> str:
     what a statement means. Checkpoints made under others are not reused."""
     told = [(key, request.conf[key]) for key in settings_of_meaning(request)]
     # raise the number when the types or values that DuckDB stores change: older outputs are not read then
-    engine = "duckdb-3" if request.engine == "duckdb" else request.engine
+    engine = "duckdb-4" if request.engine == "duckdb" else request.engine
     return f"{engine}-{hashlib.sha256(repr(told).encode()).hexdigest()[:12]}" if told else engine
 
 

@@ -9,7 +9,7 @@ from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.query.results import read_checkpoint, same_rows
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import UnsupportedQueryError
-from ebbflow.planners.query.sql.translation import whole_duckdb_sql
+from ebbflow.planners.query.sql.translation.whole import whole_duckdb_sql
 from ebbflow.tasks.query.planning import Gathered
 
 

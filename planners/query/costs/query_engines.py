@@ -27,7 +27,7 @@ class Fit:
             query must get the same engine again to find the stages that it has finished.
         disk: GiB that are free where the embedded engine spills.
         refusal: why the embedded engine cannot run the query; empty if it can.
-        without_spark: why Spark cannot run here; empty if it can.
+        without_spark: why Spark cannot run it here; empty if it can.
     """
 
     read: float
@@ -57,7 +57,9 @@ class Fit:
                 "spark", f"{size} are too much for {_size(self.memory)} of memory and the disk"
             )
         if self.without_spark:
-            return EngineChoice("duckdb", f"Spark is not here ({self.without_spark}), though {found.reason}")
+            return EngineChoice(
+                "duckdb", f"Spark cannot run it here ({self.without_spark}), though {found.reason}"
+            )
         return found
 
 

@@ -18,38 +18,27 @@ from sqlglot.parsers.spark import SparkParser
 
 from ebbflow.planners.errors import UnsupportedQueryError
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.sql.groupvalues import of_group, value_of
+from ebbflow.planners.query.sql.calls import (
+    OrderedPercentile,
+    Percentile,
+    contains_for_duckdb,
+    contains_for_spark,
+    cut_for_duckdb,
+    date_diff_for_spark,
+    extreme_for_duckdb,
+    of_group,
+    ordered_for_duckdb,
+    ordered_for_spark,
+    rounded_for_spark,
+    value_of,
+    whole_units_for_duckdb,
+)
 
 _KEYED = re.compile(
     r"\b(map|json|variant)\b", re.IGNORECASE
 )  # types by whose case of keys values are told apart
 # their trees lose an argument, the type of the result, or its last digits: log10(1000) is 3, log(10, 1000) is not
 _VERBATIM = ("LOG10", "PARSE_JSON", "TO_CHAR")
-
-
-class Percentile(exp.Expression, exp.AggFunc):
-    """Spark's ``percentile(this, expression)``, which interpolates; sqlglot takes DuckDB's ``quantile`` for it,
-    which does not."""
-
-    arg_types: ClassVar = {"this": True, "expression": True}
-
-
-class OrderedPercentile(exp.Expression, exp.AggFunc):
-    """``percentile_cont(p) WITHIN GROUP (ORDER BY x)``: ``this`` and ``expression`` are those of the
-    ``WithinGroup`` whose place it takes. sqlglot would write Spark's approximate percentile instead."""
-
-    arg_types: ClassVar = {"this": True, "expression": True}
-
-
-def _ordered(writer: Generator, call: OrderedPercentile) -> str:
-    name, fraction = call.this.sql_name(), writer.sql(call.this, "this")
-    return f"{name}({fraction}) WITHIN GROUP ({writer.sql(call, 'expression').strip()})"
-
-
-def _quantile(writer: Generator, call: OrderedPercentile) -> str:
-    name = "QUANTILE_CONT" if isinstance(call.this, exp.PercentileCont) else "QUANTILE_DISC"
-    key = writer.sql(call.expression.expressions[0], "this")
-    return f"{name}({key}, {writer.sql(call.this, 'this')}{writer.sql(call, 'expression')})"
 
 
 def _of_two(name: str, known: type[exp.Func]) -> Callable[[list[Any]], exp.Expr]:
@@ -98,15 +87,21 @@ class Spark4(Spark):
     class Generator(SparkGenerator):
         TRANSFORMS: ClassVar = {
             **SparkGenerator.TRANSFORMS,
-            OrderedPercentile: _ordered,
+            OrderedPercentile: ordered_for_spark,
             exp.TsOrDsToDate: _to_date,
             exp.ToMap: _map,
+            exp.ArrayContains: contains_for_spark,
+            exp.DateDiff: date_diff_for_spark,
+            exp.DayOfWeekIso: lambda writer, call: f"EXTRACT(DAYOFWEEK_ISO FROM {writer.sql(call, 'this')})",
         }
         TYPE_MAPPING: ClassVar = {
             **SparkGenerator.TYPE_MAPPING,
             exp.DType.TIME: "TIME",
             exp.DType.TIMETZ: "TIME",
         }
+
+        def cast_sql(self, expression: exp.Cast, safe_prefix: str | None = None) -> str:
+            return super().cast_sql(rounded_for_spark(expression), safe_prefix)
 
 
 class UsingInPlace(Spark):
@@ -116,7 +111,7 @@ class UsingInPlace(Spark):
 
 
 # as above, of DuckDB's: sqlglot compares the names in capitals, drops an argument or takes it for a name
-_VERBATIM_DUCKDB = ("DECODE", "JARO_WINKLER_SIMILARITY", "LOG10", "TIME_BUCKET")
+_VERBATIM_DUCKDB = ("DECODE", "FORMAT", "JARO_WINKLER_SIMILARITY", "LOG10", "TIME_BUCKET")
 _OF_UNIT = ("DATEDIFF", "DATETRUNC", "DATE_DIFF", "DATE_TRUNC")
 _ORDERED = ("BOOL_AND", "BOOL_OR")
 
@@ -261,7 +256,12 @@ class QuantileDuckDB(DuckDB):
     class Generator(DuckDBGenerator):
         TRANSFORMS: ClassVar = {
             **DuckDBGenerator.TRANSFORMS,
-            OrderedPercentile: _quantile,
+            OrderedPercentile: ordered_for_duckdb,
+            exp.ArgMax: extreme_for_duckdb,
+            exp.ArgMin: extreme_for_duckdb,
+            exp.ArrayContains: contains_for_duckdb,
+            exp.TimestampDiff: whole_units_for_duckdb,
+            exp.UnixSeconds: lambda writer, call: f"CAST(FLOOR(EPOCH({writer.sql(call, 'this')})) AS BIGINT)",
             Percentile: lambda writer, call: writer.func("QUANTILE_CONT", call.this, call.expression),
         }
         IGNORE_NULLS_BEFORE_ORDER = False
@@ -314,7 +314,7 @@ class QuantileDuckDB(DuckDB):
         def cast_sql(self, expression: exp.Cast, safe_prefix: str | None = None) -> str:
             """Return a cast; of a divisor what is divided by."""
             if not expression.meta_get(_DIVISOR):
-                return super().cast_sql(expression, safe_prefix)
+                return super().cast_sql(cut_for_duckdb(expression), safe_prefix)
             divisor = self.sql(expression, "this")
             return divisor if isinstance(expression.this, _ATOMS) else f"({divisor})"
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from sqlglot import exp
 
-from ebbflow.planners.query.sql.dialect import OrderedPercentile, Percentile
+from ebbflow.planners.query.sql.calls import OrderedPercentile, Percentile
 
 
 def _words(*lines: str) -> frozenset[str]:

@@ -136,13 +136,11 @@ def _inner_select(query: exp.Query) -> exp.Query:
     first = first_select(query)
     start = first.args.get("from_")
     source = start.this if start is not None else None
-    bare = (
-        isinstance(source, exp.Subquery) and not source.args.get("pivots") and not source.alias_column_names
-    )
     alone = not first.args.get("joins") and not first.args.get("laterals")
-    if bare and alone and first.expressions == [exp.Star()]:
-        return _inner_select(source.this)
-    return first
+    if not isinstance(source, exp.Subquery) or not alone or first.expressions != [exp.Star()]:
+        return first
+    bare = not source.args.get("pivots") and not source.alias_column_names
+    return _inner_select(source.this) if bare else first
 
 
 def _may_be_several(item: exp.Expr) -> bool:

@@ -42,6 +42,8 @@ from ebbflow.planners.query.sql.naming import (
     ordered_by_outputs,
 )
 from ebbflow.planners.query.sql.nesting import check_depth, check_length, within_bounds
+from ebbflow.planners.query.sql.translation.types import with_types
+from ebbflow.planners.query.sql.translation.whole import alike
 from ebbflow.planners.query.sql.using import remember_using, simplify_using
 from ebbflow.planners.query.sql.valuefunctions import called, called_before_names
 
@@ -77,7 +79,7 @@ def parse(text: str, dialect: str = "spark", allowed: Collection[str] = ()) -> e
         found = "none" if not statements else str(len(statements))
         raise UnsupportedQueryError(f"exactly one query is needed; found {found} in {_short(text)!r}")
     check_depth(statements[0])
-    statement = _outside_parentheses(statements[0])
+    statement = _outside_parentheses(alike(statements[0], dialect))
     if isinstance(statement, exp.Subquery):
         statement = statement.unnest()
     if isinstance(statement, exp.Values):
@@ -320,6 +322,7 @@ def parse_query(
         found = outputs or ()
         notes = (*notes, f"the query runs whole: {reason}", *renaming_notes(found, distinct_names(found)))
         return ParsedQuery(frozen, text, notes, qualified=False, dialect=dialect, unnamed=unnamed)
+    qualified = with_types(qualified, catalogue, dialect)
     final, renamed, unnamed = named(ordered_by_outputs(qualified), query, catalogue, outputs)
     frozen, notes = freeze(final, now, dialect)  # after qualify, which names the projections
     return ParsedQuery(frozen, text, (*notes, *renamed), dialect=dialect, unnamed=unnamed)

@@ -81,6 +81,30 @@ def test_a_word_that_duckdb_would_not_be_told_is_for_spark(tpch: str, tmp_path: 
     assert "comparator" in sentence
 
 
+def test_a_call_that_duckdb_answers_otherwise_is_for_spark(tpch: str, tmp_path: Path) -> None:
+    sql = "SELECT CAST(CAST(c_acctbal AS DOUBLE) AS STRING) AS paid FROM customer"
+    engine, reason = chosen(tpch, sql)
+    assert engine == "spark"
+    assert "texts of such values are others" in reason
+    with pytest.raises(UnsupportedQueryError, match=r"DuckDB answers .* otherwise"):
+        execute(QueryRequest(sql, tables=tpch, store=str(tmp_path / "store"), engine="duckdb"))
+
+
+def test_a_call_that_spark_answers_otherwise_is_for_duckdb(
+    tpch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "usable_memory", lambda: 1e-6)
+    sql = "SELECT list(l_comment ORDER BY l_orderkey) AS said FROM lineitem"
+    engine, reason = chosen(tpch, sql, dialect="duckdb")
+    assert engine == "duckdb"
+    assert "Spark cannot run it here (Spark answers" in reason
+    store = str(tmp_path / "store")
+    request = QueryRequest(sql, tables=tpch, store=store, engine="spark", dialect="duckdb")
+    clock = SystemClock()
+    with pytest.raises(UnsupportedQueryError, match="leaves nulls and the order out"):
+        gather(request, ParquetCheckpointStore(request.store_place, clock), clock, run_id="run")
+
+
 def test_more_than_this_machine_can_hold_is_for_spark(tpch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "usable_memory", lambda: 1e-6)
     engine, reason = chosen(tpch)

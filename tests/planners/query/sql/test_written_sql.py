@@ -8,7 +8,7 @@ import pytest
 from ebbflow.planners.errors import UnsupportedQueryError
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.parse import parse
-from ebbflow.planners.query.sql.translation import whole_duckdb_sql
+from ebbflow.planners.query.sql.translation.whole import whole_duckdb_sql
 
 ODD = {
     "user.name": "x",

@@ -1,0 +1,128 @@
+"""Calls whose trees sqlglot would write as others: percentiles, first and last values of groups, which DuckDB has
+under other names than those of windows, and what DuckDB has otherwise than Spark."""
+
+from typing import Any, ClassVar
+from typing import cast as as_type
+
+from sqlglot import exp
+from sqlglot.generator import Generator
+from sqlglot.generators.spark import SparkGenerator
+
+
+class Percentile(exp.Expression, exp.AggFunc):
+    """Spark's ``percentile(this, expression)``, which interpolates; sqlglot takes DuckDB's ``quantile`` for it,
+    which does not."""
+
+    arg_types: ClassVar = {"this": True, "expression": True}
+
+
+class OrderedPercentile(exp.Expression, exp.AggFunc):
+    """``percentile_cont(p) WITHIN GROUP (ORDER BY x)``: ``this`` and ``expression`` are those of the
+    ``WithinGroup`` whose place it takes. sqlglot would write Spark's approximate percentile instead."""
+
+    arg_types: ClassVar = {"this": True, "expression": True}
+
+
+def ordered_for_spark(writer: Generator, call: OrderedPercentile) -> str:
+    """Return Spark's SQL of ``call``."""
+    name, fraction = call.this.sql_name(), writer.sql(call.this, "this")
+    return f"{name}({fraction}) WITHIN GROUP ({writer.sql(call, 'expression').strip()})"
+
+
+def ordered_for_duckdb(writer: Generator, call: OrderedPercentile) -> str:
+    """Return DuckDB's SQL of ``call``."""
+    name = "QUANTILE_CONT" if isinstance(call.this, exp.PercentileCont) else "QUANTILE_DISC"
+    key = writer.sql(call.expression.expressions[0], "this")
+    return f"{name}({key}, {writer.sql(call.this, 'this')}{writer.sql(call, 'expression')})"
+
+
+_OF_GROUPS: dict[type[exp.Expr], type[exp.Func]] = {exp.FirstValue: exp.First, exp.LastValue: exp.Last}
+
+
+def of_group(call: exp.Expr) -> Any:
+    """Return ``call``; of ``first_value`` and ``last_value`` outside windows, where DuckDB has none, what they are of
+    a group."""
+    known = _OF_GROUPS.get(type(call))
+    node = call
+    while isinstance(node.parent, exp.IgnoreNulls | exp.RespectNulls | exp.Filter):
+        node = node.parent
+    if known is None or (isinstance(node.parent, exp.Window) and node.arg_key == "this"):
+        return call
+    return known(this=call.this.copy())
+
+
+def value_of(call: exp.First | exp.Last) -> Any:
+    """Return what ``call`` is one value of, without the order of its argument."""
+    return call.this.this if isinstance(call.this, exp.Order) else call.this
+
+
+# units of which DuckDB counts the bounds between two times, and Spark whole ones
+WHOLE_UNITS = ("YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND")
+ROUNDED = "rounded"  # marks a cast to whole numbers with Spark's function that rounds as DuckDB's cast does
+CUT = "cut"  # marks a cast to whole numbers that cuts fractions off, as Spark's does
+NULLS_TOO = "nulls_too"  # marks a value at an extreme that may be NULL, as Spark's
+TWO_VALUED = "two_valued"  # marks a test of a list that is false where an element is NULL, as DuckDB's is
+
+
+def date_diff_for_spark(writer: Generator, call: exp.DateDiff) -> str:
+    """Return Spark's SQL of ``call``, which counts bounds where they are meant: between the beginnings of units,
+    whole units are as many."""
+    unit = call.text("unit").upper()
+    if not call.args.get("date_part_boundary") or unit not in WHOLE_UNITS:
+        return SparkGenerator.datediff_sql(as_type("SparkGenerator", writer), call)
+    start, end = (
+        writer.func("DATE_TRUNC", exp.Literal.string(unit), one) for one in (call.expression, call.this)
+    )
+    return f"DATEDIFF({unit}, {start}, {end})"
+
+
+def contains_for_spark(writer: Generator, call: exp.ArrayContains) -> str:
+    """Return Spark's SQL of ``call``."""
+    if call.meta_get(TWO_VALUED):
+        return f"({writer.func('ARRAY_POSITION', call.this, call.expression)} > 0)"
+    return writer.func("ARRAY_CONTAINS", call.this, call.expression)
+
+
+def rounded_for_spark(cast: exp.Cast) -> exp.Cast:
+    """Return ``cast`` with the function that it is marked with: without one, Spark cuts fractions off."""
+    name = cast.meta_get(ROUNDED)
+    if not name:
+        return cast
+    rounded = cast.copy()
+    rounded.set("this", exp.Anonymous(this=name, expressions=[rounded.this]))
+    return rounded
+
+
+def cut_for_duckdb(cast: exp.Cast) -> exp.Cast:
+    """Return ``cast`` such that it cuts fractions off where it is marked so: else DuckDB rounds."""
+    if not cast.meta_get(CUT):
+        return cast
+    cut = cast.copy()
+    cut.set("this", exp.Anonymous(this="TRUNC", expressions=[cut.this]))
+    return cut
+
+
+def contains_for_duckdb(writer: Generator, call: exp.ArrayContains) -> str:
+    """Return DuckDB's SQL of ``call``; on Spark a list with a NULL may or may not hold what is not found in it."""
+    items = writer.sql(call, "this")
+    found = writer.func("LIST_CONTAINS", call.this, call.expression)
+    if call.meta_get(TWO_VALUED):
+        return found
+    return f"CASE WHEN {found} OR LIST_COUNT({items}) = LENGTH({items}) THEN {found} END"
+
+
+def whole_units_for_duckdb(writer: Generator, call: exp.TimestampDiff) -> str:
+    """Return DuckDB's SQL of ``call``, which counts whole units and not their bounds."""
+    unit = exp.Literal.string(call.text("unit").upper())
+    return writer.func("DATE_SUB", unit, call.expression, call.this)
+
+
+def extreme_for_duckdb(writer: Generator, call: exp.ArgMax | exp.ArgMin) -> str:
+    """Return DuckDB's SQL of ``call``."""
+    name = "ARG_MAX" if isinstance(call, exp.ArgMax) else "ARG_MIN"
+    return writer.func(
+        f"{name}_NULL" if call.meta_get(NULLS_TOO) else name,
+        call.this,
+        call.expression,
+        call.args.get("count"),
+    )

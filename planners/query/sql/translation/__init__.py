@@ -1,0 +1,1 @@
+"""One engine's SQL for a query in the other's."""
