@@ -6,6 +6,7 @@ Executors get this module's source to be asked, since they may not have it.
 import logging
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -13,8 +14,10 @@ from typing import Any, Protocol
 
 _LONGEST = 60.0  # s that workers may take for their imports
 _CLOSING = 10  # times that what runs is cancelled...
+_IDLE = 50.0  # s after which Spark may soon end workers that it has nothing for
 _AGAIN = 0.1  # ...each so many s after the last one: Spark forgets what it was told before a job begins
 _log = logging.getLogger(__name__)
+_warmed: dict[tuple[str, str], float] = {}  # when, by application and executor
 
 
 def versions(_: int, __: Iterator[Any]) -> Iterator[dict[str, str]]:
@@ -84,6 +87,7 @@ class WarmUp:
 
     def __init__(self, context: Any, trouble: Callable[[threading.Event], str]) -> None:
         self._context = context
+        self._application = str(context.applicationId)
         self._trouble = trouble
         self._lock = threading.Lock()
         self._known: set[str] = set()
@@ -97,6 +101,10 @@ class WarmUp:
         present = {one.id: one.cores for one in executors if one.active and not one.driver}
         with self._lock:
             if self._closed.is_set() or present.keys() <= self._known:
+                return
+            recent = time.monotonic() - _IDLE  # by another engine of the application
+            self._known |= {one for one in present if _warmed.get((self._application, one), 0.0) > recent}
+            if present.keys() <= self._known:
                 return
             self._known |= present.keys()
             self._slots = sum(present.values())
@@ -127,7 +135,9 @@ class WarmUp:
                 self._context.setJobGroup(self._group, "imports of native tasks", interruptOnCancel=True)
                 if self._trouble(self._closed):
                     return  # and remains the thread: there is no second try
+                known = set(self._known)
                 self._warm(slots)
+                _warmed.update({(self._application, one): time.monotonic() for one in known})
             except Exception as error:  # executors that leave meanwhile, or all of Spark
                 _log.debug("executors were not warmed up: %s", error)
             finally:

@@ -13,7 +13,7 @@ import pytest
 
 from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.spark.master_api import Executor
-from ebbflow.infra.spark.native import stages
+from ebbflow.infra.spark.native import probe, stages
 from ebbflow.infra.spark.native.probe import WarmUp, warmed
 
 WAIT = 150.0
@@ -32,6 +32,7 @@ class Context:
     groups: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    applicationId: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def getConf(self) -> Any:
         return SimpleNamespace(get=lambda key, default: default)
@@ -71,6 +72,23 @@ def test_each_executor_that_comes_is_warmed_up_once_in_all_its_slots() -> None:
     warm_up.close()
     warm_up.see([executor("3")])
     assert context.jobs == [4, 5]
+
+
+def test_another_engine_of_the_application_warms_up_only_those_that_are_not_warm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context, now = Context(), [1000.0]
+    monkeypatch.setattr(probe.time, "monotonic", lambda: now[0])
+    for engine, jobs in enumerate(([2], [2], [2, 4], [2, 4, 4])):
+        if engine == 3:
+            now[0] += 60.0  # Spark has ended idle workers
+        warm_up = WarmUp(context, lambda closed: "")
+        warm_up.see([executor("0"), executor("1")] if engine > 1 else [executor("0")])
+        thread = warm_up._thread
+        if thread is not None:
+            thread.join(WAIT)
+        assert context.jobs == jobs
+        warm_up.close()
 
 
 def test_whoever_sees_executors_waits_for_nothing_and_a_slow_job_ends_with_the_engine() -> None:
