@@ -26,7 +26,7 @@ class Risk:
 
     ``error``: how many times longer than expected something may take (q-error, at least 1). What is discarded is
     known to be done, and whatever is to replace it is only expected: it must be better by as much as may be missing.
-    ``cancelling``: seconds until cancelled tasks have left their cores.
+    ``cancelling``: seconds until cancelled tasks have left their cores; what has no tasks yet holds none.
     """
 
     error: float = 1.0
@@ -34,14 +34,13 @@ class Risk:
 
     def seconds(self, discarded: Sequence[RunningStage], cores: float) -> float:
         """Return the seconds that count against a plan for which ``discarded`` are given up: (error - 1) times those
-        in which ``cores`` would do their work again, and until they have ended.
+        in which ``cores`` would do their work again, and until their tasks have ended.
 
         >>> Risk(2.0, 1.0).seconds([], 4)
         0.0
         """
-        if not discarded:
-            return 0.0
-        return (self.error - 1.0) * redone(discarded, cores) + self.cancelling
+        begun = any(r.tasks_done or r.tasks_running or r.task_seconds_spent > 0.0 for r in discarded)
+        return (self.error - 1.0) * redone(discarded, cores) + (self.cancelling if begun else 0.0)
 
 
 EXACT = Risk()  # times as expected, as in a simulation

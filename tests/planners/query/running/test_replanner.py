@@ -185,6 +185,23 @@ def test_whoever_discards_what_is_done_must_gain_as_much_as_may_be_missing() -> 
     assert [e.seconds for e in decision.estimates] == [14, 8]
 
 
+def test_a_stage_without_tasks_so_far_costs_nothing_to_cancel() -> None:
+    """It is counted as running from the moment it is to start: before what a stage's end has shown is weighed."""
+    new = RunningStage(stage("A", tasks=4, duration=1, latency=0.5), 0.0, 4)
+    state = ExecutionState(plan("current", new.stage), running={"A": new})
+    rival = plan("rival", stage("A", tasks=4, duration=0.6, key="other"))
+    for running, kind, risk in (
+        (new, "switch", 0.0),
+        (replace(new, tasks_running=1), "stay", 1.0),
+        (replace(new, tasks_running=0, tasks_done=1), "stay", 1.5),
+        (replace(new, task_seconds_left=0.9, task_seconds_spent=0.1), "stay", 1.2),
+    ):
+        told = replace(state, running={"A": running})
+        weighed = Risk(2.0, 1.0)
+        assert weighed.seconds([running], 2) == pytest.approx(risk)
+        assert against(told, rival, weighed).kind == kind
+
+
 def test_a_switch_says_what_it_counted_for_what_it_discards() -> None:
     decision = against(under_way(1), plan("rival", stage("C", duration=1)), Risk(error=2.0))
     assert decision.kind == "switch"
@@ -268,7 +285,8 @@ def test_a_switch_gains_more_than_what_it_discards_under_the_runs_error(
         for r in lost
     )
     gain = seconds[state.plan.id] - seconds[decision.chosen]
-    assert gain >= (error - 1) * work / cores + cancelling * bool(lost) + h * seconds[state.plan.id] - 1e-6
+    begun = any(r.tasks_done or r.tasks_running or r.task_seconds_spent for r in lost)
+    assert gain >= (error - 1) * work / cores + cancelling * begun + h * seconds[state.plan.id] - 1e-6
 
 
 @given(

@@ -239,10 +239,10 @@ def test_the_size_of_the_result_is_no_reason_to_plan_anew() -> None:
 
 def test_a_change_of_capacity_has_plans_made_for_the_new_share() -> None:
     planner = Drawn(LEFT_DEEP, BUSHY, WIDE)
-    query = session(planner, hysteresis=0.1)
+    query = session(planner, hysteresis=0.15)
     query.begin({}, 0.0)
     query.see(seen(4))
-    actions = query.on_capacity("arrived: n2, n3", 0.0)  # 5 s, and 1 s to cancel two stages, against 7 s
+    actions = query.on_capacity("arrived: n2, n3", 0.0)
     assert planner.asked[-1] == (query.share, {}, (BUSHY.id,))
     assert decisions(actions) == ["switch"]
     assert query.plan is WIDE
