@@ -230,7 +230,8 @@ class Session:
         """
         if measured is not None:
             self.measured.append(measured)
-            self._speed.finished(stage, measured)
+            if measured.engine == self._costs(stage).engine and not _deviates(stage, output.rows):
+                self._speed.finished(stage, measured)
         self._refresh(now, measured.task_seconds if measured is not None else 0.0)
         actions = list[Action](self.execution.on_finished(output, now, late=late))
         if not any(isinstance(a, Finish) for a in actions) and _deviates(stage, output.rows):
@@ -296,7 +297,7 @@ class Session:
         self.execution.doubt(Risk(self._speed.error, _CANCELLING))
         self._fit([*self._history, *self.measured])
         # first what finished stages say of this run, which those of earlier runs outweigh in the fit
-        self._slow(pace(self._models(), self.measured))
+        self._slow(pace(self._models(), self._speed.comparable))
         self._slow(self._drift(now))
         if self.share.total.cores <= 0:
             return ()

@@ -9,6 +9,10 @@ from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import RunningStage
 from ebbflow.planners.query.running.progress import drift, mean_cores
 
+_TELLING = (
+    1.0  # seconds of tasks, expected or measured, below which a stage tells nothing: noise and fixed costs
+)
+
 
 class RunSpeed:
     """Keeps what has been seen; every ``now`` is in seconds since the Unix epoch, and never earlier than the last."""
@@ -18,6 +22,7 @@ class RunSpeed:
         self._cold: list[tuple[float, float]] = []  # likewise cold ones
         self._came = 0.0  # when the newest share was seen
         self._ratios: list[float] = []  # of task seconds to those expected when stages began
+        self.comparable: list[Measured] = []  # stages that took what they were planned for
 
     @property
     def error(self) -> float:
@@ -46,10 +51,15 @@ class RunSpeed:
         return now >= self._came + ARRIVAL
 
     def finished(self, stage: Stage, measured: Measured) -> None:
-        """Note what ``stage``, as it was expected when it began, took."""
+        """Note what ``stage``, as it was expected when it began, took.
+
+        It had the engine and the rows that it was planned with: what rows say is mended by planning with the actual
+        ones, and is no error of times.
+        """
         expected = stage.core_seconds - stage.waiting + stage.warm_up * measured.cold
-        if expected > 0.0:
+        if expected > 0.0 and max(expected, measured.task_seconds) >= _TELLING:
             self._ratios.append(measured.task_seconds / expected)
+            self.comparable.append(measured)
 
     def cold_since(self, since: float) -> float:
         """Return how many cores at most were cold at a time from ``since`` (s) on."""

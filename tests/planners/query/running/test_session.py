@@ -11,6 +11,7 @@ from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Capacity, Measured, Node, Notice, Share, Work
 from ebbflow.planners.model.capacity import ARRIVAL, WARM
 from ebbflow.planners.query.costs.cost import DUCKDB, NATIVE
+from ebbflow.planners.query.costs.fitting import q_error
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Text
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.planner import QueryPlanner
@@ -330,6 +331,30 @@ def test_what_this_run_has_in_common_outweighs_earlier_runs() -> None:
     query.see(FOUR)
     query.on_capacity("arrived", 0.5)
     assert planner.model.core_seconds(work) > 2 * due
+
+
+@pytest.mark.parametrize(
+    ("engine", "actual", "counted"), [("duckdb", 1, True), ("duckdb", 100, False), ("spark", 1, False)]
+)
+def test_times_of_other_rows_or_another_engine_than_planned_are_no_error_of_times(
+    engine: str, actual: int, counted: bool
+) -> None:
+    """Two stages were as expected, a third took eight times as long: for its rows, on another engine, or as it is."""
+    work = Work(scanned_rows=1e9)
+    due = DUCKDB.core_seconds(work)
+    parts = [replace(stage(fp, duration=due), rows=1, work=work, engine="duckdb") for fp in "ABC"]
+    planner = Drawn(plan("q", *parts, stage("D", ("A", "B", "C"))))
+    query = session(planner, cores=4)
+    query.begin({}, 0.0)
+    plain = Measured("duckdb", work, due, due, 4, 2.0)
+    query.on_finished(parts[0], rows("A", 1), 0.1, measured=plain)
+    query.on_finished(parts[1], rows("B", 1), 0.2, measured=plain)
+    slow = replace(plain, engine=engine, task_seconds=8 * due, wall_seconds=8 * due)
+    query.on_finished(parts[2], rows("C", actual), 0.3, measured=slow)
+    query.see(FOUR)
+    query.on_capacity("arrived", 0.5)
+    assert len(query.measured) == 3
+    assert query._speed.error == pytest.approx(q_error([1.0, 1.0, 8.0] if counted else [1.0, 1.0]))
 
 
 def test_a_stage_that_is_under_way_is_discarded_for_more_than_it_has_done() -> None:

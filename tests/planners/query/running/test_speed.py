@@ -40,6 +40,17 @@ def test_the_error_is_that_of_finished_stages_without_what_they_waited_or_lost_t
     speed.finished(one, Measured("native", Work(), 18.0, 3.0, 4, 4.0))
     speed.finished(stage("B", duration=0.0), Measured("native", Work(), 18.0, 3.0, 4, 4.0))
     assert speed.error == q_error([1.0, 1.0, 3.0])
+    assert [one.task_seconds for one in speed.comparable] == [6.0, 12.0, 18.0]
+
+
+def test_stages_of_less_than_a_second_are_no_measure_of_those_that_take_longer() -> None:
+    speed = RunSpeed()
+    short = stage("A", tasks=1, duration=0.1)
+    speed.finished(short, Measured("native", Work(), 0.9, 0.9, 1, 4.0))
+    assert (speed.error, speed.comparable) == (q_error([]), [])
+    speed.finished(short, Measured("native", Work(), 2.0, 2.0, 1, 4.0))
+    speed.finished(stage("A", tasks=4, duration=1.0), Measured("native", Work(), 0.5, 0.5, 4, 4.0))
+    assert speed.error == q_error([20.0, 0.125])
 
 
 def test_no_stage_meets_a_cold_core_before_that_is_there() -> None:
