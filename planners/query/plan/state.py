@@ -29,6 +29,7 @@ class RunningStage:
     tasks_running: int | None = None  # as the engine reports; None: it does not, so as many as fit
     tasks_lost: int = 0  # of those done, whose output went with a node: they run again
     task_seconds_spent: float = 0.0  # for which the tasks now running have run, as far as is known
+    seconds_seen: float = 0.0  # that its tasks, finished ones included, were seen running, all together
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ class Execution:
             return []
         if self._share.total.cores <= 0 < share.total.cores:
             for run in self._running.values():  # the tasks of before went with their nodes and begin again
-                run.wave = max(run.wave, now)
+                run.wave, run.told = max(run.wave, now), max(run.told, now)
         self._share = share
         if candidates is not None:
             self._renew(candidates)
@@ -207,12 +207,14 @@ class Execution:
             run.wave = now
         if done < run.done:  # the engine has begun what was lost again
             run.lost = 0
+        run.ran, run.told = run.ran_until(now), now
         run.total, run.done, run.running = total, done, running
 
     def on_loss(self, fp: str, fraction: float) -> None:
-        """Note that nodes went with ``fraction`` of what a running stage's finished tasks have written."""
+        """Note that nodes went with ``fraction`` of what a running stage's tasks have done."""
         run = self._running[fp]
         run.lost += ceil((run.done - run.lost) * fraction)
+        run.ran *= 1.0 - fraction
 
     def on_slices(self, fp: str, fraction: float) -> None:
         """Note that ``fraction`` of the stage ``fp`` exists in slices: a later run of it has the rest to do."""

@@ -139,10 +139,19 @@ class TrackedStage:
     done: int = 0
     running: int | None = None
     lost: int = 0  # of the tasks done, until the engine no longer counts them as done
+    told: float = 0.0  # when ``running`` was told
+    ran: float = 0.0  # task-seconds until then, of tasks that were told of
+
+    def ran_until(self, now: float) -> float:
+        """Return for how long tasks have run, all together."""
+        return self.ran + (self.running or 0) * max(now - self.told, 0.0)
 
     def seen(self, now: float) -> RunningStage:
         total = self.total or self.stage.tasks
-        view = RunningStage(self.stage, self.started, total, self.done, 0.0, self.running, self.lost)
+        ran = self.ran_until(now)
+        view = RunningStage(
+            self.stage, self.started, total, self.done, 0.0, self.running, self.lost, seconds_seen=ran
+        )
         age = now - self.wave
         if age <= 0 or self.done - self.lost >= total:
             return view
@@ -153,11 +162,12 @@ class TrackedStage:
 
 def spent(running: RunningStage) -> float:
     """Return the task-seconds that went into a running stage: what its finished tasks were expected to take, and
-    for how long those have run that run now."""
+    for how long those have run that run now; or, where that is more, for how long tasks were seen running: which of
+    them has finished, and when the others began, an engine does not tell."""
     left = _left(running)
     flying = left if running.tasks_running is None else min(running.tasks_running, left)
     done = max(running.tasks_done - running.tasks_lost, 0) * task_seconds(running)
-    return done + min(flying, _width(running)) * running.task_seconds_spent
+    return max(done + min(flying, _width(running)) * running.task_seconds_spent, running.seconds_seen)
 
 
 def redone(running: Sequence[RunningStage], cores: float) -> float:

@@ -100,7 +100,10 @@ def _discarded(remaining: Remaining, state: ExecutionState, kept: frozenset[str]
     divided = {r.stage.output_fp for r in remaining.needed if r.stage.slicing is not None}
     taken = divided & state.sliced.keys()
     gone = [state.running[fp] for fp in sorted(kept - remaining.adopted)]
-    return [replace(r, tasks_done=r.tasks_lost) if r.stage.output_fp in taken else r for r in gone]
+    return [
+        replace(r, tasks_done=r.tasks_lost, seconds_seen=0.0) if r.stage.output_fp in taken else r
+        for r in gone
+    ]
 
 
 def validate_options(

@@ -11,6 +11,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan
 from ebbflow.planners.query.running.execution import Action, Cancel, Execution, Finish, Reuse, Start
+from ebbflow.planners.query.running.progress import spent
 from ebbflow.planners.query.running.replanner import Replanner
 from tests.planners.query.replanning_cases import Engine, fig_2_4, output, plan, queries, share, shares, stage
 
@@ -281,6 +282,22 @@ def test_a_stage_that_the_engine_holds_back_has_all_its_tasks_before_it() -> Non
     assert query.expected(3).estimate.seconds == 4
     query.on_progress("A", 2, 0, 3, 2)  # now they run
     assert query.expected(5).estimate.seconds == 2
+
+
+def test_what_went_into_a_stage_does_not_shrink_when_one_of_its_tasks_finishes() -> None:
+    query = execution(plans=(plan("q", stage("A", tasks=6, duration=30)),))
+    query.begin(share(6), {}, 0)
+    query.on_progress("A", 6, 0, 0, 6)
+    before = spent(query.state(24).running["A"])
+    query.on_progress("A", 6, 1, 25, 5)
+    after = spent(query.state(25).running["A"])
+    assert (before, after, spent(query.state(27).running["A"])) == (144, 150, 160)
+    query.on_loss("A", 0.5)  # half of the nodes
+    query.on_progress("A", 6, 1, 27, 5)
+    assert spent(query.state(27).running["A"]) == 85
+    query.on_share(replace(NOTHING, revision=1), 27, "left")
+    query.on_share(share(6, revision=2), 90, "arrived")  # nothing has run meanwhile
+    assert spent(query.state(90).running["A"]) == 85
 
 
 def test_an_overdue_task_is_expected_a_tenth_of_its_age_later() -> None:

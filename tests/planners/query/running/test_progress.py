@@ -165,5 +165,6 @@ def test_what_went_into_a_running_stage_is_done_again_on_as_many_cores_as_it_has
     assert spent(replace(running, tasks_lost=1)) == 2
     assert spent(replace(running, tasks_running=None)) == 6  # three are left, and nothing tells how many run
     assert spent(replace(running, tasks_running=0)) == 3  # the rest waits for cores
+    assert [spent(replace(running, seconds_seen=seen)) for seen in (4.0, 7.0)] == [5, 7]
     wide = RunningStage(stage("A", tasks=1, cores=2, duration=3), 0, 1, 0, 2, 1, task_seconds_spent=1)
     assert [redone([wide], cores) for cores in (2, 4)] == [1, 1]

@@ -241,7 +241,7 @@ def test_a_running_stage_in_another_form_is_aborted_only_for_more_than_it_has_do
 def test_slices_that_the_rival_takes_are_not_discarded() -> None:
     whole = replace(stage("A", tasks=4, duration=4), slicing=SimpleNamespace())  # type: ignore[arg-type]
     other = replace(whole, physical_key="other", duration=1)
-    running = RunningStage(whole, 0, 4, 2, task_seconds_left=1, tasks_running=1, task_seconds_spent=3)
+    running = RunningStage(whole, 0, 4, 2, 1, tasks_running=1, task_seconds_spent=3, seconds_seen=11)
     state = ExecutionState(plan("one", whole), running={"A": running}, sliced={"A": 0.5})
     assessed = assess(plan("two", other), state, share(1), 0, risk=Risk(error=1.5))
     assert (assessed.estimate.adopted, assessed.risk) == (0, 1.5)  # of the task that runs
