@@ -130,7 +130,8 @@ class _ListScheduler:
         self.finished: dict[int, float] = {}
         self.now = 0.0
         self.cold, self.cores = share.cold, share.total.cores
-        self.met: set[int] = set()  # stages whose first tasks have started
+        # stages whose first tasks have started, and whether all cores were there: those that come are cold, too
+        self.met: set[tuple[int, bool]] = set()
 
     def run(self) -> Schedule:
         self._admit()
@@ -245,18 +246,28 @@ class _ListScheduler:
             if self.pending[i] == 0:
                 self.ready.remove(i)
             cold = 0
-            if self.cold and i not in self.met:
-                self.met.add(i)
-                cold = floor(self._cold_tasks(tasks) + 0.5)
+            if self.cold and (i, self._complete) not in self.met:
+                cold = floor(self._cold_tasks(i, tasks) + 0.5)
+                self.met.add((i, self._complete))
             if cold:
                 self._place(i, cold, self.items[i].seconds + self.items[i].stage.warm_up)
             if tasks > cold:
                 self._place(i, tasks - cold, self.items[i].seconds)
 
-    def _cold_tasks(self, tasks: int) -> float:
-        """Return how many of ``tasks`` that start now meet a cold core: none that is absent."""
-        absent = self.absent * self.cores if self.now < ARRIVAL else 0.0
-        return cold_tasks(tasks, max(self.cold * warming(self.now) - absent, 0.0), self.cores - absent)
+    @property
+    def _complete(self) -> bool:
+        """Tell whether no core is absent any more."""
+        return not self.absent or self.now >= ARRIVAL
+
+    def _cold_tasks(self, i: int, tasks: int) -> float:
+        """Return how many of ``tasks`` that stage ``i`` starts now meet a cold core: none that is absent, and those
+        that have come where it has met the others before."""
+        absent, cold = self.absent * self.cores, self.cold * warming(self.now)
+        if not self._complete:
+            return cold_tasks(tasks, max(cold - absent, 0.0), self.cores - absent)
+        if (i, False) in self.met:
+            return cold_tasks(tasks, min(cold, absent), absent)
+        return cold_tasks(tasks, cold, self.cores)
 
     def _lead(self, i: int, j: int, gap: float) -> int:
         """Return after how many starts of stage ``i`` stage ``j`` would be the better choice."""

@@ -100,6 +100,17 @@ def test_absent_cores_take_tasks_when_they_have_come() -> None:
     assert simulate(new, replace(share(4), absent=2, cold=2)).finish == {"A": 1, "AB": 5 + ARRIVAL}
 
 
+def test_cold_cores_that_come_cost_stages_their_warm_up_that_began_before() -> None:
+    long = plan("q", warming(stage("A", tasks=10, duration=4)))
+    assert simulate(long, replace(share(4), absent=2)).seconds == 14  # two at 0, 4, 8, and two at 6, 10
+    assert simulate(long, replace(share(4), absent=2, cold=2)).seconds == 16  # those at 6 end at 13
+    nine = plan("q", warming(stage("A", tasks=9, duration=4)))
+    ends = [simulate(nine, replace(share(5), absent=1, cold=cold)).seconds for cold in (0, 1)]
+    assert ends == [10, 13]
+    few = plan("q", warming(stage("A", tasks=4, duration=3)))
+    assert simulate(few, replace(share(4), absent=2, cold=2)).seconds == 6  # over before those come
+
+
 @given(
     st.integers(1, 40), st.floats(0.1, 9.0), st.sampled_from([1, 2, 4, 8]), st.floats(0, 1), st.floats(0, 1)
 )
