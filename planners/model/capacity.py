@@ -120,9 +120,8 @@ class Share:
     nodes: int
     hazard: float = 0.0  # expected losses per node-hour
     cold: float = 0.0  # of the total cores, those whose processes have yet to warm up
-    absent: float = (
-        0.0  # likewise those that take tasks from ``ARRIVAL`` on only: executors start on their nodes
-    )
+    absent: float = 0.0  # likewise those that take no tasks yet: executors start on their nodes
+    arrival: float = ARRIVAL  # seconds until those do
 
     @property
     def link(self) -> float:
@@ -132,7 +131,7 @@ class Share:
     def waited(self, seconds: float) -> float:
         """Return how much of so many ``seconds`` from now on goes with waiting for absent cores: what they could have
         done meanwhile, spread over all cores."""
-        return min(seconds, ARRIVAL) * self.absent / self.total.cores if self.absent > 0.0 else 0.0
+        return min(seconds, self.arrival) * self.absent / self.total.cores if self.absent > 0.0 else 0.0
 
     @classmethod
     def of(cls, capacity: Capacity, fraction: float = 1.0) -> "Share":

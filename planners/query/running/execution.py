@@ -162,8 +162,11 @@ class Execution:
         self._replanner.risk = risk
 
     def refresh(self, share: Share) -> None:
-        """Note how many cores of the newest share are cold or absent still; no reason to weigh the plans."""
-        self._share = replace(self._share, cold=share.cold, absent=share.absent)
+        """Note how many cores of the newest share are cold or absent still; no reason to weigh the plans. Those that
+        were seen to run tasks are there."""
+        busy = sum((run.running or 0) * run.stage.demand.cores for run in self._running.values())
+        absent = min(share.absent, self._share.absent, max(share.total.cores - busy, 0.0))
+        self._share = replace(self._share, cold=share.cold, absent=absent, arrival=share.arrival)
 
     def on_share(
         self,

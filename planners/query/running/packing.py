@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
 from ebbflow.planners.model import Share
-from ebbflow.planners.model.capacity import ARRIVAL, warming
+from ebbflow.planners.model.capacity import warming
 from ebbflow.planners.query.costs.links import cold_tasks
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.running.progress import Remaining, RemainingStage, whole
@@ -38,7 +38,7 @@ def simulate(plan: Remaining | QueryExecutionPlan, share: Share, max_parallel_st
 
     A stage's first tasks on cores whose processes are cold take its warm-up longer; with time cores get warm. Which
     tasks meet cold ones cannot be known beforehand: as many as their part of all cores. Cores that are absent take
-    tasks from ``ARRIVAL`` on.
+    tasks when the share says so.
 
     A task larger than the share's largest node never runs: the time is infinite. Disk and network count
     only where the share offers them; a share without cores runs nothing. Identical tasks that start
@@ -113,6 +113,7 @@ class _ListScheduler:
         # cores that run tasks are there, whatever was told of them
         busy = sum(r.in_flight * r.stage.demand.cores for r in self.items)
         self.absent = min(max(min(share.absent, share.total.cores - busy) / share.total.cores, 0.0), 1.0)
+        self.arrival = share.arrival
         self.available = [1.0 - self.absent] * len(dimensions)
         self.pending = [r.tasks for r in self.items]
         self.in_flight = [0] * len(self.items)
@@ -125,7 +126,7 @@ class _ListScheduler:
         self.runnable: list[int] = []  # inputs complete, not started; sorted
         self.ready: list[int] = []  # latency over and tasks pending; sorted
         # (time, stage, tasks that end; 0: latency is over); of no stage: absent cores come
-        self.heap: list[tuple[float, int, int]] = [(ARRIVAL, _NO_STAGE, 0)] if self.absent else []
+        self.heap: list[tuple[float, int, int]] = [(share.arrival, _NO_STAGE, 0)] if self.absent else []
         self.started: dict[int, float] = {}
         self.finished: dict[int, float] = {}
         self.now = 0.0
@@ -257,7 +258,7 @@ class _ListScheduler:
     @property
     def _complete(self) -> bool:
         """Tell whether no core is absent any more."""
-        return not self.absent or self.now >= ARRIVAL
+        return not self.absent or self.now >= self.arrival
 
     def _cold_tasks(self, i: int, tasks: int) -> float:
         """Return how many of ``tasks`` that stage ``i`` starts now meet a cold core: none that is absent, and those

@@ -21,13 +21,12 @@ from ebbflow.planners.query.planner import QueryPlanner
 from ebbflow.planners.query.running.execution import Cancel, Execution, Finish, Reuse, Start
 from ebbflow.planners.query.running.progress import repriced
 from ebbflow.planners.query.running.replanner import Replanner, Risk
-from ebbflow.planners.query.running.speed import RunSpeed
+from ebbflow.planners.query.running.speed import RunSpeed, deviates
 
 MAX_PARALLEL_STAGES = 4
 _SLICES_LEFT = 8  # into which a stage is divided of which an earlier run has left slices
 _MAX_FAILURES = 3  # of one stage; only those that another run may mend are repeated at all
 _CANCELLING = 1.0  # seconds after which cancelled tasks have left their cores
-_DEVIATION = 2.0  # actual / estimated rows beyond which plans are made anew (q-error)
 
 
 FailureKind = Literal["cancelled", "broadcast", "statement", "other"]  # of a broadcast: it did not fit
@@ -230,11 +229,11 @@ class Session:
         """
         if measured is not None:
             self.measured.append(measured)
-            if measured.engine == self._costs(stage).engine and not _deviates(stage, output.rows):
+            if measured.engine == self._costs(stage).engine and not deviates(stage, output.rows):
                 self._speed.finished(stage, measured)
         self._refresh(now, measured.task_seconds if measured is not None else 0.0)
         actions = list[Action](self.execution.on_finished(output, now, late=late))
-        if not any(isinstance(a, Finish) for a in actions) and _deviates(stage, output.rows):
+        if not any(isinstance(a, Finish) for a in actions) and deviates(stage, output.rows):
             trigger = f"{stage.name}: {output.rows:,} rows, {stage.rows:,.0f} expected"
             if plans := self._anew(now):
                 actions += self.execution.on_candidates(plans, now, trigger)
@@ -339,8 +338,9 @@ class Session:
 
     def _refresh(self, now: float, task_seconds: float = 0.0) -> None:
         """Count with what has become of the newest share's cores: some have come, and tasks have warmed them."""
-        absent = 0.0 if self._speed.arrived(now) else self.share.absent
-        self.share = replace(self.share.after(task_seconds), absent=absent)
+        arrival = self._speed.arrival(now)
+        absent = self.share.absent if arrival > 0.0 else 0.0
+        self.share = replace(self.share.after(task_seconds), absent=absent, arrival=arrival)
         self._speed.warmed(self.share, now)
         self.execution.refresh(self.share)
 
@@ -392,8 +392,3 @@ def lost_fraction(before: Capacity, after: Capacity) -> float:
     told = {notice.node_id for notice in before.notices}
     gone = {node.id for node in before.nodes} - {node.id for node in after.nodes} - told
     return len(gone) / len(before.nodes) if before.nodes else 0.0
-
-
-def _deviates(stage: Stage, rows: int) -> bool:
-    estimate, actual = max(stage.rows, 1.0), max(float(rows), 1.0)
-    return max(estimate / actual, actual / estimate) > _DEVIATION

@@ -9,6 +9,7 @@ from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import RunningStage
 from ebbflow.planners.query.running.progress import drift, mean_cores
 
+_DEVIATION = 2.0  # actual / estimated rows beyond which plans are made anew (q-error)
 _TELLING = (
     1.0  # seconds of tasks, expected or measured, below which a stage tells nothing: noise and fixed costs
 )
@@ -46,9 +47,9 @@ class RunSpeed:
         if share.absent:
             self._cold.append((self._came + ARRIVAL, share.cold))
 
-    def arrived(self, now: float) -> bool:
-        """Tell whether what was absent of the newest share takes tasks by now."""
-        return now >= self._came + ARRIVAL
+    def arrival(self, now: float) -> float:
+        """Return the seconds until what was absent of the newest share takes tasks."""
+        return max(self._came + ARRIVAL - now, 0.0)
 
     def finished(self, stage: Stage, measured: Measured) -> None:
         """Note what ``stage``, as it was expected when it began, took.
@@ -72,3 +73,9 @@ class RunSpeed:
         cores = mean_cores(self._cores, since, now)
         slowest = max((r.stage.warm_up for r in running), default=0.0)
         return drift(running, cores, now, slowest * min(self.cold_since(since) / max(cores, 1.0), 1.0))
+
+
+def deviates(stage: Stage, rows: int) -> bool:
+    """Tell whether a stage's ``rows`` are so far from those expected that plans are to be made anew."""
+    estimate, actual = max(stage.rows, 1.0), max(float(rows), 1.0)
+    return max(estimate / actual, actual / estimate) > _DEVIATION

@@ -91,6 +91,9 @@ def test_absent_cores_take_tasks_when_they_have_come() -> None:
     assert simulate(wide, share(4)).finish == {"A": 1, "AB": 1 + ARRIVAL}
     assert simulate(wide, replace(share(4), absent=2)).finish == {"A": 2, "AB": 2 * ARRIVAL}
     assert simulate(wide, replace(share(4), absent=4)).finish == {"A": ARRIVAL + 1, "AB": 2 * ARRIVAL + 1}
+    waits = replace(share(4), absent=2, arrival=1.5)
+    assert simulate(wide, waits).finish == {"A": 2, "AB": 2 + ARRIVAL}
+    assert (waits.waited(9.0), replace(waits, arrival=ARRIVAL).waited(9.0)) == (0.75, ARRIVAL / 2)
     soon = plan("q", stage("A", tasks=2, duration=1))
     assert simulate(soon, replace(share(4), absent=2)).finish == {"A": 1}  # two are enough
     seen = RunningStage(wide.stages[0], 0, 4, 0, task_seconds_left=0.5, tasks_running=4)

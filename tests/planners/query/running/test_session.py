@@ -377,7 +377,8 @@ def test_a_stage_that_is_under_way_is_discarded_for_more_than_it_has_done() -> N
 
 
 def test_cores_whose_executors_start_are_not_counted_on_at_once() -> None:
-    planner = Drawn(plan("q", replace(stage("A", tasks=8, duration=4.0), rows=1), stage("AB", ("A",))))
+    one, other = (replace(stage(fp, tasks=8, duration=4.0), rows=1) for fp in "AB")
+    planner = Drawn(plan("q", one, other, stage("AB", ("A", "B"))))
     query = session(planner, cores=1)
     query.see(replace(seen(1), held=1.0))
     query.begin({}, 0.0)
@@ -385,8 +386,15 @@ def test_cores_whose_executors_start_are_not_counted_on_at_once() -> None:
     assert query.share.absent == 4.0
     query.on_capacity("arrived", 1.0)
     assert query.execution.expected(1.0).estimate.seconds > ARRIVAL
-    query.on_finished(query.plan.by_fp["A"], rows("A", 1), 2.0)
+    query.on_finished(other, rows("B", 1), 2.0)
     assert query.execution.share.absent == 4.0
+    assert query.execution.share.arrival == query.share.arrival == ARRIVAL - 1.0
+    query.on_progress(one, 8, 0, 3, 2.5)
+    query.on_finished(other, rows("B", 1), 2.5, late=True)
+    assert query.execution.share.absent == 2.0  # three of five work
+    query.on_progress(one, 8, 2, 1, 2.9)
+    query.on_finished(other, rows("B", 1), 3.0, late=True)
+    assert query.execution.share.absent == 2.0  # and were there
     query.on_finished(query.plan.by_fp["A"], rows("A", 1), 1.0 + ARRIVAL, late=True)
     assert query.share.absent == query.execution.share.absent == 0.0
     assert query.share.total.cores == 5.0

@@ -26,9 +26,9 @@ def test_stages_are_not_slow_for_cores_whose_executors_were_starting() -> None:
 def test_absent_cores_arrive_counted_from_the_newest_share() -> None:
     speed = RunSpeed()
     speed.seen(replace(share(4), absent=3.0), 0.0)
-    assert [speed.arrived(at) for at in (0.0, ARRIVAL - 0.1, ARRIVAL)] == [False, False, True]
+    assert [speed.arrival(at) for at in (0.0, 2.0, ARRIVAL, 9.0)] == [ARRIVAL, ARRIVAL - 2.0, 0.0, 0.0]
     speed.seen(replace(share(5), absent=1.0), 4.0)
-    assert not speed.arrived(ARRIVAL)
+    assert speed.arrival(ARRIVAL) == 4.0
 
 
 def test_the_error_is_that_of_finished_stages_without_what_they_waited_or_lost_to_cold_cores() -> None:
