@@ -98,6 +98,7 @@ class StageProgress:
     tasks_done: int
     tasks_failed: int = 0
     tasks_running: int = 0
+    native: bool = False  # they are DuckDB's, run by Spark
 
 
 @dataclass(frozen=True, slots=True)

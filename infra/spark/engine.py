@@ -133,7 +133,7 @@ class SparkEngine:
         watcher.start()
         try:
             with nullcontext() if self._owned else active_kept(self._session):
-                columns, native, remark = self._write(running, watch.begun)
+                columns, native, remark = self._write(running, watch)
             running.done.set()
             watcher.join()
             watch.finish()
@@ -290,7 +290,7 @@ class SparkEngine:
         running.mark.wait(_MARKED)  # later it would be written into a directory that is gone
 
     def _write(
-        self, running: _Running, begun: Callable[[int], None]
+        self, running: _Running, watch: GroupWatch
     ) -> tuple[tuple[tuple[str, str], ...], Native | None, str]:
         job = running.job
         context = self._context
@@ -313,13 +313,14 @@ class SparkEngine:
             remark = ""
             if job.native or (lacking and job.arms):
                 try:
-                    return columns, self._native.run(frame, job, columns, running.cancelled, begun), ""
+                    return columns, self._native.run(frame, job, columns, running.cancelled, watch.begun), ""
                 except NotDoneError as error:
                     if lacking:
                         raise StageFailedError(f"{job.name}: {error}; besides, {lacking}") from error
                     remark = str(error)
                 except NotNativeError as error:
                     remark = str(error)
+                watch.withdrawn()
             if lacking:  # the frame has no rows
                 why = f"; {job.name} runs on Spark SQL, for {remark}" if remark else ""
                 raise EngineUnavailableError(f"{lacking}{why}")

@@ -35,7 +35,8 @@ class GroupWatch:
         self._on_progress = on_progress
         self._totals: dict[int, int] = {}  # stage -> tasks of its first attempt
         self._failed: dict[tuple[int, int], int] = {}  # (stage, attempt) -> failures seen
-        self._begun = 0  # tasks that Spark was given before it told of them
+        self._given = 0  # native tasks that Spark was given, which it may not have told of
+        self._begun = 0  # those with what is to come
         self._reporting = threading.Lock()
         self.verdict: str | None = None  # why the group must be stopped
 
@@ -61,10 +62,17 @@ class GroupWatch:
             self._judge()
         self._report(StageProgress(total, done, sum(self._failed.values()), running))
 
-    def begun(self, tasks: int) -> None:
-        """Report that Spark was given the group's first ``tasks``, before it tells of them."""
-        self._begun = tasks
-        self._report(StageProgress(tasks, 0))
+    def begun(self, tasks: int, later: int = 0) -> None:
+        """Note that Spark was given native ``tasks``, before it tells of them, and is to be given about as many as
+        ``later`` when they are done; report the first."""
+        first, self._given = not self._given, self._given + tasks
+        self._begun = self._given + later
+        if first:
+            self._report(StageProgress(tasks, 0))
+
+    def withdrawn(self) -> None:
+        """Note that Spark SQL runs the group from here on."""
+        self._given = self._begun = 0
 
     def finish(self) -> None:
         """Report that everything is done, also what came and went between two looks."""
@@ -109,7 +117,8 @@ class GroupWatch:
             if self._on_progress is None:
                 return
             try:
-                self._on_progress(replace(progress, tasks_total=max(progress.tasks_total, self._begun)))
+                total = max(progress.tasks_total, self._begun)
+                self._on_progress(replace(progress, tasks_total=total, native=self._given > 0))
             except Exception:  # a listener's mistake must not lose the work it listens to
                 _log.exception("the progress listener of %s failed; it is not called again", self._group)
                 self._on_progress = None

@@ -143,7 +143,8 @@ class Driver:
     def _progressed(self, run: StageRun, seen: StageProgress, now: float) -> None:
         run.progress = seen
         if self._is_current(run):
-            self.session.on_progress(run.stage, seen.tasks_total, seen.tasks_done, seen.tasks_running, now)
+            counts = seen.tasks_total, seen.tasks_done, seen.tasks_running
+            self.session.on_progress(run.stage, *counts, now, native=seen.native)
         self.recorder.stage_progress(run.stage, seen)
 
     def _finished(self, outcome: StageOutcome, run: StageRun, now: float) -> None:

@@ -83,7 +83,7 @@ class NativeStages:
         if owned and has_nodes_here(context.master) and "PYSPARK_PYTHON" not in os.environ:
             context.pythonExec = sys.executable
         self._access = NOTHING
-        self._begun: dict[str, Callable[[int], object]] = {}  # by job, until its first tasks run
+        self._begun: dict[str, Callable[[int, int], object]] = {}  # by job, while it runs
         conf = context.getConf()
         self._threads = max(1, int(conf.get("spark.task.cpus", "1")))
         self._memory = native_memory(conf, context.master, context.defaultParallelism, self._threads)
@@ -131,10 +131,10 @@ class NativeStages:
         job: StageJob,
         columns: Sequence[tuple[str, str]],
         cancelled: threading.Event,
-        begun: Callable[[int], object] = lambda tasks: None,
+        begun: Callable[[int, int], object] = lambda tasks, later: None,
     ) -> Native:
         """Run the stage that ``frame`` is, in the job group of the calling thread; ``begun`` is told of the number of
-        its first tasks as soon as Spark is given them.
+        tasks as soon as Spark is given them, and about how many are to join what these exchange.
 
         Raises:
             NotNativeError: it cannot run natively, or did not (``NotDoneError``); nothing of it is left.
@@ -313,8 +313,7 @@ class NativeStages:
         every = [*before, *done]
         if not split.merge:
             return _summed(done, every, len(every))
-        root = job.output.root
-        written = tuple(FileEntry(f"{root}/{p.file}", 1, 0.0) for p in parts)
+        written = tuple(FileEntry(f"{job.output.root}/{p.file}", 1, 0.0) for p in parts)
         merge = Part(
             split.merge, (Relation(PARTS, job.output.scheme, written, ()), *scans), "part-00000.parquet"
         )
@@ -341,7 +340,8 @@ class NativeStages:
         exchanges = {f"s{number}": exchange for number, exchange in way.made.exchanges.items()}
         by_name = {relation.name: relation for relation in scans}
         parts = hashes.writing(exchanges, by_name, self._count)
-        done = self._job(job, [part for listed in parts.values() for part in listed], cancelled)
+        later = self._count(sum(by_name[name].bytes for name in exchanges))
+        done = self._job(job, [part for listed in parts.values() for part in listed], cancelled, later)
         by_name, sizes = hashes.exchanged(exchanges, by_name, parts, job.output, sum(d.rows for d in done))
         room = self._room - way.others
 
@@ -359,7 +359,9 @@ class NativeStages:
             ]
         return joins, done, split
 
-    def _job(self, job: StageJob, parts: Sequence[Part], cancelled: threading.Event) -> list[Done]:
+    def _job(
+        self, job: StageJob, parts: Sequence[Part], cancelled: threading.Event, later: int = 0
+    ) -> list[Done]:
         if cancelled.is_set():
             raise StageCancelledError(f"{job.name} was cancelled before it began")
         access = AllowedAccess.of(job.relations, [job.output])
@@ -367,10 +369,8 @@ class NativeStages:
             access = self._access
         settings = Settings(access, self._threads, self._memory)
         output = job.output
-        said = tuple(public_settings().items())
-        work = Work(settings, output.root, tuple(parts), output.scheme, said)
-        if begun := self._begun.pop(job.id, None):
-            begun(len(parts))
+        work = Work(settings, output.root, tuple(parts), output.scheme, tuple(public_settings().items()))
+        self._begun[job.id](len(parts), later)
         try:
             done = self._collected(work)
         except Exception as error:

@@ -264,12 +264,14 @@ class Session:
             [Notify(f"{stage.name} {remedy}"), *self.execution.on_failed(fp, now, failure.gone)]
         )
 
-    def on_progress(self, stage: Stage, total: int, done: int, running: int | None, now: float) -> None:
-        """Note the engine's task counts of a running stage."""
+    def on_progress(
+        self, stage: Stage, total: int, done: int, running: int | None, now: float, *, native: bool = False
+    ) -> None:
+        """Note the engine's task counts of a running stage; ``native``: of DuckDB's tasks, whatever was planned."""
         if total:
             # Spark's adaptive execution submits a statement bit by bit: what it counts now is not all there will be.
             # Native tasks are not those that Spark SQL would have.
-            submitted = math.ceil(stage.work.tasks) if self._costs(stage).exchanges else 0
+            submitted = 0 if native else math.ceil(stage.work.tasks)
             total = max(total, submitted, done + 1)
             self.execution.on_progress(stage.output_fp, total, done, now, running)
 

@@ -271,3 +271,41 @@ def test_tasks_that_were_told_of_are_not_taken_back_by_a_look_that_does_not_see_
     watch.look()
     watch.finish()
     assert seen == [(0, 0), (2, 0), (2, 0), (3, 1), (3, 3)]
+
+
+def test_native_tasks_that_are_to_come_count_until_spark_sql_takes_over() -> None:
+    """Three tasks write what about four join, which turn out to be two."""
+    stages: dict[int, SimpleNamespace] = {}
+    tracker = SimpleNamespace(
+        getJobIdsForGroup=lambda group: list(stages),
+        getJobInfo=lambda job: SimpleNamespace(stageIds=[job], status="RUNNING"),
+        getStageInfo=stages.get,
+    )
+
+    def ran(number: int, tasks: int, done: int) -> None:
+        stages[number] = SimpleNamespace(
+            stageId=number,
+            currentAttemptId=0,
+            numTasks=tasks,
+            numActiveTasks=tasks - done,
+            numCompletedTasks=done,
+            numFailedTasks=0,
+        )
+        watch.look()
+
+    seen: list[tuple[int, int, bool]] = []
+    watch = GroupWatch(
+        SimpleNamespace(statusTracker=lambda: tracker),
+        cast(StatusApi, None),
+        "a-job",
+        lambda progress: seen.append((progress.tasks_total, progress.tasks_done, progress.native)),
+    )
+    watch.begun(3, 4)
+    ran(0, 3, 3)
+    watch.begun(2)  # nothing is reported as not done any more
+    watch.look()
+    ran(1, 2, 1)
+    assert seen == [(7, 0, True), (7, 3, True), (5, 3, True), (5, 4, True)]
+    watch.withdrawn()
+    ran(2, 6, 0)
+    assert seen[-1] == (11, 4, False)

@@ -1,15 +1,19 @@
 """What is exchanged between the tasks of a native stage, and which task joins what of it."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import cast
 
 import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.infra.protocols import Relation
+from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.spark.native.catalyst import NotDoneError
 from ebbflow.infra.spark.native.exchange import costs
 from ebbflow.infra.spark.native.exchange.costs import Exchanged, Size, Statements, Ways, by_hash, scan_sizes
@@ -22,7 +26,12 @@ from ebbflow.infra.spark.native.exchange.hashes import (
     hash_ranges,
     joining,
 )
+from ebbflow.infra.spark.native.programs import Program
+from ebbflow.infra.spark.native.slices import Cut
+from ebbflow.infra.spark.native.stages import NativeStages
+from ebbflow.infra.spark.native.worker import Done
 from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.places import StorageLocation
 
 MANY = 12  # hashes, instead of BUCKETS
 SIZES = st.lists(st.one_of(st.just(0.0), st.floats(0.001, 1e9)), min_size=MANY, max_size=MANY)
@@ -162,3 +171,33 @@ def test_sizes_by_hash_are_those_of_row_groups(tmp_path: Path) -> None:
     assert sum(sizes) == pytest.approx(4000)
     assert sizes[7] == pytest.approx(2000, rel=0.25)
     assert all(sizes), "no hash between others is taken to be absent"
+
+
+def test_whoever_watches_is_told_of_the_tasks_that_are_to_join_with_those_that_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of three relations two are exchanged: 30 bytes, by tasks for ten each."""
+    told: list[tuple[int, int]] = []
+    running = SimpleNamespace(
+        _begun={"job": lambda tasks, later: told.append((tasks, later))},
+        _access=SimpleNamespace(covers=lambda access: True),
+        _threads=1,
+        _memory=100,
+        _count=lambda size: size // 10,
+        _collected=lambda work: [Done(error="no Spark")],
+    )
+    running._job = partial(NativeStages._job, running)
+    job = StageJob("job", "AB", "", (), StorageLocation(tmp_path))
+    scans = [
+        Relation(f"s{number}", "file", (FileEntry(f"{number}.parquet", size, 0.0),), ())
+        for number, size in enumerate((20, 10, 50))
+    ]
+    exchange = Exchange("", ())
+    made = Exchanged({0: exchange, 1: exchange}, Statements("", ""), Statements("", ""), "", frozenset())
+    monkeypatch.setattr(
+        "ebbflow.infra.spark.native.exchange.hashes.cuts", lambda relation, count: [Cut(())] * count
+    )
+    way = costs.ByHash({0: "k", 1: "k"}, made, 0.0, 1.0)
+    with pytest.raises(NotDoneError, match="no Spark"):
+        NativeStages._exchanged(running, cast(Program, None), job, way, scans, Event())  # type: ignore[arg-type]
+    assert told == [(3, 3)]

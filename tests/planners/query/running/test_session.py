@@ -513,9 +513,12 @@ def test_an_engine_that_counts_tasks_bit_by_bit_is_not_thought_to_be_nearly_done
 
 
 def test_native_tasks_are_not_those_that_spark_sql_would_have() -> None:
-    query, sink = failing(replace(stage("AB", tasks=8), work=Work(tasks=40), engine="native"))
-    query.planner.rivals = (NATIVE,)
-    query.on_progress(sink, 2, 1, 1, 2.0)
-    assert query.execution.state(2.0).running["AB"].tasks_total == 2
-    query.on_progress(sink, 2, 2, 0, 3.0)  # a merge may follow
-    assert query.execution.state(3.0).running["AB"].tasks_total == 3
+    for planned in ("native", "duckdb"):
+        query, sink = failing(replace(stage("AB", tasks=8), work=Work(tasks=40), engine=planned))
+        query.planner.rivals = (NATIVE,)
+        query.on_progress(sink, 2, 1, 1, 2.0, native=True)
+        assert query.execution.state(2.0).running["AB"].tasks_total == 2
+        query.on_progress(sink, 2, 2, 0, 3.0, native=True)  # a merge may follow
+        assert query.execution.state(3.0).running["AB"].tasks_total == 3
+        query.on_progress(sink, 9, 9, 0, 4.0)  # Spark SQL has taken it over
+        assert query.execution.state(4.0).running["AB"].tasks_total == 40
