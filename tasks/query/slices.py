@@ -236,7 +236,7 @@ class SliceRunner:
                 sum(p.tasks_done for p in known) + round(each * before),
                 sum(p.tasks_failed for p in known),
                 sum(p.tasks_running for p in known),
-                all(p.native for p in known),
+                all(p.native for p in known if p.tasks_total),
             )
         )
 

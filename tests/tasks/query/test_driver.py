@@ -5,12 +5,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ebbflow.infra.errors import EngineUnavailableError
-from ebbflow.infra.protocols import StageJob
+from ebbflow.infra.protocols import StageJob, StageProgress
 from ebbflow.planners.memory.tiers import Tier
+from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.listening import TierChanged
 from tests.tasks.driving import (
     JOINED,
@@ -275,3 +277,16 @@ def _hold_until_ended(ride: Ride, engine: Scripted, held: str, name: str) -> Non
             assert done.wait(WAIT)
 
     engine.before = wait
+
+
+def test_whose_tasks_are_counted_reaches_the_session() -> None:
+    told: list[tuple[object, ...]] = []
+    driver = SimpleNamespace(
+        session=SimpleNamespace(on_progress=lambda *counts, native: told.append((*counts, native))),
+        recorder=SimpleNamespace(stage_progress=lambda stage, seen: None),
+        _is_current=lambda run: True,
+    )
+    run = SimpleNamespace(stage="A", progress=None)
+    for native in (True, False):
+        Driver._progressed(driver, run, StageProgress(4, 1, 0, 2, native=native), 7.0)  # type: ignore[arg-type]
+    assert told == [("A", 4, 1, 2, 7.0, True), ("A", 4, 1, 2, 7.0, False)]

@@ -5,17 +5,19 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 import pytest
 
 from ebbflow.infra.errors import StageCancelledError, StageFailedError
-from ebbflow.infra.protocols import StageJob
+from ebbflow.infra.protocols import StageJob, StageProgress
 from ebbflow.infra.query.slices import SliceIndex
 from ebbflow.planners.query.costs.cost import DEFAULTS, DUCKDB
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import execute
+from ebbflow.tasks.query.slices import SliceRunner
 from tests.tasks.driving import Obedient, Ride, Scripted, capacity, right, until_cancelled
 
 QUERY = """
@@ -232,3 +234,16 @@ class Refusing(Obedient):
 def _options(request: QueryRequest) -> dict[str, object]:
     names = ("sql", "tables", "engine", "store")
     return {name: getattr(request, name) for name in names}
+
+
+def test_the_tasks_of_slices_are_native_where_each_that_has_some_has_native_ones() -> None:
+    seen: list[StageProgress] = []
+    run = SimpleNamespace(_lock=threading.Lock(), _progress={}, _done={}, _notify=seen.append)
+    for cells, progress in (
+        ((0, 1), StageProgress(2, 1, 0, 1, native=True)),
+        ((1, 2), StageProgress(0, 0)),
+        ((1, 2), StageProgress(4, 0, 0, 2)),
+    ):
+        SliceRunner._record_progress(run, cells, progress, 4)  # type: ignore[arg-type]
+    assert [one.native for one in seen] == [True, True, False]
+    assert seen[-1] == StageProgress(12, 1, 0, 3)
