@@ -147,6 +147,7 @@ class TrackedStage:
         return self.ran + (self.running or 0) * max(now - self.told, 0.0)
 
     def seen(self, now: float) -> RunningStage:
+        """Return the stage as it is at ``now``, in seconds of its clock."""
         total = self.total or self.stage.tasks
         ran = self.ran_until(now)
         view = RunningStage(
