@@ -7,6 +7,8 @@ from sqlglot import exp
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.sql.naming import first_select
 
+_SCHEMAS = ("main", "pg_catalog", "system")
+
 
 def expand_column_aliases(query: exp.Query, catalogue: Catalogue, *, fewer: bool) -> exp.Query:
     """Return a qualified query whose tables and views have no column aliases in FROM.
@@ -66,10 +68,39 @@ def expanded_by_engine(query: exp.Query) -> str:
             return "only the engine knows the columns of a PIVOT of several columns, or with GROUP BY"
     if any(node.name.lower() == "alias" for node in query.find_all(exp.Anonymous)):
         return "alias(...) tells the names that its author wrote"
+    if any(join.method == "ASOF" and join.args.get("using") for join in query.find_all(exp.Join)):
+        return "the last column of ASOF JOIN ... USING is compared, not equal"
+    if any(isinstance(source.this, exp.Lateral) for source in query.find_all(exp.From)):
+        return "a LATERAL that is first in FROM has no columns but those around its query"
+    if any(
+        isinstance(dot.expression, exp.Func) and _starts_with_name(dot) for dot in query.find_all(exp.Dot)
+    ):
+        return "a function behind a dot is a method of what is before it"
+    if any(map(_orders_by_several, query.find_all(exp.Select))):
+        return "ORDER BY names one of several columns of a name"
     for node in query.find_all(exp.CTE, exp.Subquery):
         if node.alias_column_names and any(map(_takes_all_of_function, _arms(node.this))):
             return "only the engine knows the columns of * of a table function, which get other names"
     return ""
+
+
+def _starts_with_name(dot: exp.Dot) -> bool:
+    """Tell whether the call at the end of ``dot`` is behind what may be a column's name, which is no schema's."""
+    first: exp.Expr = dot
+    while isinstance(first, exp.Dot):
+        first = first.this
+    return isinstance(first, exp.Identifier) and first.name.lower() not in _SCHEMAS
+
+
+def _orders_by_several(select: exp.Select) -> bool:
+    """Tell whether an ORDER BY has a name that the SELECT gives to columns that are not the same."""
+    order = select.args.get("order")
+    keys = (key.this if isinstance(key, exp.Ordered) else key for key in order.expressions) if order else ()
+    names = {key.name.lower() for key in keys if isinstance(key, exp.Column) and not key.table}
+    return any(
+        len({item.unalias() for item in select.selects if item.alias_or_name.lower() == name}) > 1
+        for name in names
+    )
 
 
 def orders_by_arms(query: exp.Query, dialect: str) -> str:

@@ -3,18 +3,18 @@
 import re
 from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import sqlglot.parser
-from sqlglot import TokenType, exp
+from sqlglot import exp
 from sqlglot.dialects.dialect import UsingColumnOrder
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.dialects.spark import Spark
 from sqlglot.generator import Generator
 from sqlglot.generators.duckdb import DuckDBGenerator
 from sqlglot.generators.spark import SparkGenerator
-from sqlglot.parsers.duckdb import DuckDBParser
 from sqlglot.parsers.spark import SparkParser
+from sqlglot.tokenizer_core import Token
 
 from ebbflow.planners.errors import UnsupportedQueryError
 from ebbflow.planners.model import Catalogue
@@ -33,6 +33,7 @@ from ebbflow.planners.query.sql.calls import (
     value_of,
     whole_units_for_duckdb,
 )
+from ebbflow.planners.query.sql.duckdbreader import BEHIND_AS, DuckDBReader, respelled, typed
 
 _KEYED = re.compile(
     r"\b(map|json|variant)\b", re.IGNORECASE
@@ -69,11 +70,22 @@ def _map(writer: Generator, call: exp.ToMap) -> str:
     return writer.func("MAP", *pairs)
 
 
+def _tokens(tokenize: Callable[[str], list[Token]], sql: str, *, duckdb: bool) -> list[Token]:
+    """Return what ``tokenize`` makes of ``sql`` as an engine would."""
+    tokens = tokenize(sql)
+    while (again := respelled(sql, tokens, duckdb=duckdb)) != sql:
+        sql, tokens = again, tokenize(again)
+    return tokens
+
+
 class Spark4(Spark):
     """Spark 4's SQL, where ``'O''Brien'`` has a quote in it and is not two strings in a row."""
 
     class Tokenizer(Spark.Tokenizer):
         STRING_ESCAPES: ClassVar = ["\\", "'", '"']
+
+        def tokenize(self, sql: str) -> list[Token]:
+            return _tokens(super().tokenize, sql, duckdb=False)
 
     class Parser(SparkParser):
         FUNCTIONS: ClassVar = {
@@ -83,6 +95,12 @@ class Spark4(Spark):
         FUNCTION_PARSERS: ClassVar = {
             name: parse for name, parse in SparkParser.FUNCTION_PARSERS.items() if name not in _COUNTED
         }
+
+        def _parse_type(
+            self, parse_interval: bool = True, fallback_to_identifier: bool = False
+        ) -> exp.Expr | None:
+            start = self._index
+            return typed(self, start, super()._parse_type(parse_interval, fallback_to_identifier))
 
     class Generator(SparkGenerator):
         TRANSFORMS: ClassVar = {
@@ -110,58 +128,7 @@ class UsingInPlace(Spark):
     USING_COLUMN_ORDER = UsingColumnOrder.IN_PLACE
 
 
-# as above, of DuckDB's: sqlglot compares the names in capitals, drops an argument or takes it for a name
-_VERBATIM_DUCKDB = ("DECODE", "FORMAT", "JARO_WINKLER_SIMILARITY", "LOG10", "TIME_BUCKET")
-_OF_UNIT = ("DATEDIFF", "DATETRUNC", "DATE_DIFF", "DATE_TRUNC")
-_ORDERED = ("BOOL_AND", "BOOL_OR")
-
-
-def _of_text(name: str, known: Callable[[list[Any]], exp.Expr]) -> Callable[[list[Any]], exp.Expr]:
-    """Return a builder of calls whose unit is a text; a column in its place has a unit's name at most by chance."""
-
-    def build(args: list[Any]) -> exp.Expr:
-        literal = bool(args) and isinstance(args[0], exp.Literal)
-        return known(args) if literal else exp.Anonymous(this=name, expressions=args)
-
-    return build
-
-
-def _unordered(name: str, known: Callable[[list[Any]], exp.Expr]) -> Callable[[list[Any]], exp.Expr]:
-    """Return a builder of calls of an aggregate that sqlglot would write a cast around, its order or DISTINCT and
-    all."""
-
-    def build(args: list[Any]) -> exp.Expr:
-        verbatim = any(isinstance(arg, exp.Order | exp.Distinct) for arg in args)
-        return exp.AnonymousAggFunc(this=name, expressions=args) if verbatim else known(args)
-
-    return build
-
-
-def _reduced(args: list[Any]) -> exp.Expr:
-    """Build a call of ``reduce``, whose lambda comes before the initial value, where there is one."""
-    if len(args) != 3:
-        return exp.Anonymous(this="LIST_REDUCE", expressions=args)
-    return exp.Reduce(this=args[0], initial=args[2], merge=args[1])  # in the order in which Spark is told
-
-
-def _extracted(reader: Any, this: exp.Expr, path: exp.Expr) -> exp.Expr:
-    """Build ``this -> path``, whose path takes in what is put behind it by ``||``."""
-    while reader._match(TokenType.DPIPE):
-        path = reader.expression(exp.DPipe(this=path, expression=reader._parse_term(), safe=True))
-    return cast("exp.Expr", DuckDBParser.JSON_OPERATORS[TokenType.ARROW](reader, this, path))
-
-
-_TAKE_LAMBDAS = frozenset({
-    "apply", "array_apply", "array_filter", "array_reduce", "array_transform", "filter", "invoke", "list_apply",
-    "list_filter", "list_reduce", "list_transform", "reduce",
-})  # fmt: skip
-_BEHIND_ROWS = (TokenType.ORDER_BY, TokenType.LIMIT, TokenType.OFFSET)
-_OPENING: dict[TokenType, int] = {TokenType.L_PAREN: 1, TokenType.L_BRACKET: 1, TokenType.L_BRACE: 1}
-_CLOSING: dict[TokenType, int] = {TokenType.R_PAREN: -1, TokenType.R_BRACKET: -1, TokenType.R_BRACE: -1}
-
-
 _DIVISOR = "divisor"  # marks a cast that DuckDB needs no word of
-_AS = "behind_as"  # marks an alias that is written with AS
 # what a word of DuckDB's may follow that sqlglot takes for an alias
 _CALLS = (exp.AggFunc, exp.Anonymous, exp.Filter, exp.IgnoreNulls, exp.WithinGroup)
 _ATOMS = (exp.Column, exp.Literal, exp.Paren, exp.Cast)  # what can stand behind a sign as it is
@@ -189,69 +156,14 @@ class QuantileDuckDB(DuckDB):
                 return path
         return super().to_json_path(path)
 
-    class Parser(DuckDBParser):
-        FUNCTIONS: ClassVar = {
-            **{name: build for name, build in DuckDBParser.FUNCTIONS.items() if name not in _VERBATIM_DUCKDB},
-            **{name: _of_text(name, DuckDBParser.FUNCTIONS[name]) for name in _OF_UNIT},
-            **{name: _unordered(name, DuckDBParser.FUNCTIONS[name]) for name in _ORDERED},
-            "REDUCE": _reduced,
-        }
-        JSON_OPERATORS: ClassVar = {**DuckDBParser.JSON_OPERATORS, TokenType.ARROW: _extracted}
-        NO_PAREN_FUNCTIONS: ClassVar = {}  # a column, where there is one of such a name: see ``valuefunctions``
+    INDEX_OFFSET = 0  # what is in brackets stays: of a map it is a key. See ``kept``
 
-        def _parse_lambda(self, alias: bool = False) -> exp.Expr | None:
-            """Take ``->`` for a lambda only in calls that have one: elsewhere it looks into JSON."""
-            arrow = self._next is not None and self._next.token_type is TokenType.ARROW
-            if not arrow and self._curr.token_type is not TokenType.L_PAREN:
-                return super()._parse_lambda(alias=alias)
-            known: Any = self.LAMBDAS
-            every: Any = QuantileDuckDB.Parser.LAMBDAS
-            named = {kind: build for kind, build in every.items() if kind is not TokenType.ARROW}
-            self.LAMBDAS = every if self._called() in _TAKE_LAMBDAS else named  # type: ignore[misc]
-            try:
-                return super()._parse_lambda(alias=alias)
-            finally:
-                self.LAMBDAS = known  # type: ignore[misc]
+    class Tokenizer(DuckDB.Tokenizer):
+        def tokenize(self, sql: str) -> list[Token]:
+            return _tokens(super().tokenize, sql, duckdb=True)
 
-        def _parse_type(
-            self, parse_interval: bool = True, fallback_to_identifier: bool = False
-        ) -> exp.Expr | None:
-            """Take a word such as ``text`` or ``str`` with a subscript for a column, and one such as ``range`` before
-            ``<``: no cast begins so."""
-            kind = self._curr.token_type if self._curr is not None else None
-            after = self._next.token_type if self._next is not None else None
-            nested = kind in self.NESTED_TYPE_TOKENS
-            if kind in self.TYPE_TOKENS and after is (TokenType.LT if nested else TokenType.L_BRACKET):
-                return self._parse_column()
-            return super()._parse_type(parse_interval, fallback_to_identifier)
-
-        def _parse_alias(self, this: exp.Expr | None, explicit: bool = False) -> exp.Expr | None:
-            """Mark an alias that stands behind AS, and so is no word of its call."""
-            behind = self._curr is not None and self._curr.token_type is TokenType.ALIAS
-            found = super()._parse_alias(this, explicit)
-            if behind and isinstance(found, exp.Alias) and found is not this:
-                found.meta[_AS] = True
-            return found
-
-        def _parse_simplified_pivot(self, is_unpivot: bool | None = None) -> Any:
-            """Take what orders or bounds the rows of PIVOT ... ON, which sqlglot does not.
-
-            Before: ``PIVOT t ON k USING sum(n) LIMIT 1``; after: ``SELECT * FROM (PIVOT ...) LIMIT 1``.
-            """
-            pivot = super()._parse_simplified_pivot(is_unpivot)
-            if self._curr is None or self._curr.token_type not in _BEHIND_ROWS:
-                return pivot
-            return self._parse_query_modifiers(exp.select("*").from_(exp.Subquery(this=pivot)))
-
-        def _called(self) -> str:
-            """Return the name of the call whose arguments are read."""
-            depth = 0
-            for place in range(self._index - 1, 0, -1):
-                kind = self._tokens[place].token_type
-                depth -= _OPENING.get(kind, 0) + _CLOSING.get(kind, 0)
-                if depth < 0:
-                    return str(self._tokens[place - 1].text).lower()
-            return ""
+    class Parser(DuckDBReader):
+        pass
 
     class Generator(DuckDBGenerator):
         TRANSFORMS: ClassVar = {
@@ -265,6 +177,15 @@ class QuantileDuckDB(DuckDB):
             Percentile: lambda writer, call: writer.func("QUANTILE_CONT", call.this, call.expression),
         }
         IGNORE_NULLS_BEFORE_ORDER = False
+
+        def bracket_offset_expressions(
+            self, expression: exp.Bracket, index_offset: int | None = None
+        ) -> list[exp.Expr]:
+            return super().bracket_offset_expressions(expression, 1)
+
+        def limitoptions_sql(self, expression: exp.LimitOptions) -> str:
+            """Write ``%``: behind what is no number DuckDB does not read PERCENT."""
+            return " %" if expression.args.get("percent") else super().limitoptions_sql(expression)
 
         def tablesample_sql(self, expression: exp.TableSample, tablesample_keyword: str | None = None) -> str:
             """Keep the method of a sample of so many rows, for which sqlglot would write another."""
@@ -352,8 +273,11 @@ def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
             if call.args.get("separator") is None:  # else sqlglot writes a comma
                 call.set("separator", exp.Literal.string(""))
     if dialect.lower() == "duckdb":
+        for bracket in tree.find_all(exp.Bracket):
+            bracket.set("offset", 1)
         for alias in tree.find_all(exp.Alias):
-            bare = not alias.args["alias"].quoted and not alias.meta.get(_AS)
+            name = alias.args["alias"]
+            bare = isinstance(name, exp.Identifier) and not name.quoted and not alias.meta.get(BEHIND_AS)
             if alias.alias.upper() == "EXPORT_STATE" and bare and isinstance(alias.this, _CALLS):
                 raise UnsupportedQueryError(
                     f"EXPORT_STATE behind an aggregate cannot be read; a column may be called so behind AS: "

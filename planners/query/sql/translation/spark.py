@@ -204,4 +204,10 @@ UNLIKE_CALLS: Rules = {
     exp.Any: (lambda node: not isinstance(node.this, exp.Query), "Spark has NULL where a list is NULL"),
     exp.Join: (_odd_join, "Spark takes the word for an alias"),
 }
-UNLIKE_NAMES = {**NAMES, "element_at": "it is a list on DuckDB", "bit_count": "Spark counts in 64 bits"}
+UNLIKE_NAMES = {
+    **NAMES,
+    "bit_count": "Spark counts in 64 bits",
+    "element_at": "it is a list on DuckDB",
+    **dict.fromkeys(("regexp_extract", "regexp_extract_all", "regexp_replace"), "Spark has no such options"),
+    **dict.fromkeys(("row", "struct_pack"), "Spark calls fields otherwise"),
+}

@@ -428,6 +428,34 @@ def test_columns_that_only_the_engine_knows_leave_the_query_whole_instead_of_fai
 
 
 @pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("SELECT a.o_total FROM orders a ASOF JOIN orders b USING (o_key)", "ASOF JOIN ... USING"),
+        ("SELECT o_key, q.x FROM orders, LATERAL (SELECT x FROM LATERAL (SELECT o_key) l(x)) q", "LATERAL"),
+        ("SELECT o_key.upper() AS x FROM orders", "method"),
+        ("SELECT o_key, o_total % 2 AS o_key FROM orders ORDER BY o_key", "several columns"),
+    ],
+)
+def test_names_that_sqlglot_takes_for_others_leave_the_query_whole(text, reason):
+    found = parsed(text, dialect="duckdb")
+    assert not found.qualified
+    assert any("runs whole" in note and reason in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT a.o_total FROM orders a ASOF JOIN orders b ON a.o_key >= b.o_key",
+        "SELECT main.upper(o_key) AS x FROM orders",
+        "SELECT o_key, o_key FROM orders ORDER BY o_key",
+        "SELECT o_key, o_total AS x FROM orders ORDER BY o_key, x",
+    ],
+)
+def test_names_that_are_clear_are_resolved(text):
+    assert parsed(text, dialect="duckdb").qualified
+
+
+@pytest.mark.parametrize(
     ("version", "dialect"),
     [
         ("VERSION AS OF 3", "spark"),

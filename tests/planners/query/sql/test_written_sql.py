@@ -109,3 +109,39 @@ def test_what_spark_applies_to_the_end_of_an_aggregation_is_applied_on_duckdb(it
     assert duckdb.sql(whole_duckdb_sql(parse(text), "spark")).fetchall() == [(value,)]
     null = text.replace(f"array({items})", "CAST(NULL AS array<int>)")
     assert duckdb.sql(whole_duckdb_sql(parse(null), "spark")).fetchall() == [(None,)]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT m[10], m[11] FROM (SELECT MAP([10, 11], [1, 2]) AS m)",
+        "SELECT l[1], l[-1], l[i + 1], l[2:], t[2] FROM (SELECT [5, 6] AS l, 1 AS i, CAST('xyz' AS VARCHAR) AS t)",
+        "SELECT l[:n] FROM (SELECT [5, 6, 7] AS l, 2 AS n)",
+        "SELECT DATE '2020-01-02'::VARCHAR || 'x', typeof(DATE '2020-01-02'::TIMESTAMP_MS), date('2020-01-02')::VARCHAR",
+        "SELECT INTERVAL '1' DAY::VARCHAR, INTERVAL '1 month ago', INTERVAL '1 day 2 hours', INTERVAL '3 days'",
+        "SELECT INTERVAL 24 HOURS + '1999-12-31'::TIMESTAMP",
+        "SELECT typeof(.34), typeof(0.34), 1e3+1e3, 1e3-5, '1e3+1e3\u200b'",
+        "SELECT\u200ba\ufeff FROM (SELECT 42) t(a)",
+        "SELECT regexp_replace('a^/$b', '^/$', '', 'l'), regexp_extract('foo', '(zzz)', 1, 'ik')",
+        "SELECT regexp_replace('aBab', 'b', 'x', 'gi'), regexp_extract_all('aBab', 'b', 0, 'i')",
+        "SELECT typeof((42,)), (1, 2), (3)",
+        "SELECT struct_pack(a, b), struct_pack(x := a) FROM (SELECT 1 AS a, 2 AS b)",
+        "SELECT * FROM range(10) LIMIT (SELECT 20) %",
+        "SELECT name, v FROM (SELECT 1 AS a, 2 AS b) UNPIVOT (v FOR name IN (a AS 'First half', b AS 'second'))",
+    ],
+)
+def test_duckdb_answers_what_is_written_as_it_answers_what_was_read(query: str) -> None:
+    written = duckdb_sql(parse(query, "duckdb"))
+    assert duckdb.sql(written).fetchall() == duckdb.sql(query).fetchall(), written
+
+
+def test_literals_behind_their_types_and_numbers_beside_signs_are_spark_s_too() -> None:
+    written = spark_sql(parse("SELECT DATE '2020-01-02'::STRING, 1e3+1e3, l[0], date('2020-01-02')::STRING"))
+    assert "CAST(CAST('2020-01-02' AS DATE) AS STRING), 1e3 + 1e3, l[0], CAST(" in written
+
+
+def test_spark_is_told_of_places_and_keys_as_they_are_written() -> None:
+    assert "TRY_ELEMENT_AT(l, 3)" in spark_sql(parse("SELECT l[3] FROM t", "duckdb"))
+    mapped = "SELECT m[3] FROM (SELECT MAP([3], [1]) AS m)"
+    assert "TRY_ELEMENT_AT(m, 3)" in spark_sql(parse(mapped, "duckdb"))
+    assert "l[1]" in duckdb_sql(parse("SELECT l[0] FROM t"))
