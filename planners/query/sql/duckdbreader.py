@@ -79,6 +79,12 @@ def _extracted(reader: Any, this: exp.Expr, path: exp.Expr) -> exp.Expr:
     return cast("exp.Expr", DuckDBParser.JSON_OPERATORS[TokenType.ARROW](reader, this, path))
 
 
+def _positive(reader: Any) -> exp.Expr | None:
+    """Build ``+x``, which is called otherwise than ``x``."""
+    found = reader._parse_unary()
+    return exp.paren(found, copy=False) if isinstance(found, exp.Column) else found
+
+
 _TAKE_LAMBDAS = frozenset({
     "apply", "array_apply", "array_filter", "array_reduce", "array_transform", "filter", "invoke", "list_apply",
     "list_filter", "list_reduce", "list_transform", "reduce",
@@ -103,6 +109,7 @@ class DuckDBReader(DuckDBParser):
     PLACEHOLDER_PARSERS: ClassVar = {
         kind: parse for kind, parse in DuckDBParser.PLACEHOLDER_PARSERS.items() if kind is not TokenType.COLON
     }  # a colon is a slice's
+    UNARY_PARSERS: ClassVar = {**DuckDBParser.UNARY_PARSERS, TokenType.PLUS: _positive}
     NO_PAREN_FUNCTIONS: ClassVar = {}  # a column, where there is one of such a name: see ``valuefunctions``
 
     def _parse_lambda(self, alias: bool = False) -> exp.Expr | None:
@@ -131,6 +138,13 @@ class DuckDBReader(DuckDBParser):
             return self._parse_column()
         start = self._index
         return typed(self, start, super()._parse_type(parse_interval, fallback_to_identifier))
+
+    def _parse_types(self, *args: Any, **options: Any) -> exp.Expr | None:
+        """Take ``INTEGER ARRAY`` for a type; to sqlglot it is one with an alias."""
+        found = super()._parse_types(*args, **options)
+        if isinstance(found, exp.DataType) and self._match(TokenType.ARRAY):
+            return exp.DataType(this=exp.DType.ARRAY, expressions=[found], nested=True)
+        return found
 
     def _parse_primary(self) -> exp.Expr | None:
         """Keep ``.5`` as it is: ``0.5`` has one more digit."""

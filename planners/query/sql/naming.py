@@ -81,9 +81,11 @@ def named(
     else:
         free = [not _alias(item) and not isinstance(item, exp.Column) for item in original.selects]
     cased = _stored_names(first, catalogue) if stars else [item.output_name for item in original.selects]
+    # a column that stands for an alias of its SELECT has become what that is of
+    again = [not stars and isinstance(item, exp.Column) for item in (first if stars else original).selects]
     wanted_names = [
-        wanted if wanted.lower() == item.alias.lower() else item.alias
-        for item, wanted in zip(first.selects, cased, strict=False)
+        wanted if wanted.lower() == item.alias.lower() or (used and _is_made_up(item)) else item.alias
+        for item, wanted, used in zip(first.selects, cased, again, strict=False)
     ]
     theirs = outputs is not None and all(
         one or ours.lower() == engine.lower()

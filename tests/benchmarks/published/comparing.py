@@ -262,7 +262,7 @@ def _by_duckdb(sql: str, connection: duckdb.DuckDBPyConnection) -> Answer:
 
 
 def _about(error: duckdb.Error) -> str:
-    if isinstance(error, duckdb.ParserException | duckdb.SyntaxException):
+    if isinstance(error, duckdb.ParserException):  # a SyntaxException is of a pattern or a format
         return "syntax"
     return "names" if isinstance(error, duckdb.BinderException | duckdb.CatalogException) else "execution"
 

@@ -421,6 +421,14 @@ def test_a_fresh_output_name_is_none_that_the_query_has():
     assert found.expression.named_selects == ["o_key", "o_key_2", "o_key_1"]
 
 
+@pytest.mark.parametrize("outputs", [None, ["x", "x"]])
+def test_an_alias_that_is_used_again_in_its_select_keeps_its_name(outputs):
+    text = "SELECT concat(o_key, 'a') AS x, x FROM orders ORDER BY 2"
+    found = parsed(text, dialect="duckdb", outputs=outputs)
+    assert found.expression.named_selects == ["x", "x_1"]
+    assert found.expression.args["order"].find(exp.Column).name == "x_1"
+
+
 def test_columns_that_only_the_engine_knows_leave_the_query_whole_instead_of_failing():
     found = parsed("SELECT o_key, key, value FROM orders LATERAL VIEW explode(map('a', o_key)) e")
     assert not found.qualified
