@@ -140,9 +140,10 @@ class DuckDBReader(DuckDBParser):
         return typed(self, start, super()._parse_type(parse_interval, fallback_to_identifier))
 
     def _parse_types(self, *args: Any, **options: Any) -> exp.Expr | None:
-        """Take ``INTEGER ARRAY`` for a type; to sqlglot it is one with an alias."""
+        """Take ``INTEGER ARRAY`` for an array's type; sqlglot does not at a query's end or before a comma."""
         found = super()._parse_types(*args, **options)
-        if isinstance(found, exp.DataType) and self._match(TokenType.ARRAY):
+        whole = not isinstance(found, exp.DataType) or found.this == exp.DType.ARRAY
+        if not whole and (self._prev.token_type is TokenType.ARRAY or self._match(TokenType.ARRAY)):
             return exp.DataType(this=exp.DType.ARRAY, expressions=[found], nested=True)
         return found
 
