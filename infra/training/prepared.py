@@ -29,7 +29,7 @@ from ebbflow.infra.training.service.optimizer import ServiceOptimizer
 from ebbflow.infra.training.service.samples import ServiceSamples
 from ebbflow.infra.training.sharded.parallel import Parallel, Sharding, Wrap, named, shard
 from ebbflow.infra.training.sharded.restoring import cut_for, load_parts
-from ebbflow.infra.training.sharded.tensor import Plan, clip, scale_down, tensor_size
+from ebbflow.infra.training.sharded.tensor import Plan, clip, tensor_size
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.speed.batch_size import BatchLimits
@@ -167,15 +167,12 @@ class PreparedTraining:
     def clip(self, world: World) -> bool:
         """Scale gradients so that their norm is at most ``clip_norm``, if that is given. Collective.
 
-        Returns whether processes have exchanged something for it: not where the norm is known from whether it is
-        finite.
+        The norm is of what the optimizer gets, which a script may have changed since gradients were measured. Returns
+        whether processes have exchanged something for it.
         """
         if self.clip_norm is None:
             return False
         parameters, sharding = self.inner.parameters(), self.sharding
-        if self.meter.norm is not None:
-            scale_down(parameters, self.clip_norm, self.meter.norm)
-            return False
         if sharding is None or sharding.tensor == 1:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm)
         else:

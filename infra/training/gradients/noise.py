@@ -16,7 +16,7 @@ gradients whose losses were divided.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import isfinite, sqrt
+from math import isfinite
 from typing import Any
 
 import torch
@@ -94,7 +94,6 @@ class GradientMeter:
         self._conditioned = False  # whether the averages are of pre-conditioned gradients
         self._scale: float | None = None  # of the step under way
         self.finite = True  # whether the last step's gradient was, on all ranks
-        self.norm: float | None = None  # of the last step's mean gradient, where its noise was not measured
         self.sync_seconds = 0.0  # of the last step, mean over ranks
 
     def follow(self, model: torch.nn.Module) -> None:
@@ -152,14 +151,12 @@ class GradientMeter:
     def finish(self, summed: Sequence[float], world: int, examples: float) -> GradientStatistics:
         """Take in a step and return the averages; ``summed`` are the sums of ``local`` over ``world`` ranks.
 
-        Sets ``finite`` and ``norm``. Where the former is false, all ranks must skip the step; the averages have not
-        changed.
+        Sets ``finite``. Where it is false, all ranks must skip the step; the averages have not changed.
         """
         local, samples, total, sync = summed
         self.sync_seconds = sync / world
         self.finite = isfinite(local) and isfinite(total)
         weight = self._weight_of_step
-        self.norm = None if weight or not self.finite else sqrt(total)
         self.steps += 1
         if not self.finite:
             self._samples.forget()

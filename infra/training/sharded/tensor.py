@@ -157,16 +157,8 @@ def clip(
         alike = [local(p.grad) for p in present if p.grad is not None and copies(p, tensor) == count]
         squares += float(sums.of(alike)) / count
     norm = sqrt(total(squares) / replicas)
-    scale_down(present, max_norm, norm)
-    return norm
-
-
-def scale_down(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: float) -> None:
-    """Scale gradients of this norm so that it is at most ``max_norm``; those within it are not touched."""
     factor = max_norm / (norm + 1e-6)
-    if factor >= 1.0:
-        return
-    with torch.no_grad():
-        gradients = [local(p.grad) for p in parameters if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, factor)
+    if factor < 1.0 and present:
+        with torch.no_grad():
+            torch._foreach_mul_([local(p.grad) for p in present if p.grad is not None], factor)
+    return norm

@@ -16,7 +16,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from ebbflow.infra.communication.control import PlanningSettings
 from ebbflow.infra.training import ElasticRun
 from ebbflow.infra.training.checkpoints import parts
-from ebbflow.infra.training.gradients import noise
 
 CASE = json.loads(os.environ["CASE"])
 RANK = int(os.environ.get("RANK", "0"))
@@ -38,7 +37,6 @@ class Counter:
 def main() -> None:
     if CASE.get("unwritable") == RANK:
         parts.write_part = no_space
-    noise.DENSE = CASE.get("dense", noise.DENSE)
     counter = Counter()
     generator = torch.Generator().manual_seed(5)
     samples = CASE.get("samples", 100) + RANK * CASE.get("samples_of_rank", 0)

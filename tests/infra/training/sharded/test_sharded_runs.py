@@ -97,8 +97,6 @@ def test_clipping_and_loss_scaling_are_those_of_whole_models(server: RankServer,
         (tmp_path / parallel).mkdir()
         one = Launch(server, tmp_path / parallel)
         case = {"adam": True, "clip_norm": 0.5, "precision": "fp16", "max_local": 3, "nan_at": 17, "local": 2}
-        if parallel == "hsdp":  # whose norms are known but in the first two steps
-            case |= {"dense": 0}
         ranks = one.start(4, parallel=None if parallel == "ddp" else parallel, **case)
         assert one.wait(ranks) == [0] * 4, ranks[0].said[-3000:]
         logs[parallel] = one.log()
