@@ -12,6 +12,7 @@ InfraError
 ├── StorageError                 the checkpoint store cannot be read or written
 │   ├── StorageFullError         no space left; finished checkpoints are kept
 │   ├── OtherModelError          a checkpoint of another model; the parameters that differ are named
+│   ├── UnusableCheckpointError  a checkpoint was read, and is not what was written or of another version
 │   ├── CheckpointsLostError     a run had checkpoints, and none of them can be used
 │   └── RunLockedError           another process runs under this id, or has taken it over
 ├── ClusterError                 the local cluster cannot do what was asked
@@ -102,6 +103,10 @@ class StorageFullError(StorageError):
 
 class OtherModelError(StorageError):
     """A checkpoint of another model; the message names the parameters that differ."""
+
+
+class UnusableCheckpointError(StorageError):
+    """A checkpoint was read and cannot serve: not what was written, or of another version. To wait does not help."""
 
 
 class CheckpointsLostError(StorageError):

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
         StorageFullError,
         TableError,
         TrainingError,
+        UnusableCheckpointError,
         WorkloadError,
     )
     from ebbflow.infra.ledger.ledger import Ledger
@@ -239,6 +240,7 @@ __all__ = [
     "UnknownColumnError",
     "UnknownTableError",
     "UnsupportedQueryError",
+    "UnusableCheckpointError",
     "View",
     "WaitForCapacityOperator",
     "WaitForCapacityTrigger",
@@ -334,9 +336,10 @@ _NAMES = {
     "ebbflow.infra.errors": (
         "InfraError EngineError EngineUnavailableError EngineLostError StageFailedError "
         "BroadcastTooLargeError DamagedInputError StageCancelledError TableError StorageError "
-        "StorageFullError OtherModelError CheckpointsLostError RunLockedError ClusterError LeaseError "
-        "ElasticError MicroTaskError AggregationError MemoryTierError WorkloadError TrainingError "
-        "DatasetError MessageError LauncherLostError SettingsError AwsError AwsUnavailableError CredentialsError "
+        "StorageFullError OtherModelError UnusableCheckpointError CheckpointsLostError RunLockedError "
+        "ClusterError LeaseError ElasticError MicroTaskError AggregationError MemoryTierError WorkloadError "
+        "TrainingError DatasetError MessageError LauncherLostError SettingsError AwsError "
+        "AwsUnavailableError CredentialsError "
         "InsufficientCapacityError SpotPriceTooHighError NotOursError NoticeError LedgerError "
         "LedgerUnavailableError LedgerBusyError StaleLoopError DoubleBookingError PipelineRunError "
         "PriceError SimulationError DataError ReportError"

@@ -196,6 +196,18 @@ def translated(action: str, kind: type[InfraError] = StorageError) -> Iterator[N
         raise kind(f"cannot {action}: {_meaning(exc)}") from exc
 
 
+def is_denied(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it was made of, is for a missing right or credentials, which stay so."""
+    while error is not None:
+        if isinstance(error, OSError):
+            text = str(error)
+            told = "AWS Error" in text and any(sign in text for sign in (*_S3_DENIED, *_S3_EXPIRED))
+            if told or isinstance(error, PermissionError) or error.errno == errno.EROFS:
+                return True
+        error = error.__cause__
+    return False
+
+
 def _local(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
@@ -236,13 +248,15 @@ def _is_full(exc: Exception) -> bool:
     )
 
 
+_S3_DENIED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "HTTP status 403")
+_S3_EXPIRED = ("EXPIRED_TOKEN", "ExpiredToken")
 _S3_MEANINGS = (
     (("NO_SUCH_BUCKET", "Bucket "), "there is no such bucket; create it or correct the name"),
     (
-        ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "HTTP status 403"),
+        _S3_DENIED,
         "access denied; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket's policy",
     ),
-    (("EXPIRED_TOKEN", "ExpiredToken"), "the AWS credentials have expired; renew them"),
+    (_S3_EXPIRED, "the AWS credentials have expired; renew them"),
     (
         ("NETWORK_CONNECTION", "curlCode"),
         "S3 cannot be reached; check the network, AWS_ENDPOINT_URL and AWS_REGION",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import StorageError
+from ebbflow.infra.errors import StorageError, UnusableCheckpointError
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.manifest import UnusableError
@@ -131,14 +131,15 @@ class CheckpointFiles:
         """Give a local directory with the files of a checkpoint; on S3 it is gone afterwards.
 
         They are compared with their checksums unless this object has done so: what another process has found whole
-        need not come whole to this one. Raises ``StorageError``.
+        need not come whole to this one. Raises ``UnusableCheckpointError`` and ``StorageError``.
         """
         known = name in self._verified if self.place.local else self._fetched and self._fetched[0] == name
         if not known:
             try:
                 self.verify(name, self.manifest(name))
             except UnusableError as exc:
-                raise StorageError(f"{self.place.uri_of(name)} {exc}") from exc
+                kind = StorageError if isinstance(exc, UnfinishedError) else UnusableCheckpointError
+                raise kind(f"{self.place.uri_of(name)} {exc}") from exc
         if self.place.local:
             yield self.place.path(name)
             return

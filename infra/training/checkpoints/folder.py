@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.errors import StorageError
+from ebbflow.infra.errors import StorageError, UnusableCheckpointError
 from ebbflow.infra.storage.manifest import OtherVersionError, UnusableError
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints import sharded_files
@@ -327,7 +327,7 @@ class CheckpointFolder:
 
             discarded_on_error(target, found.name, write)
         except UnusableError as exc:
-            raise StorageError(f"{found.uri} {exc}") from exc
+            raise UnusableCheckpointError(f"{found.uri} {exc}") from exc
         took = time.monotonic() - begun
         self.last = SavedCheckpoint(found.step, target.place.uri_of(found.name), manifest.size, took, took)
         return self.last

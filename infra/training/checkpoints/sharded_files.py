@@ -21,7 +21,7 @@ from zlib import crc32
 
 import torch
 
-from ebbflow.infra.errors import StorageError
+from ebbflow.infra.errors import UnusableCheckpointError
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.manifest import Payload
@@ -115,7 +115,7 @@ def parts_of(place: StorageLocation, name: str) -> tuple[Payload, ...] | None:
     return tuple(files)
 
 
-class DamagedPartError(StorageError):
+class DamagedPartError(UnusableCheckpointError):
     """A part of a checkpoint is not what was written."""
 
 
@@ -154,14 +154,17 @@ def read(
         cut: which part of each sharded tensor; whole ones unless given.
         only: keys of the state, all unless given.
 
-    Raises ``DamagedPartError`` for bytes that are not those written, ``StorageError`` for what is missing.
+    Raises ``DamagedPartError`` for bytes that are not those written, ``UnusableCheckpointError`` for what is missing
+    or of another version, and ``StorageError``.
     """
     uri = place.uri_of(name)
     with translated(f"read the checkpoint {uri}"):
         tensors = _index(place, name, files)
         rest = next((file for file in files if file.name == REST), None)
         if rest is None or not tensors:
-            raise StorageError(f"{uri} has no index of shards; it is of another version of Ebbflow")
+            raise UnusableCheckpointError(
+                f"{uri} has no index of shards; it is of another version of Ebbflow"
+            )
         state = read_state(io.BytesIO(_whole(place, name, rest)), map_location)
         for path, stored in tensors.items():
             if only is None or path[0] in only:
@@ -177,7 +180,7 @@ def _index(place: StorageLocation, name: str, files: Sequence[Payload]) -> dict[
         try:
             content = json.loads(_whole(place, name, file))
             if content["version"] != VERSION:
-                raise StorageError(
+                raise UnusableCheckpointError(
                     f"{place.uri_of(name)} has an index of version {content['version']!r}, not {VERSION}"
                 )
             values = file.name.removesuffix(".json") + ".bin"
@@ -192,7 +195,9 @@ def _index(place: StorageLocation, name: str, files: Sequence[Payload]) -> dict[
                 one = _Stored(piece, values, int(raw["at"]), int(raw["bytes"]), int(raw["crc32"]))
                 found.setdefault(piece.path, []).append(one)
         except (ValueError, KeyError, TypeError) as exc:
-            raise StorageError(f"{place.uri_of(name)} has a torn index {file.name} ({exc})") from exc
+            raise UnusableCheckpointError(
+                f"{place.uri_of(name)} has a torn index {file.name} ({exc})"
+            ) from exc
     return found
 
 
@@ -203,7 +208,9 @@ def _assembled(
     shape = stored[0].piece.shape
     dtype = getattr(torch, stored[0].piece.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise StorageError(f"{place.uri_of(name)} has a tensor of {stored[0].piece.dtype}, which is no dtype")
+        raise UnusableCheckpointError(
+            f"{place.uri_of(name)} has a tensor of {stored[0].piece.dtype}, which is no dtype"
+        )
     wanted = cut(path, shape) if cut is not None else None
     if wanted is None:
         wanted = tuple(slice(0, length) for length in shape)
@@ -217,7 +224,7 @@ def _assembled(
         found[within(common, wanted)] = values[within(common, one.region)]
         filled += elements(common)
     if filled != found.numel():
-        raise StorageError(
+        raise UnusableCheckpointError(
             f"{place.uri_of(name)} has {filled} of {found.numel()} elements that are wanted of "
             f"{'.'.join(map(str, path))}"
         )

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from ebbflow.infra.errors import OtherModelError, StorageError
+from ebbflow.infra.errors import OtherModelError, StorageError, UnusableCheckpointError
 from ebbflow.planners.errors import OptionError
 
 Signature = dict[str, tuple[tuple[int, ...], str]]  # parameter name -> (shape, dtype)
@@ -167,7 +167,9 @@ def check_model(saved: Signature, model: Any, where: str) -> None:
 
 
 def read_state(path: str | Path | BinaryIO, map_location: Any = "cpu", *, mapped: bool = False) -> Any:
-    """Return what ``torch.save`` wrote, running no code from it. Raises ``StorageError`` for anything else.
+    """Return what ``torch.save`` wrote, running no code from it.
+
+    Raises ``UnusableCheckpointError`` for anything else, and ``StorageError``.
 
     ``mapped``: tensors are views of the file, of which only what is used is read.
     """
@@ -179,7 +181,7 @@ def read_state(path: str | Path | BinaryIO, map_location: Any = "cpu", *, mapped
     except (UnpicklingError, RuntimeError, EOFError, ValueError) as exc:
         refused = re.search(r"WeightsUnpickler error: (.*)", str(exc))
         reason = refused.group(1) if refused else (str(exc).splitlines() or [type(exc).__name__])[0]
-        raise StorageError(f"cannot read {path}: {reason}") from exc
+        raise UnusableCheckpointError(f"cannot read {path}: {reason}") from exc
 
 
 def _is_signature(value: Any) -> bool:

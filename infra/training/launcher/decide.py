@@ -14,7 +14,10 @@ from ebbflow.infra.training.process.leaving import PEER_LOST
 
 _STUBBORN = 3  # generations without progress before a failure that may pass counts as one that does not
 _LONGEST = 30.0  # seconds before the next attempt
-_STORAGE = re.compile(r"^ebbflow\.infra\.errors\.StorageError: ", re.MULTILINE)
+_STORAGE = re.compile(
+    r"^ebbflow\.infra\.errors\.StorageError: (?!.*((permission|access) denied; check|credentials have expired))",
+    re.MULTILINE,
+)
 
 
 class Persist:
@@ -75,7 +78,10 @@ def script_failed(end: AgentEnd) -> bool:
 
 
 def _of_script(failure: RankFailure | Failure) -> bool:
-    """Tell whether it was neither killed, nor left after another's loss, nor for storage that is away."""
+    """Tell whether it was neither killed, nor left after another's loss, nor for storage that is away.
+
+    What is denied, and a verdict on a checkpoint, do not pass by themselves.
+    """
     away = _STORAGE.search(failure.error or failure.log)
     return not (failure.signal or failure.exit_code == PEER_LOST or away)
 

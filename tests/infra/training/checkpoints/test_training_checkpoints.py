@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow import load_checkpoint
-from ebbflow.infra.errors import OtherModelError, StorageError, TrainingError
+from ebbflow.infra.errors import OtherModelError, StorageError, TrainingError, UnusableCheckpointError
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints import sharded_files
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
@@ -147,7 +147,7 @@ def test_no_code_in_a_file_is_run(tmp_path: Path) -> None:
             return os.mkdir, (str(target),)
 
     torch.save({"x": Trap()}, tmp_path / "trap.pt")
-    with pytest.raises(StorageError, match="cannot read"):
+    with pytest.raises(UnusableCheckpointError, match="cannot read"):
         read_state(tmp_path / "trap.pt")
     assert not target.exists()
 

@@ -240,7 +240,9 @@ def test_an_error_of_the_script_ends_the_run_and_neither_a_killed_process_nor_st
         verdict = persist()(ended("failed", left=whole, failures=(first,)))
         assert isinstance(verdict, Continue)
         assert verdict.placement == whole
-    for error, own in (("KeyError: 3", True), (away, False)):
+    denied = away.replace("away", "access denied; check the keys (AWS Error)")
+    other = away.replace("StorageError", "UnusableCheckpointError")
+    for error, own in (("KeyError: 3", True), (away, False), (denied, True), (other, True)):
         assert script_failed(AgentEnd("failed", (Failure(0, 1, "", error, "", 0.0),))) is own
 
 

@@ -154,6 +154,11 @@ NEAR_MISSES: list[tuple[str, str, int, str]] = [
     ("permission-error", "traceback", 1, HEAD + "RuntimeError: the model has no permission to see fold 3"),
     ("checkpoint-error", "incorrect-inputs", 1, HEAD + "FileNotFoundError: [Errno 2] No such file: 'last.ckpt'"),
     ("storage-error", "permission-error", 1, STORAGE + "cannot list s3://b/k: access denied; check the keys"),
+    ("storage-error", "permission-error", 1, STORAGE + "cannot list s3://b: the AWS credentials have expired"),
+    ("storage-error", "checkpoint-error", 1, STORAGE.replace("StorageE", "UnusableCheckpointE")
+        + "/runs/a has model.pt with bytes that are not those written"),
+    ("storage-error", "traceback", 1, STORAGE.replace("StorageE", "UnusableCheckpointE")
+        + "/runs/a has an index of version 9, not 1"),
     ("storage-error", "no-space", 1, STORAGE.replace("StorageE", "StorageFullE") + "cannot write to /runs/a"),
     ("storage-error", "incorrect-inputs", 1, HEAD + "FileNotFoundError: [Errno 2] No such file: '/mnt/data/a'"),
     ("invalid-memory-access", "traceback", 1, HEAD + "RuntimeError: illegal access to the memory of head 2"),
