@@ -6,15 +6,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from ebbflow.infra.errors import CheckpointsLostError, StorageError
-from ebbflow.infra.training.checkpoints.folder import CheckpointFolder, VerifiedCheckpoint
+from ebbflow.infra.training.checkpoints.folder import TIMEOUT, CheckpointFolder, VerifiedCheckpoint
 from ebbflow.infra.training.checkpoints.sharded_files import DamagedPartError
 from ebbflow.infra.training.checkpoints.shards import Cut
 from ebbflow.infra.training.checkpoints.writer import BackgroundWriter
 from ebbflow.infra.training.process.agreeing import exchangeable
 from ebbflow.infra.training.process.generation import Generation
+from ebbflow.infra.training.process.leaving import RunStopped
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.retrying import may_pass, retried, shown_alive
 from ebbflow.infra.training.running_saves import RunningSaves
@@ -77,28 +78,54 @@ class Choice:
             setattr(self, field.name, getattr(other, field.name))
 
 
+class _StopRequestedError(StorageError):
+    """This process was asked to stop, for the reason that is the message, while it waited for storage."""
+
+
 class PatientReader:
     """Reads what a run begins with, for ``final_save_timeout`` seconds where storage is away for a moment."""
 
     def __init__(self, generation: Generation) -> None:
         self._main, self._clock, self.post = generation.is_main, generation.clock, generation.link.post
-        self._limit = generation.settings.final_save_timeout
+        self._limit, self._link = generation.settings.final_save_timeout, generation.link
 
     def read(self, work: Callable[[], Result]) -> Result:
-        """Return what ``work`` reads. Raises its ``StorageError``, or one that says what to do after the limit."""
+        """Return what ``work`` reads.
+
+        Raises its ``StorageError``, one that says what to do after the limit, or one for ``leave`` where this process
+        is asked to stop meanwhile.
+        """
         begun = self._clock.now()
+        end = begun + self._limit
         with ExitStack() as shown:
 
+            def check_stop() -> None:
+                if self._link.stop is not None:
+                    raise _StopRequestedError(self._link.stop.reason)
+
+            def more(error: StorageError, soon: bool) -> bool:
+                if may_pass(error):
+                    check_stop()
+                return soon and may_pass(error)
+
+            def attempt() -> Result:
+                if waited:
+                    check_stop()
+                return work()
+
+            waited: list[StorageError] = []
+
             def say(error: StorageError, pause: float) -> None:
+                waited.append(error)
                 log.warning("the run's checkpoints cannot be read, retrying in %g s: %s", pause, error)
                 if self._main:
                     self.post("saving", 0, {"reading": True, "error": str(error), "again_in": pause})
                 shown.close()
-                shown.enter_context(shown_alive(self.post, self._clock, 0))
+                # a read that hangs after that is to be found out
+                shown.enter_context(shown_alive(self.post, self._clock, 0, end + TIMEOUT))
 
             try:
-                end = begun + self._limit
-                return retried(work, self._clock, end, say, lambda error, soon: soon and may_pass(error))
+                return retried(attempt, self._clock, end, say, more)
             except StorageError as exc:
                 if not may_pass(exc):
                     raise
@@ -108,6 +135,15 @@ class PatientReader:
             "was changed, and nothing is trained: once its directory can be read, resume the run "
             "(ebbflow train --resume ID)"
         )
+
+    def leave(self, error: StorageError) -> NoReturn:
+        """Raise what all processes have agreed on: ``RunStopped`` where one was asked to stop, else the error."""
+        if not isinstance(error, _StopRequestedError):
+            raise error
+        if self._main:
+            said = {"reason": str(error), "saved": False, "error": "the run's checkpoints were waited for"}
+            self.post("stopped", 0, said)
+        raise RunStopped(str(error))
 
 
 def choose(
@@ -128,11 +164,15 @@ def choose(
         reader: waits for storage that is away for a moment.
         known: newest step that was saved, as the launcher's journal has it; -1: none.
 
-    Raises ``StorageError`` where storage cannot be read, or a spilled checkpoint not be taken over.
+    Raises ``StorageError`` where storage cannot be read, or a spilled checkpoint not be taken over, and
+    ``RunStopped`` where a process is asked to stop while it waits.
     """
     if folder is None:
         if spill is not None:  # what others have looked for: this process may have to save for them
-            reader.read(spill.take_mark)
+            try:
+                reader.read(spill.take_mark)
+            except StorageError as exc:
+                reader.leave(exc)
         return Choice()
 
     def look() -> Choice:
@@ -144,7 +184,7 @@ def choose(
     agreed = world.from_first(_patiently(world, look if world.rank == 0 else None))
     assert isinstance(agreed, Choice)
     if agreed.error is not None:
-        raise agreed.error
+        reader.leave(agreed.error)
     if spill is not None:
         spill.mark = agreed.mark
     return agreed
@@ -239,22 +279,20 @@ def load(
         reader: waits for storage that is away for a moment.
         cut: which parts.
 
-    Raises ``OtherModelError``, ``CheckpointsLostError`` and ``StorageError``.
+    Raises ``OtherModelError``, ``CheckpointsLostError``, ``StorageError`` and ``RunStopped``.
     """
     while folder is not None and (found := chosen.found) is not None:
         found.check_model(model)
-        read = partial(reader.read, partial(folder.load, found, cut=cut))
-        if found.layout != "sharded":
-            return read()
         state, error = None, None
-        try:
-            state = _patiently(world, read)
+        try:  # all at a time, so that no process waits long in a collective
+            state = _patiently(world, partial(reader.read, partial(folder.load, found, cut=cut)))
         except StorageError as exc:
             error = exc
         errors = [one for one in world.from_all(error) if one is not None]
+        stop = next((one for one in errors if isinstance(one, _StopRequestedError)), None)
         damage = next((one for one in errors if isinstance(one, DamagedPartError)), None)
-        if damage is None and errors:
-            raise errors[0]
+        if stop is not None or (damage is None and errors):
+            reader.leave(stop or errors[0])
         if damage is None:
             return state
         if world.rank == 0:

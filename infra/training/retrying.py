@@ -3,11 +3,12 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from errno import EROFS
+from math import inf
 from typing import Any, TypeVar
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError
+from ebbflow.infra.storage.filesystems import is_denied
 from ebbflow.infra.training.process.channel import ReportKind
 
 FIRST_PAUSE = 0.5  # seconds before what storage has refused is tried again, doubled each time...
@@ -50,18 +51,19 @@ def retried(
 
 def may_pass(error: StorageError) -> bool:
     """Return whether an error may pass by itself: neither a verdict on what was read nor a missing right."""
-    cause = error.__cause__
-    denied = isinstance(cause, PermissionError) or (isinstance(cause, OSError) and cause.errno == EROFS)
-    return type(error) is StorageError and not denied
+    return type(error) is StorageError and not is_denied(error)
 
 
 @contextmanager
-def shown_alive(post: Post, clock: Clock, step: int) -> Iterator[None]:
-    """Tell the launcher now and then: a process that waits for storage must not be taken to hang."""
+def shown_alive(post: Post, clock: Clock, step: int, until: float = inf) -> Iterator[None]:
+    """Tell the launcher now and then: a process that waits for storage must not be taken to hang.
+
+    ``until``, seconds since the Unix epoch: from then on it is, where nothing else limits what is waited for.
+    """
     over = threading.Event()
 
     def report() -> None:
-        while not clock.wait(over, SIGN_OF_LIFE):
+        while clock.now() < until and not clock.wait(over, SIGN_OF_LIFE):
             post("saving", step, {})
 
     thread = threading.Thread(target=report, name="ebbflow-saving", daemon=True)
