@@ -1,15 +1,16 @@
 """``PeerLinks``: a client's connections to all daemons of a registry, made again after they have ended."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import MemoryTierError
 from ebbflow.infra.memory.peer import PeerAddress, PeerLink
 from ebbflow.infra.memory.protocol import Frame
 from ebbflow.infra.memory.registry import MemoryRegistry
-from ebbflow.infra.storage import files
 
 _BACK_OFF = (1.0, 30.0)  # s before a daemon that did not answer is tried again: the first, the most
+_AT_ONCE = 8  # connections that are made at the same time
 
 
 class PeerLinks:
@@ -21,7 +22,7 @@ class PeerLinks:
         client: what daemons call this client, for people.
         clock: of back-offs.
         received: called with what a daemon asks, in its link's thread; must not block.
-        check: called with a new link; raises ``MemoryTierError`` for a daemon that cannot be used.
+        check: called with a new link, in any thread; raises ``MemoryTierError`` for a daemon that cannot be used.
         joined: called with a new link that is used from now on.
         lost: called, in any thread, with a link that has ended; perhaps twice, or before ``joined``.
         exclude: name of a daemon that is not used.
@@ -59,7 +60,7 @@ class PeerLinks:
     def connect(self) -> None:
         """Connect to the daemons to which there is no link and whose back-off is over.
 
-        Several at a time: each of those whose machine is gone takes as long as a connection may.
+        Several at a time, each used once it is there: one whose machine is gone takes as long as a connection may.
         """
         known, now = (self._exclude, *self._links), self._clock.now()
         due = [
@@ -67,23 +68,33 @@ class PeerLinks:
             for one in self._registry.addresses()
             if one.name not in known and now >= self._retry.get(one.name, (0.0, 0.0))[0]
         ]
-        for address, link in zip(due, files.in_parallel(self._try, due), strict=True):
-            if isinstance(link, MemoryTierError):
-                wait = self._retry.get(address.name, (0.0, _BACK_OFF[0]))[1]
-                self.problems[address.name] = str(link)
-                self._retry[address.name] = self._clock.now() + wait, min(2.0 * wait, _BACK_OFF[1])
-                continue
-            self._retry.pop(address.name, None)
-            self.problems.pop(address.name, None)
-            self._links[address.name] = link
-            self._joined(link)
-            if link.ended:  # before it was added
-                self._end(link)
+        if len(due) < 2:
+            for one in due:
+                self._take(one, self._try(one))
+            return
+        with ThreadPoolExecutor(min(_AT_ONCE, len(due))) as pool:
+            trying = {pool.submit(self._try, one): one for one in due}
+            for tried in as_completed(trying):
+                self._take(trying[tried], tried.result())
 
     def close(self) -> None:
         """End all connections."""
         for link in self.all:
             link.close()
+
+    def _take(self, address: PeerAddress, link: PeerLink | MemoryTierError) -> None:
+        """Use a link from now on, or remember why there is none."""
+        if isinstance(link, MemoryTierError):
+            wait = self._retry.get(address.name, (0.0, _BACK_OFF[0]))[1]
+            self.problems[address.name] = str(link)
+            self._retry[address.name] = self._clock.now() + wait, min(2.0 * wait, _BACK_OFF[1])
+            return
+        self._retry.pop(address.name, None)
+        self.problems.pop(address.name, None)
+        self._links[address.name] = link
+        self._joined(link)
+        if link.ended:  # before it was added
+            self._end(link)
 
     def _try(self, address: PeerAddress) -> PeerLink | MemoryTierError:
         try:

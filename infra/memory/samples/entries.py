@@ -182,7 +182,7 @@ class EntryClient:
                     self._client,
                     self._clock,
                     check=self._settle,
-                    joined=lambda link: self._met.add(link.name),
+                    joined=self._join,
                 )
             self._links.connect()
             self._problem = ""
@@ -193,16 +193,24 @@ class EntryClient:
     def _forget(self, keys: Sequence[bytes], links: Iterable[PeerLink], *, everywhere: bool) -> None:
         """Have nodes forget entries; ``everywhere``: also nodes that are known and not connected, later."""
         told = list(links)
+        there = self._by_name()
         _drop(keys, told)
         lost = {link.name for link in told if link.ended}
         if everywhere and self._links is not None:
-            lost |= (self._met | self._links.problems.keys()) - {link.name for link in self._links.all}
+            lost |= (self._met | self._links.problems.keys()) - there.keys()
         if not lost:
             return
         with self._owing:
+            joined = self._by_name()  # meanwhile, perhaps; what joins later finds what it owes
             for name in lost:
+                if name in joined and not joined[name].ended:
+                    _drop(keys, [joined[name]])
+                    continue
                 owed = self._owed.setdefault(name, {})
                 owed.update(dict.fromkeys(keys[: _MAX_OWED - len(owed)]))
+
+    def _by_name(self) -> dict[str, PeerLink]:
+        return {} if self._links is None else {link.name: link for link in self._links.all}
 
     def _forgive(self, link: PeerLink, key: bytes) -> None:
         """Have a node not drop an entry later that it is about to keep."""
@@ -223,6 +231,14 @@ class EntryClient:
             owed = self._owed.pop(link.name, {})
             if left := dict.fromkeys(owed.keys() - set(keys)):
                 self._owed[link.name] = left
+
+    def _join(self, link: PeerLink) -> None:
+        """Have a node that is used from now on drop what has become owed to it since it was checked."""
+        self._met.add(link.name)
+        with self._owing:
+            _drop(list(self._owed.get(link.name, ())), [link])
+            if not link.ended:
+                self._owed.pop(link.name, None)
 
     def _ranked(self, key: bytes) -> list[PeerLink]:
         """Return all nodes, those on which an entry should be first."""

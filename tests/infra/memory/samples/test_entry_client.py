@@ -1,12 +1,18 @@
 """Entries on nodes that come, are full, and were away, without daemons."""
 
+import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.errors import MemoryTierError
 from ebbflow.infra.memory.lending.entries import SharedEntries
 from ebbflow.infra.memory.lending.slabs import LentMemory
+from ebbflow.infra.memory.links import PeerLinks
+from ebbflow.infra.memory.peer import PeerAddress
 from ebbflow.infra.memory.protocol import Frame
 from ebbflow.infra.memory.registry import MemoryRegistry
 from ebbflow.infra.memory.samples.entries import EntryClient
@@ -140,6 +146,50 @@ def test_a_node_that_was_away_drops_what_was_dropped_meanwhile_before_it_is_used
     assert client.keep([(KEYS[0], b"again")], copies=3)
     client._settle(back)  # type: ignore[arg-type]
     assert client.copies(KEYS[0]) == [b"again"] * 3, "it is told once"
+
+
+def test_what_is_dropped_while_a_node_is_being_connected_is_dropped_there_when_it_joins() -> None:
+    nodes = [Node(f"node-{number}") for number in range(2)]
+    client, links = _client(nodes)
+    assert client.keep([(key, key) for key in KEYS], copies=2)
+    client._met.add("node-1")
+    links.all = nodes[:1]
+    client._settle(nodes[1])  # type: ignore[arg-type]  # it is connected to, as others still are
+    client.drop(KEYS[:5])
+    links.all = nodes
+    client._join(nodes[1])  # type: ignore[arg-type]
+    assert client.get(KEYS[:5], everywhere=True) == [None] * 5
+    assert client.copies(KEYS[5]) == [KEYS[5]] * 2
+    links.all = nodes[:1]
+    tell = nodes[0].tell
+
+    def joins(frame: Frame) -> None:
+        tell(frame)
+        links.all = nodes
+        client._join(nodes[1])  # type: ignore[arg-type]
+
+    nodes[0].tell = joins  # type: ignore[method-assign]
+    client.drop(KEYS[5:10])
+    assert not any(map(nodes[1].entries.get, KEYS[:10])), "it has joined while the others were told"
+    assert client.copies(KEYS[10]) == [KEYS[10]] * 2
+
+
+def test_a_node_is_used_while_another_is_still_being_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = threading.Event()
+
+    def opened(self: PeerLinks, address: PeerAddress) -> Node:
+        if address.name == "far":
+            assert used.wait(20), "the other one is used only when this one has answered"
+            raise MemoryTierError("no route")
+        return Node(address.name)
+
+    monkeypatch.setattr(PeerLinks, "_open", opened)
+    addresses = [SimpleNamespace(name=name) for name in ("far", "near")]
+    registry: Any = SimpleNamespace(addresses=lambda: addresses)
+    links = PeerLinks(registry, b"", "one", SystemClock(), joined=lambda link: used.set())
+    links.connect()
+    assert [link.name for link in links.all] == ["near"]
+    assert links.problems == {"far": "no route"}
 
 
 def test_what_a_node_has_yet_to_drop_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
