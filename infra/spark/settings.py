@@ -3,8 +3,10 @@
 import ipaddress
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.machine.network import registry
@@ -99,6 +101,16 @@ def mebibytes(text: str) -> int:
 def is_local(master: str) -> bool:
     """Tell whether ``master`` means this process' own JVM (``local``, ``local[4]``, ``local[*, 2]``)."""
     return master == "local" or master.startswith("local[")
+
+
+def spill_folders(context: Any) -> list[Path]:
+    """Return where killed tasks may leave what they have spilled, if it is this process' to remove: elsewhere the
+    next task does it, or Spark with the executor."""
+    if not is_local(context.master):
+        return []
+    said = os.environ.get("SPARK_LOCAL_DIRS") or context.getConf().get("spark.local.dir")
+    bases = (said or tempfile.gettempdir()).split(",")
+    return [folder for base in bases for folder in Path(base).glob("blockmgr-*")]
 
 
 def addresses(master: str) -> list[tuple[str, int]]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 PASSED = ("SubqueryAlias", "ResolvedHint", "View")  # operators that change nothing
 EACH = ("Project", "Filter", "Expand", *PASSED)  # each row of these comes from one row below
+_GATHERING = ("Sort", "GlobalLimit", "Distinct", "Aggregate", "Window")
 ROWWISE = ("Sort", "Distinct")  # what is dropped below them is dropped above them, and nothing else changes
 
 
@@ -164,6 +165,32 @@ def arms(union: Node) -> Iterator[tuple[Node, frozenset[int]]]:
             yield from ((inner, others | more) for inner, more in arms(below))
         else:
             yield arm, others
+
+
+def last(plan: Node) -> Node:
+    """Return what a plan is but for its common table expressions."""
+    return plan.children[-1] if plan.kind == "WithCTE" else plan
+
+
+def limit_above(plan: Node, sort: Node) -> Node | None:
+    """Return the limit right above ``sort``: the first rows of all are among the first of each slice."""
+    for node in plan.walk():
+        if node.kind == "GlobalLimit":
+            child = node.children[0]
+            below = child.children[0] if child.kind == "LocalLimit" else child
+            if below is sort:
+                return node
+    return None
+
+
+def gathering_of(plan: Node, above: Node | None = None) -> Node | None:
+    """Return the lowest operator on the way from the result down, as far as ``above``, that must see all rows."""
+    found, node = None, plan
+    while node is not above and node.kind in (*EACH, *_GATHERING, "LocalLimit") and node.children:
+        if node.kind in _GATHERING:
+            found = node
+        node = node.children[0]
+    return found
 
 
 def outputs(plan: Node) -> list[int]:

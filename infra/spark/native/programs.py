@@ -14,6 +14,9 @@ from ebbflow.infra.spark.native.catalyst import (
     NotNativeError,
     arms,
     divisible,
+    gathering_of,
+    last,
+    limit_above,
     sources,
 )
 from ebbflow.infra.spark.native.exchange.costs import Exchanged, Statements, Ways
@@ -31,7 +34,6 @@ from ebbflow.infra.spark.native.narrowing import (
 )
 from ebbflow.infra.spark.native.statements import Query, Writer
 
-_GATHERING = ("Sort", "GlobalLimit", "Distinct", "Aggregate", "Window")
 _ONE_VALUE = 0.1  # of rows that pass a test for one value
 _RANGE = 1 / 3  # of rows that pass another test (P. Selinger et al., SIGMOD 1979, table 1)
 _LEAST = 0.01  # of rows that tests leave
@@ -51,6 +53,7 @@ class Program:
     columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type) of the result
     narrowings: tuple[Narrowing, ...] = ()  # what ``first`` can leave out of other scans
     exchanger: "Exchanger | None" = None
+    gathers: bool = False  # ``merge`` gets rows of ``sliced`` or their distinct values, not only groups
     full: tuple[tuple[int, str], ...] = ()  # scans of a full join, and their columns that it makes equal
     used: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by scan: columns that ``first`` needs
     arms: tuple[
@@ -95,8 +98,8 @@ def program(
     writer = Writer(sizes, escapes)
     whole, split = _statements(writer, plan, output)
     scans = {number: table for number, (table, _) in writer.scans.items()}
-    gathering = _gathering(_last(plan))
-    below = _last(plan) if gathering is None else gathering.children[0]
+    gathering = gathering_of(last(plan))
+    below = last(plan) if gathering is None else gathering.children[0]
     found = [(sizes[str(v.fields["desc"]["identifier"]["table"]).lower()], v) for v in divisible(below)]
     full = [] if found else _fully_joined(below)
     exchanger = Exchanger(writer, plan, below, tuple(output), sizes)
@@ -111,9 +114,10 @@ def program(
         split = None
     united = _united(writer, plan, output, below)
     if split is None:
-        return Program(scans, None, "", "", whole, tuple(output), arms=united)
-    used = exchanger.used(split.first)
-    return Program(scans, number, *split, whole, tuple(output), narrowed, exchanger, pairs, used, united)
+        return Program(scans, None, "", "", whole, tuple(output), gathers=writer.gathers, arms=united)
+    used, gathers = exchanger.used(split.first), writer.gathers
+    listed = tuple(output)
+    return Program(scans, number, *split, whole, listed, narrowed, exchanger, gathers, pairs, used, united)
 
 
 def _united(
@@ -194,7 +198,7 @@ class Exchanger:
 
     def _grouped(self, keys: Mapping[int, str]) -> Node | None:
         """Return the aggregate right above ``below`` if rows of one group have one key."""
-        gathering = _gathering(_last(self.plan))
+        gathering = gathering_of(last(self.plan))
         if gathering is None or gathering.kind != "Aggregate":
             return None
         by = [k for k in gathering.expressions("groupingExpressions") if k.kind == "AttributeReference"]
@@ -296,11 +300,6 @@ def _hash_type(kind: str) -> str:
     return "long" if kind in types.INTEGERS else kind
 
 
-def _last(plan: Node) -> Node:
-    """Return what a plan is but for its common table expressions."""
-    return plan.children[-1] if plan.kind == "WithCTE" else plan
-
-
 def _statements(
     writer: Writer, plan: Node, output: Sequence[tuple[str, str]], grouped: Node | None = None
 ) -> tuple[str, Statements | None]:
@@ -309,8 +308,8 @@ def _statements(
     ``grouped`` is an aggregate each of whose groups is in one slice.
     """
     whole = writer.complete(_result(writer.query(plan), output))
-    plan = _last(plan)
-    gathering = _gathering(plan, grouped)
+    plan = last(plan)
+    gathering = gathering_of(plan, grouped)
     if gathering is None:
         return whole, Statements(whole, "")
     first = _first(writer, plan, gathering)
@@ -339,10 +338,12 @@ def _first(writer: Writer, plan: Node, gathering: Node) -> str | None:
         above, groups = writer.grouped(gathering)
         if groups.calls.whole:
             return None
+        writer.gathers = bool(groups.calls.values)
         first = groups.sliced(writer.query(gathering.children[0]).source)
         writer.stored[id(gathering)] = above.over(groups.merged())
         return first[1:-1]
-    top = (_limit_above(plan, gathering) if gathering.kind != "Window" else None) or gathering
+    writer.gathers = gathering.kind == "Window"
+    top = (limit_above(plan, gathering) if gathering.kind != "Window" else None) or gathering
     part = writer.query(top) if top.kind in ("GlobalLimit", "Distinct") else writer.query(top.children[0])
     parts = Query("SELECT * FROM parts", part.columns)
     child = gathering.children[0]
@@ -351,27 +352,6 @@ def _first(writer: Writer, plan: Node, gathering: Node) -> str | None:
     writer.stored[id(child)] = parts
     listed = ", ".join(c.column for c in part.columns)
     return f"SELECT {listed} FROM ({part.sql})"
-
-
-def _limit_above(plan: Node, sort: Node) -> Node | None:
-    """Return the limit right above ``sort``: the first rows of all are among the first of each slice."""
-    for node in plan.walk():
-        if node.kind == "GlobalLimit":
-            child = node.children[0]
-            below = child.children[0] if child.kind == "LocalLimit" else child
-            if below is sort:
-                return node
-    return None
-
-
-def _gathering(plan: Node, above: Node | None = None) -> Node | None:
-    """Return the lowest operator on the way from the result down, as far as ``above``, that must see all rows."""
-    found, node = None, plan
-    while node is not above and node.kind in (*EACH, *_GATHERING, "LocalLimit") and node.children:
-        if node.kind in _GATHERING:
-            found = node
-        node = node.children[0]
-    return found
 
 
 def _fully_joined(below: Node) -> list[tuple[Node, Attribute]]:

@@ -4,14 +4,12 @@ import logging
 import math
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ebbflow.infra.errors import StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import Relation, StageJob
@@ -31,10 +29,17 @@ from ebbflow.infra.spark.native.objects import (
 )
 from ebbflow.infra.spark.native.probe import trouble
 from ebbflow.infra.spark.native.programs import Program, program
-from ebbflow.infra.spark.native.slices import Cut, KeyBounds, arm_parts, cuts
+from ebbflow.infra.spark.native.slices import Cut, KeyBounds, Slice, arm_parts, cuts
 from ebbflow.infra.spark.native.statements import PARTS
 from ebbflow.infra.spark.native.worker import Done, KeyRange, Part, Settings, Work, sweep
-from ebbflow.infra.spark.settings import LEAST_MEMORY, addresses, has_nodes_here, is_local, native_memory
+from ebbflow.infra.spark.settings import (
+    LEAST_MEMORY,
+    addresses,
+    has_nodes_here,
+    is_local,
+    native_memory,
+    spill_folders,
+)
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import public_settings
@@ -62,13 +67,6 @@ class Native:
     tasks: int
     read: int  # bytes
     spilled: int  # bytes
-
-
-class _Slice(NamedTuple):
-    cut: Cut
-    ranges: tuple[KeyRange, ...]  # of what it reads of other relations
-    read: float  # bytes of other relations
-    made: Program  # whose relation it is of
 
 
 class NativeStages:
@@ -152,7 +150,7 @@ class NativeStages:
             sizes = {r.name.lower(): r.bytes for r in job.relations}
             made = program(plan, columns, sizes, escapes="escape" in job.sql.lower())
             run = partial(self._carried_out, made, job, self._way(made, job), cancelled)
-        spilling = self._spilling()
+        spilling = spill_folders(self._context)
         self._begun[job.id] = begun
         try:
             return run()
@@ -182,18 +180,9 @@ class NativeStages:
             for folder in spilling:
                 sweep(folder)
 
-    def _spilling(self) -> list[Path]:
-        """Return where killed tasks may leave what they have spilled, if it is this process' to remove: elsewhere the
-        next task does it, or Spark with the executor."""
-        if not is_local(self._context.master):
-            return []
-        said = os.environ.get("SPARK_LOCAL_DIRS") or self._context.getConf().get("spark.local.dir")
-        bases = (said or tempfile.gettempdir()).split(",")
-        return [folder for base in bases for folder in Path(base).glob("blockmgr-*")]
-
     # --- what is run --------------------------------------------------------------------------------------
 
-    def _way(self, made: Program, job: StageJob) -> list[_Slice] | ByHash:
+    def _way(self, made: Program, job: StageJob) -> list[Slice] | ByHash:
         """Return the slices of the relation that is cut, none: the stage runs in one task; or what is exchanged.
 
         Raises ``NotNativeError`` where tables that each task reads do not fit into its memory.
@@ -202,7 +191,8 @@ class NativeStages:
         scans = {number: relations[name] for number, name in made.scans.items()}
         sizes = costs.scan_sizes(scans, made.used, self._room)
         whole = sum(size.read for size in sizes.values())
-        if made.arms and self._count(sum(r.bytes for r in scans.values()), job.expected) > 1:
+        gathered = made.gathers and whole > _ALONE
+        if made.arms and not gathered and self._count(sum(r.bytes for r in scans.values()), job.expected) > 1:
             with suppress(NotNativeError):  # of the whole more may be known
                 return [one for arm in made.arms for one in self._arm(arm, job, scans)]
         if made.sliced is not None and made.ways is not None:
@@ -210,8 +200,12 @@ class NativeStages:
             # tasks that write are as many as they have bytes for, however few those of the sliced relation are
             tasks = max(count, min(self._cores, self._count(sum(r.bytes for r in scans.values()))))
             exchange = costs.by_hash(made.ways, sizes, made.sliced, self._room, tasks, scans)
-            found, cost = list[_Slice](), whole
+            if gathered and exchange is not None and exchange.made.apart is exchange.made.split:
+                exchange = None
+            found, cost = list[Slice](), whole
             try:
+                if gathered:
+                    raise NotNativeError("one task would compute all windows, or count all distinct values")
                 if not made.full:
                     found = self._cuts(made, scans, sizes, made.sliced, count)
                     read = sum(one.read for one in found)
@@ -230,7 +224,7 @@ class NativeStages:
             raise NotNativeError("it cannot be divided, and one task would read too much")
         return []
 
-    def _arm(self, arm: Program, job: StageJob, scans: Mapping[int, Relation]) -> list[_Slice]:
+    def _arm(self, arm: Program, job: StageJob, scans: Mapping[int, Relation]) -> list[Slice]:
         """Return the slices of a part of a union. Raises ``NotNativeError``."""
         sizes = costs.scan_sizes({number: scans[number] for number in arm.scans}, arm.used, self._room)
         if arm.sliced is not None:
@@ -238,7 +232,7 @@ class NativeStages:
             return self._cuts(arm, scans, sizes, arm.sliced, count)
         if sum(size.read for size in sizes.values()) > _ALONE:
             raise NotNativeError("a part of a union cannot be divided, and one task would read too much")
-        return [_Slice(Cut(()), (), 0.0, arm)]
+        return [Slice(Cut(()), (), 0.0, arm)]
 
     @property
     def _cores(self) -> int:
@@ -256,7 +250,7 @@ class NativeStages:
         sizes: Mapping[int, costs.Size],
         sliced: int,
         count: int,
-    ) -> list[_Slice]:
+    ) -> list[Slice]:
         relation = scans[sliced]
         keys = [
             (KeyBounds(relation, one.column), scan, column, KeyBounds(scans[scan], column))
@@ -278,7 +272,7 @@ class NativeStages:
                     return self._cuts(made, scans, sizes, sliced, 2 * count)
                 raise NotNativeError("tables that each task reads do not fit into its memory")
             read = sum(one.read * shares[number] for number, one in sizes.items() if number != sliced)
-            found.append(_Slice(cut, tuple(ranges), read, made))
+            found.append(Slice(cut, tuple(ranges), read, made))
         return found
 
     def _armed(self, job: StageJob, cancelled: threading.Event) -> Native:
@@ -293,7 +287,7 @@ class NativeStages:
         return _summed(done, done, len(parts))
 
     def _carried_out(
-        self, made: Program, job: StageJob, way: list[_Slice] | ByHash, cancelled: threading.Event
+        self, made: Program, job: StageJob, way: list[Slice] | ByHash, cancelled: threading.Event
     ) -> Native:
         relations = {r.name.lower(): r for r in job.relations}
         scans = tuple(replace(relations[t], name=f"s{number}") for number, t in made.scans.items())

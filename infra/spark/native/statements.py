@@ -49,6 +49,7 @@ class Writer:
     tables: Mapping[str, int]
     escapes: bool = False
     scans: dict[int, tuple[str, Node]] = field(default_factory=dict)  # number -> table and its View
+    gathers: bool = False  # what slices write are rows, or distinct values, and not only groups
     stored: dict[int, Query] = field(default_factory=dict)  # by id(node): what stands for an operator
     _owners: dict[int, int] = field(default_factory=dict)  # column's id -> number of its scan
     _numbers: dict[int, int] = field(default_factory=dict)  # by id(node) of a View
