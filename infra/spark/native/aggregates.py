@@ -39,6 +39,7 @@ class Calls:
         default_factory=list
     )  # of which distinct ones count: columns ``d0``, ``d1``, ...
     whole: bool = False  # some call can only be computed of all rows
+    numbered: bool = False  # some call's value for a row depends on which of rows that are equal comes first
 
     def of(self, node: Node) -> Typed:
         """Return a call's value in terms of ``parts``. Raises ``NotNativeError``."""
@@ -62,6 +63,7 @@ class Calls:
         """
         function, window = node.children
         if function.kind in _RANKS:
+            self.numbered = self.numbered or function.kind == "RowNumber"
             rank = self._part(f"{_RANKS[function.kind]} OVER ({self._partitions(window)})", "")
             return Typed(f"CAST({rank} AS INTEGER)", "integer")
         if function.kind != "AggregateExpression" or len(function.children) > 1:
@@ -95,6 +97,7 @@ class Calls:
         kind, bounds = _FRAMES.get(frame.object("frameType")), [_BOUNDS.get(c.kind) for c in frame.children]
         if kind is None or len(bounds) != 2 or None in bounds:
             raise NotNativeError("a frame of some rows or values is not proven to be equal")
+        self.numbered = self.numbered or (kind == "ROWS" and "CURRENT ROW" in bounds)
         return f"{self._partitions(window)} {kind} BETWEEN {bounds[0]} AND {bounds[1]}"
 
     def _part(self, call: str, merged: str) -> str:

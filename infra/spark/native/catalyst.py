@@ -185,10 +185,14 @@ def limit_above(plan: Node, sort: Node) -> Node | None:
 
 def gathering_of(plan: Node, above: Node | None = None) -> Node | None:
     """Return the lowest operator on the way from the result down, as far as ``above``, that must see all rows."""
-    found, node = None, plan
+    return next((node for node in reversed(way_down(plan, above)) if node.kind in _GATHERING), None)
+
+
+def way_down(plan: Node, above: Node | None = None) -> list[Node]:
+    """Return the operators from the result down, as far as ``above``, or the first one that reads several."""
+    found, node = list[Node](), plan
     while node is not above and node.kind in (*EACH, *_GATHERING, "LocalLimit") and node.children:
-        if node.kind in _GATHERING:
-            found = node
+        found.append(node)
         node = node.children[0]
     return found
 

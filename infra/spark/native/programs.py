@@ -18,6 +18,7 @@ from ebbflow.infra.spark.native.catalyst import (
     last,
     limit_above,
     sources,
+    way_down,
 )
 from ebbflow.infra.spark.native.exchange.costs import Exchanged, Statements, Ways
 from ebbflow.infra.spark.native.exchange.hashes import BUCKET, BUCKETS, Exchange
@@ -54,6 +55,9 @@ class Program:
     narrowings: tuple[Narrowing, ...] = ()  # what ``first`` can leave out of other scans
     exchanger: "Exchanger | None" = None
     gathers: bool = False  # ``merge`` gets rows of ``sliced`` or their distinct values, not only groups
+    numbered: bool = (
+        False  # ``first`` chooses among equal rows of other scans, and another slice may choose others
+    )
     full: tuple[tuple[int, str], ...] = ()  # scans of a full join, and their columns that it makes equal
     used: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by scan: columns that ``first`` needs
     arms: tuple[
@@ -113,11 +117,17 @@ def program(
     else:
         split = None
     united = _united(writer, plan, output, below)
+    # operators on the way down to the gathering one see all rows
+    told = (writer.gathers, bool(writer.numbered - {id(node) for node in way_down(last(plan))}))
     if split is None:
-        return Program(scans, None, "", "", whole, tuple(output), gathers=writer.gathers, arms=united)
-    used, gathers = exchanger.used(split.first), writer.gathers
-    listed = tuple(output)
-    return Program(scans, number, *split, whole, listed, narrowed, exchanger, gathers, pairs, used, united)
+        gathers, numbered = told
+        return Program(
+            scans, None, "", "", whole, tuple(output), gathers=gathers, numbered=numbered, arms=united
+        )
+    used = exchanger.used(split.first)
+    return Program(
+        scans, number, *split, whole, tuple(output), narrowed, exchanger, *told, pairs, used, united
+    )
 
 
 def _united(

@@ -191,6 +191,10 @@ class NativeStages:
         scans = {number: relations[name] for number, name in made.scans.items()}
         sizes = costs.scan_sizes(scans, made.used, self._room)
         whole = sum(size.read for size in sizes.values())
+        if made.numbered:
+            if whole > _ALONE:
+                raise NotNativeError("tasks might choose among equal rows unlike each other")
+            return []
         gathered = made.gathers and whole > _ALONE
         if made.arms and not gathered and self._count(sum(r.bytes for r in scans.values()), job.expected) > 1:
             with suppress(NotNativeError):  # of the whole more may be known

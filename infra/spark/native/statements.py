@@ -50,6 +50,7 @@ class Writer:
     escapes: bool = False
     scans: dict[int, tuple[str, Node]] = field(default_factory=dict)  # number -> table and its View
     gathers: bool = False  # what slices write are rows, or distinct values, and not only groups
+    numbered: set[int] = field(default_factory=set)  # by id(node): operators that choose among equal rows
     stored: dict[int, Query] = field(default_factory=dict)  # by id(node): what stands for an operator
     _owners: dict[int, int] = field(default_factory=dict)  # column's id -> number of its scan
     _numbers: dict[int, int] = field(default_factory=dict)  # by id(node) of a View
@@ -230,12 +231,15 @@ class Writer:
         writer = Translator(_RULES, self._subquery, {}, calls.over, self.escapes)
         above = Above(self, node.expressions("windowExpressions"), writer)
         above.over("nothing")  # collects the calls
+        if calls.numbered:
+            self.numbered.add(id(node))
         parts = ", ".join(f"{call} AS a{i}" for i, call in enumerate(calls.parts))
         found = above.over(f"(SELECT *, {parts} FROM {below.source})")
         listed = f"{_listed(below)}, {found.sql.removeprefix('SELECT ')}"
         return Query(f"SELECT {listed}", below.columns + found.columns)
 
     def _globallimit(self, node: Node) -> Query:
+        self.numbered.add(id(node))
         (child,) = node.children
         if child.kind == "LocalLimit":
             (child,) = child.children

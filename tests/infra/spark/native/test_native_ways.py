@@ -52,12 +52,17 @@ def window(below: Node, key: int, number: int, call: list[Any], upper: str = "Cu
     return Node("Window", {"windowExpressions": [named(number, "n", value)]}, (below,))
 
 
-def counted(key: int) -> list[Any]:
-    return expression("AggregateExpression", expression("Count", column(key)), isDistinct=True)
+def calling(kind: str, key: int, distinct: bool = False) -> list[Any]:
+    return expression("AggregateExpression", expression(kind, column(key)), isDistinct=distinct)
+
+
+def limited(below: Node, count: int) -> Node:
+    limit = expression("Literal", dataType="integer", value=str(count))
+    return Node("GlobalLimit", {"limitExpr": limit}, (below,))
 
 
 def distinct(below: Node, key: int, *by: int) -> Node:
-    items = [*(column(one) for one in by), named(90, "n", counted(key))]
+    items = [*(column(one) for one in by), named(90, "n", calling("Count", key, distinct=True))]
     fields = {"groupingExpressions": [column(one) for one in by], "aggregateExpressions": items}
     return Node("Aggregate", fields, (below,))
 
@@ -125,3 +130,33 @@ def test_distinct_values_of_much_are_counted_in_ranges_of_hashes_that_have_whole
     else:
         with pytest.raises(NotNativeError, match="one task"):
             way(plan, columns)
+
+
+NUMBERED = window(scan("small", 1), 1, 2, expression("RowNumber"))
+RUNNING = window(scan("small", 1), 1, 2, calling("Count", 1))
+TOTAL = window(scan("small", 1), 1, 2, calling("Count", 1), "UnboundedFollowing")
+RANK = window(scan("small", 1), 1, 2, expression("Rank"))
+FIRST = limited(scan("small", 1), 5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("side", "tasks"),
+    [(NUMBERED, 1), (RUNNING, 1), (FIRST, 1), (TOTAL, 4), (RANK, 4)],
+    ids=["numbers of rows", "running counts", "first rows", "totals", "ranks"],
+)
+def test_tasks_do_not_choose_among_equal_rows_each_for_itself(
+    monkeypatch: pytest.MonkeyPatch, side: Node, tasks: int, threads: int
+) -> None:
+    plan = distinct(joined(scan("large", 3), side, (3, 1)), 3, 3)
+    assert len(way(plan, (*K, COUNTED), threads) or [plan]) == tasks
+    monkeypatch.setattr(stages, "_ALONE", 4_000)
+    if tasks == 1:
+        with pytest.raises(NotNativeError, match="equal rows"):
+            way(plan, (*K, COUNTED), threads)
+
+
+def test_the_last_operators_choose_among_the_rows_of_all_slices() -> None:
+    last = window(scan("large", 1), 1, 2, expression("RowNumber"))
+    assert len(way(last, RANKS)) == 4
+    assert len(way(limited(scan("large", 1), 5))) == 4
