@@ -132,4 +132,5 @@ def test_checkpoints_of_another_engine_or_meaning_are_not_reused(tpch: str) -> N
     assert of() != of("duckdb")
     assert of() != of(session_timeZone="Asia/Tokyo") != of(session_timeZone="UTC")
     assert of(ansi_enabled="false") != of(ansi_enabled="true")
-    assert of(shuffle_partitions="8", adaptive_enabled="false") == of()
+    assert of(shuffle_partitions="8", adaptive_enabled="false", optimizer_maxIterations="50") == of()
+    assert of(optimizer_excludedRules="org.apache.spark.sql.catalyst.optimizer.DecimalAggregates") != of()
