@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from ebbflow.infra.spark.failures import first_line
+
 PASSED = ("SubqueryAlias", "ResolvedHint", "View")  # operators that change nothing
 EACH = ("Project", "Filter", "Expand", *PASSED)  # each row of these comes from one row below
 _GATHERING = ("Sort", "GlobalLimit", "Distinct", "Aggregate", "Window")
@@ -89,17 +91,25 @@ class Node:
 
 def resolved(frame: Any) -> Node:
     """Return the tree of the plan that Spark has resolved a frame to, common table expressions that one operator
-    reads in their place."""
+    reads in their place.
+
+    Raises ``NotNativeError`` where a part of it cannot be read.
+    """
     plan = frame._jdf.queryExecution().analyzed()
     flat = json.loads(plan.toJSON())
     if expands := [node for node in flat if node["class"].endswith(".Expand")]:
-        array = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.expressions.CreateArray
-        for node, expand in zip(expands, _expands(plan), strict=True):
-            # which toJSON leaves out; those in subqueries stay so
-            node["projections"] = [
-                json.loads(array(row, False).toJSON()) for row in _each(expand.projections())
-            ]
+        try:
+            _read_sets(plan, expands, frame.sparkSession._jvm)
+        except Exception as error:  # of Py4J, or of another version of Spark
+            raise NotNativeError(f"sets of groups cannot be read: {first_line(error)}") from error
     return _inlined(tree(flat))
+
+
+def _read_sets(plan: Any, expands: Sequence[dict[str, Any]], jvm: Any) -> None:
+    """Give operators the rows that they make of one, which ``toJSON`` leaves out. Those in subqueries stay so."""
+    array = jvm.org.apache.spark.sql.catalyst.expressions.CreateArray
+    for node, expand in zip(expands, _expands(plan), strict=True):
+        node["projections"] = [json.loads(array(row, False).toJSON()) for row in _each(expand.projections())]
 
 
 def _expands(plan: Any) -> Iterator[Any]:

@@ -2,12 +2,13 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.spark.native import stages
-from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
+from ebbflow.infra.spark.native.catalyst import Node, NotNativeError, resolved
 from ebbflow.infra.spark.native.exchange import costs
 from ebbflow.infra.spark.native.exchange.costs import ByHash, Exchanged, Statements
 from ebbflow.infra.spark.native.programs import program
@@ -160,3 +161,17 @@ def test_the_last_operators_choose_among_the_rows_of_all_slices() -> None:
     last = window(scan("large", 1), 1, 2, expression("RowNumber"))
     assert len(way(last, RANKS)) == 4
     assert len(way(limited(scan("large", 1), 5))) == 4
+
+
+def test_sets_of_groups_that_cannot_be_read_leave_the_stage_to_spark() -> None:
+    def broken() -> Any:
+        raise RuntimeError("Py4JError: an error occurred\nwhile calling o1.projections")
+
+    one = SimpleNamespace(nodeName=lambda: "Expand", projections=broken, children=lambda: none)
+    none = SimpleNamespace(size=lambda: 0)
+    one.toJSON = lambda: '[{"class": "x.Expand", "num-children": 0}]'
+    query = SimpleNamespace(queryExecution=lambda: SimpleNamespace(analyzed=lambda: one))
+    for jvm in (MagicMock(), SimpleNamespace()):
+        frame = SimpleNamespace(_jdf=query, sparkSession=SimpleNamespace(_jvm=jvm))
+        with pytest.raises(NotNativeError, match="sets of groups cannot be read"):
+            resolved(frame)
