@@ -164,17 +164,22 @@ def divisible(node: Node) -> list[Node]:
     return [one for one in sources(node) if one.scans]
 
 
-def arms(union: Node) -> Iterator[tuple[Node, frozenset[int]]]:
-    """Iterate over what a union consists of, each with the operators, by id(node), that have none of its rows."""
-    for arm in union.children:
-        others = frozenset(id(other) for other in union.children if other is not arm)
-        below = arm
+def arms(union: Node) -> list[tuple[Node, frozenset[int]]]:
+    """Return what a union consists of, each with the parts of it and of unions below, by id(node), that have none of
+    its rows."""
+    found, every = list[tuple[Node, frozenset[int]]](), set[int]()
+    left = [(part, frozenset([id(part)])) for part in reversed(union.children)]
+    while left:
+        part, above = left.pop()
+        every |= above
+        below = part
         while below.kind in EACH and not below.scans:
             below = below.children[0]
         if below.kind == "Union":
-            yield from ((inner, others | more) for inner, more in arms(below))
+            left += [(one, above | {id(one)}) for one in reversed(below.children)]
         else:
-            yield arm, others
+            found.append((part, above))
+    return [(part, frozenset(every - above)) for part, above in found]
 
 
 def last(plan: Node) -> Node:

@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from math import prod
 
 from ebbflow.infra.spark.native import types
@@ -55,14 +56,19 @@ class Program:
     narrowings: tuple[Narrowing, ...] = ()  # what ``first`` can leave out of other scans
     exchanger: "Exchanger | None" = None
     gathers: bool = False  # ``merge`` gets rows of ``sliced`` or their distinct values, not only groups
-    numbered: bool = (
-        False  # ``first`` chooses among equal rows of other scans, and another slice may choose others
-    )
+    numbered: bool = False  # ``first`` chooses among equal rows of other scans, each slice for itself
     full: tuple[tuple[int, str], ...] = ()  # scans of a full join, and their columns that it makes equal
     used: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by scan: columns that ``first`` needs
-    arms: tuple[
-        "Program", ...
-    ] = ()  # those of the parts of a union, in which each row comes from one of them
+    parted: "Callable[[], tuple[Program, ...]]" = tuple  # returns ``arms``
+
+    @cached_property
+    def arms(self) -> "tuple[Program, ...]":
+        """Return those of the parts of a union, in which each row comes from one of them; none: there is no union, or
+        it cannot be taken apart."""
+        try:
+            return self.parted()
+        except (NotNativeError, RecursionError):  # of the whole more may be known
+            return ()
 
     @property
     def ways(self) -> Ways | None:
@@ -116,21 +122,21 @@ def program(
         number = max(pairs, key=lambda pair: sizes[scans[pair[0]]])[0]
     else:
         split = None
-    united = _united(writer, plan, output, below)
+    parted = partial(_parted, writer, plan, tuple(output), below)
     # operators on the way down to the gathering one see all rows
     told = (writer.gathers, bool(writer.numbered - {id(node) for node in way_down(last(plan))}))
     if split is None:
         gathers, numbered = told
         return Program(
-            scans, None, "", "", whole, tuple(output), gathers=gathers, numbered=numbered, arms=united
+            scans, None, "", "", whole, tuple(output), gathers=gathers, numbered=numbered, parted=parted
         )
     used = exchanger.used(split.first)
     return Program(
-        scans, number, *split, whole, tuple(output), narrowed, exchanger, *told, pairs, used, united
+        scans, number, *split, whole, tuple(output), narrowed, exchanger, *told, pairs, used, parted
     )
 
 
-def _united(
+def _parted(
     writer: Writer, plan: Node, output: Sequence[tuple[str, str]], below: Node
 ) -> tuple[Program, ...]:
     """Return the programs of the parts of the largest union that is larger than each scan that can be sliced."""

@@ -196,7 +196,7 @@ class NativeStages:
                 raise NotNativeError("tasks might choose among equal rows unlike each other")
             return []
         gathered = made.gathers and whole > _ALONE
-        if made.arms and not gathered and self._count(sum(r.bytes for r in scans.values()), job.expected) > 1:
+        if not gathered and self._count(sum(r.bytes for r in scans.values()), job.expected) > 1 and made.arms:
             with suppress(NotNativeError):  # of the whole more may be known
                 return [one for arm in made.arms for one in self._arm(arm, job, scans)]
         if made.sliced is not None and made.ways is not None:

@@ -262,8 +262,11 @@ class Writer:
     def _union(self, node: Node) -> Query:
         if node.fields.get("byName") or node.fields.get("allowMissingCol"):
             raise NotNativeError("a union by name is not proven to be equal")
-        every = [(self.query(child), id(child) not in self._passed) for child in node.children]
-        first, arms = every[0][0], [arm for arm, read in every if read]
+        read = [child for child in node.children if id(child) not in self._passed]
+        arms = [self.query(child) for child in read]
+        first = arms[0] if read[:1] == [*node.children[:1]] else self.query(node.children[0])
+        if all(arm is first for arm in arms):  # or there are none: only its columns matter
+            return first
         for arm in arms:
             if [c.type for c in arm.columns] != [c.type for c in first.columns]:
                 raise NotNativeError("a union of unlike types is not proven to be equal")

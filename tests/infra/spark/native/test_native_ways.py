@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import duckdb
 import pytest
 
 from ebbflow.infra.protocols import Relation, StageJob
@@ -12,6 +13,7 @@ from ebbflow.infra.spark.native.catalyst import Node, NotNativeError, resolved
 from ebbflow.infra.spark.native.exchange import costs
 from ebbflow.infra.spark.native.exchange.costs import ByHash, Exchanged, Statements
 from ebbflow.infra.spark.native.programs import program
+from ebbflow.infra.spark.native.statements import Query, Writer
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
 
@@ -167,11 +169,46 @@ def test_sets_of_groups_that_cannot_be_read_leave_the_stage_to_spark() -> None:
     def broken() -> Any:
         raise RuntimeError("Py4JError: an error occurred\nwhile calling o1.projections")
 
-    one = SimpleNamespace(nodeName=lambda: "Expand", projections=broken, children=lambda: none)
     none = SimpleNamespace(size=lambda: 0)
+    one = SimpleNamespace(nodeName=lambda: "Expand", projections=broken, children=lambda: none)
     one.toJSON = lambda: '[{"class": "x.Expand", "num-children": 0}]'
     query = SimpleNamespace(queryExecution=lambda: SimpleNamespace(analyzed=lambda: one))
     for jvm in (MagicMock(), SimpleNamespace()):
         frame = SimpleNamespace(_jdf=query, sparkSession=SimpleNamespace(_jvm=jvm))
         with pytest.raises(NotNativeError, match="sets of groups cannot be read"):
             resolved(frame)
+
+
+def united(count: int, nested: bool) -> Node:
+    """Return the union of as many tables, or unions of each with those before, whose types are made alike."""
+    parts = [scan("small", number) for number in range(1, count)] + [scan("large", count)]
+    if not nested:
+        return Node("Union", {}, tuple(parts))
+    whole = parts[0]
+    for part in parts[1:]:
+        below = Node("Project", {"projectList": [column(1)]}, (whole,)) if whole.kind == "Union" else whole
+        whole = Node("Union", {}, (below, part))
+    return whole
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_parts_of_a_union_are_written_when_they_are_asked_for_and_each_by_itself(
+    monkeypatch: pytest.MonkeyPatch, nested: bool
+) -> None:
+    read, whole = list[Node](), Writer.scan
+
+    def scanned(writer: Writer, node: Node) -> Query:
+        read.append(node)
+        return whole(writer, node)
+
+    monkeypatch.setattr(Writer, "scan", scanned)
+    made = program(united(20, nested), K, SIZES, escapes=False)
+    assert len(read) == 20
+    assert [arm.scans for arm in made.arms] == [{n: made.scans[n]} for n in range(20)]
+    assert len(read) <= 3 * 20, "for each part others are written than it and the first one"
+    assert sorted(arm.first.count(" FROM s") for arm in made.arms) == [1] * 20
+    with duckdb.connect() as connection:
+        for number in range(20):
+            connection.execute(f"CREATE VIEW s{number} AS SELECT '{number}' AS k")
+        rows = [connection.execute(arm.first).fetchall() for arm in made.arms]
+        assert rows == [[(str(number),)] for number in range(20)]
