@@ -232,7 +232,8 @@ class NativeStages:
         """Return the slices of a part of a union. Raises ``NotNativeError``."""
         sizes = costs.scan_sizes({number: scans[number] for number in arm.scans}, arm.used, self._room)
         if arm.sliced is not None:
-            count = self._count(scans[arm.sliced].bytes, job.expected)
+            read, every = scans[arm.sliced].bytes, sum(relation.bytes for relation in scans.values())
+            count = self._count(read, job.expected * read / max(every, 1))
             return self._cuts(arm, scans, sizes, arm.sliced, count)
         if sum(size.read for size in sizes.values()) > _ALONE:
             raise NotNativeError("a part of a union cannot be divided, and one task would read too much")

@@ -1,5 +1,6 @@
 """In how many tasks a stage runs natively, and what is left to Spark. No Spark is needed to decide that."""
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -212,3 +213,11 @@ def test_the_parts_of_a_union_are_written_when_they_are_asked_for_and_each_by_it
             connection.execute(f"CREATE VIEW s{number} AS SELECT '{number}' AS k")
         rows = [connection.execute(arm.first).fetchall() for arm in made.arms]
         assert rows == [[(str(number),)] for number in range(20)]
+
+
+def test_each_part_of_a_union_has_as_many_tasks_as_its_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stages, "_SMALLEST", 1 << 30)
+    found = way(united(6, nested=False), expected=4.0)  # of 10 000 bytes the last part has 8 000
+    assert Counter(one.made.scans[one.made.sliced] for one in found) == {"small": 5, "large": 4}
