@@ -11,7 +11,17 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ebbflow.infra.spark.native import types
-from ebbflow.infra.spark.native.catalyst import PASSED, ROWWISE, Attribute, Node, outputs, read_once, tree
+from ebbflow.infra.spark.native.catalyst import (
+    EACH,
+    PASSED,
+    ROWWISE,
+    Attribute,
+    Node,
+    divisible,
+    outputs,
+    read_once,
+    tree,
+)
 
 RANGED = ("integer", "long", "date")  # types of keys of which footers tell ranges
 _JOINS = {"Inner": None, "Cross": None, "LeftSemi": None, "LeftOuter": 1, "LeftAnti": 1, "RightOuter": 0}
@@ -319,3 +329,25 @@ def _unwidened(node: Node) -> Node:
         if column.kind == "AttributeReference" and column.fields["dataType"] == "integer":
             return below
     return node
+
+
+def fully_joined(below: Node) -> list[tuple[Node, Attribute]]:
+    """Return of a full join right below ``below`` the scans of both sides each of whose rows gives rows of that side,
+    with their columns that the join makes equal; nothing: there is no such join."""
+    node = below
+    while node.kind in EACH and not node.scans:
+        node = node.children[0]
+    if node.kind != "Join" or node.object("joinType") != "FullOuter" or not node.fields.get("condition"):
+        return []
+    for left, right in equalities(node.expression("condition")):
+        for one, other in ((left, right), (right, left)):
+            found = [_source(node.children[0], one), _source(node.children[1], other)]
+            if all(found):
+                return [pair for pair in found if pair is not None]
+    return []
+
+
+def _source(side: Node, column: int) -> tuple[Node, Attribute] | None:
+    """Return the scan each of whose rows gives rows of ``side``, and its column that is ``column`` there."""
+    pairs = ((view, one) for view in divisible(side) for one in columns(view))
+    return next((p for p in pairs if types.exact(p[1].type) and passes(side, *p) == column), None)

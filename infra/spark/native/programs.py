@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
+from typing import NamedTuple
 
 from ebbflow.infra.spark.native import types
 from ebbflow.infra.spark.native.catalyst import (
-    EACH,
-    Attribute,
     Node,
     NotNativeError,
     arms,
@@ -28,13 +27,15 @@ from ebbflow.infra.spark.native.narrowing import (
     Narrowing,
     around,
     columns,
-    equalities,
+    fully_joined,
     members,
     narrowings,
     passes,
     pushed,
 )
+from ebbflow.infra.spark.native.slices import Cut
 from ebbflow.infra.spark.native.statements import Query, Writer
+from ebbflow.infra.spark.native.worker import KeyRange
 
 _ONE_VALUE = 0.1  # of rows that pass a test for one value
 _RANGE = 1 / 3  # of rows that pass another test (P. Selinger et al., SIGMOD 1979, table 1)
@@ -91,6 +92,15 @@ class Program:
         return Statements(self.first, self.merge)
 
 
+class Slice(NamedTuple):
+    """What one task reads of a stage."""
+
+    cut: Cut
+    ranges: tuple[KeyRange, ...]  # of what it reads of other relations
+    read: float  # bytes of other relations
+    made: Program  # whose relation it is of
+
+
 def program(
     plan: Node, output: Sequence[tuple[str, str]], sizes: Mapping[str, int], *, escapes: bool
 ) -> Program:
@@ -111,7 +121,7 @@ def program(
     gathering = gathering_of(last(plan))
     below = last(plan) if gathering is None else gathering.children[0]
     found = [(sizes[str(v.fields["desc"]["identifier"]["table"]).lower()], v) for v in divisible(below)]
-    full = [] if found else _fully_joined(below)
+    full = [] if found else fully_joined(below)
     exchanger = Exchanger(writer, plan, below, tuple(output), sizes)
     pairs = tuple((writer.number_of(view), column.name) for view, column in full)
     narrowed: tuple[Narrowing, ...] = ()
@@ -368,25 +378,3 @@ def _first(writer: Writer, plan: Node, gathering: Node) -> str | None:
     writer.stored[id(child)] = parts
     listed = ", ".join(c.column for c in part.columns)
     return f"SELECT {listed} FROM ({part.sql})"
-
-
-def _fully_joined(below: Node) -> list[tuple[Node, Attribute]]:
-    """Return of a full join right below ``below`` the scans of both sides each of whose rows gives rows of that side,
-    with their columns that the join makes equal; nothing: there is no such join."""
-    node = below
-    while node.kind in EACH and not node.scans:
-        node = node.children[0]
-    if node.kind != "Join" or node.object("joinType") != "FullOuter" or not node.fields.get("condition"):
-        return []
-    for left, right in equalities(node.expression("condition")):
-        for one, other in ((left, right), (right, left)):
-            found = [_source(node.children[0], one), _source(node.children[1], other)]
-            if all(found):
-                return [pair for pair in found if pair is not None]
-    return []
-
-
-def _source(side: Node, column: int) -> tuple[Node, Attribute] | None:
-    """Return the scan each of whose rows gives rows of ``side``, and its column that is ``column`` there."""
-    pairs = ((view, one) for view in divisible(side) for one in columns(view))
-    return next((p for p in pairs if types.exact(p[1].type) and passes(side, *p) == column), None)

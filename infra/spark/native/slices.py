@@ -4,17 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.spark.native.objects import Rows
-from ebbflow.infra.spark.native.worker import KeyRange, Part
+from ebbflow.infra.spark.native.worker import Part
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.tables.filefooters import Bounds, FileFooter, footer, read_footers
-
-if TYPE_CHECKING:
-    from ebbflow.infra.spark.native.programs import Program
 
 T = TypeVar("T")
 Value: TypeAlias = int | date
@@ -27,15 +24,6 @@ class Cut:
 
     files: tuple[FileEntry, ...]
     rows: tuple[Rows, ...] = ()
-
-
-class Slice(NamedTuple):
-    """What one task reads of a stage."""
-
-    cut: Cut
-    ranges: tuple[KeyRange, ...]  # of what it reads of other relations
-    read: float  # bytes of other relations
-    made: "Program"  # whose relation it is of
 
 
 def cuts(relation: Relation, count: int) -> list[Cut]:

@@ -28,8 +28,8 @@ from ebbflow.infra.spark.native.objects import (
     withdraw,
 )
 from ebbflow.infra.spark.native.probe import trouble
-from ebbflow.infra.spark.native.programs import Program, program
-from ebbflow.infra.spark.native.slices import Cut, KeyBounds, Slice, arm_parts, cuts
+from ebbflow.infra.spark.native.programs import Program, Slice, program
+from ebbflow.infra.spark.native.slices import Cut, KeyBounds, arm_parts, cuts
 from ebbflow.infra.spark.native.statements import PARTS
 from ebbflow.infra.spark.native.worker import Done, KeyRange, Part, Settings, Work, sweep
 from ebbflow.infra.spark.settings import (
