@@ -84,12 +84,13 @@ def classes() -> dict[str, tuple[ast.ClassDef, ...]]:
 
 def bases(node: ast.ClassDef) -> set[str]:
     """Return the names of a class's bases, and of theirs where they are ours."""
-    found: set[str] = set()
-    for base in node.bases:
-        name = ast.unparse(base).partition("[")[0].rpartition(".")[2]
-        if name not in found:
-            found.add(name)
-            found.update(*(bases(one) for one in classes().get(name, ()) if one is not node))
+    found, left = set[str](), [node]
+    while left:
+        for base in left.pop().bases:
+            name = ast.unparse(base).partition("[")[0].rpartition(".")[2]
+            if name not in found:  # a class may be called as its base is
+                found.add(name)
+                left += classes().get(name, ())
     return found
 
 
