@@ -6,6 +6,7 @@ from typing import cast as as_type
 
 from sqlglot import exp
 from sqlglot.generator import Generator
+from sqlglot.generators.duckdb import DuckDBGenerator
 from sqlglot.generators.spark import SparkGenerator
 
 
@@ -61,6 +62,12 @@ WHOLE_UNITS = ("YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SEC
 ROUNDED = "rounded"  # marks a cast to whole numbers with Spark's function that rounds as DuckDB's cast does
 CUT = "cut"  # marks a cast to whole numbers that cuts fractions off, as Spark's does
 NULLS_TOO = "nulls_too"  # marks a value at an extreme that may be NULL, as Spark's
+CUT_IF_ANY = "cut_if_any"  # as ``CUT``, of what may be no number
+LOCAL = "local"  # marks a cast to a text of a time, which DuckDB writes with its zone, and Spark without
+WHOLE = "whole"  # marks FLOOR and CEIL whose result is a whole number, as Spark's
+DAYS = "days"  # marks a difference of two dates that is a number of days, as DuckDB's
+KEY = "key"  # marks a look into a map
+PLACE = "place"  # marks a look into a list at a place that is counted from 0, as Spark does
 TWO_VALUED = "two_valued"  # marks a test of a list that is false where an element is NULL, as DuckDB's is
 
 
@@ -74,6 +81,17 @@ def date_diff_for_spark(writer: Generator, call: exp.DateDiff) -> str:
         writer.func("DATE_TRUNC", exp.Literal.string(unit), one) for one in (call.expression, call.this)
     )
     return f"DATEDIFF({unit}, {start}, {end})"
+
+
+def sub_for_spark(writer: Generator, node: exp.Sub) -> str:
+    """Return Spark's SQL of ``node``, whose difference of two dates is an interval."""
+    if not node.meta_get(DAYS):
+        return writer.binary(node, "-")
+    start, end = node.expression.copy(), node.this.copy()
+    unit = exp.var("DAY")
+    return date_diff_for_spark(
+        writer, exp.DateDiff(this=end, expression=start, unit=unit, date_part_boundary=True)
+    )
 
 
 def contains_for_spark(writer: Generator, call: exp.ArrayContains) -> str:
@@ -94,12 +112,45 @@ def rounded_for_spark(cast: exp.Cast) -> exp.Cast:
 
 
 def cut_for_duckdb(cast: exp.Cast) -> exp.Cast:
-    """Return ``cast`` such that it cuts fractions off where it is marked so: else DuckDB rounds."""
-    if not cast.meta_get(CUT):
-        return cast
-    cut = cast.copy()
-    cut.set("this", exp.Anonymous(this="TRUNC", expressions=[cut.this]))
-    return cut
+    """Return ``cast`` such that it cuts fractions off where it is marked so: else DuckDB rounds. A text of a time has
+    no zone where it is marked so."""
+    if cast.meta_get(LOCAL):
+        local = cast.copy()
+        local.set("this", exp.cast(local.this, exp.DType.TIMESTAMP))
+        return local
+    if cast.meta_get(CUT):
+        cut = cast.copy()
+        cut.set("this", exp.Anonymous(this="TRUNC", expressions=[cut.this]))
+        return cut
+    return cast
+
+
+def cut_if_any_for_duckdb(writer: Generator, cast: exp.Cast, prefix: str) -> str:
+    """Return DuckDB's SQL of ``cast`` that cuts off the fractions of what has some: only DuckDB knows its type."""
+    value, to, word = writer.sql(cast, "this"), writer.sql(cast, "to"), f"{prefix}CAST"
+    return (
+        f"CASE WHEN TYPEOF({value}) IN ('DOUBLE', 'FLOAT') THEN {word}(TRUNC({word}({value} AS DOUBLE)) AS {to}) "
+        f"WHEN STARTS_WITH(TYPEOF({value}), 'DECIMAL') "
+        f"THEN {word}(SPLIT_PART(CAST({value} AS TEXT), '.', 1) AS {to}) ELSE {word}({value} AS {to}) END"
+    )
+
+
+def whole_for_duckdb(writer: Generator, call: exp.Floor | exp.Ceil) -> str:
+    """Return DuckDB's SQL of ``call``, which is a double there also of a whole number."""
+    found = writer.ceil_floor(call)
+    return f"CAST({found} AS BIGINT)" if call.meta_get(WHOLE) else found
+
+
+def place_for_duckdb(writer: Generator, node: exp.Bracket) -> str:
+    """Return DuckDB's SQL of ``node``; of one marked so a look into a list at a place from 0, or into a map."""
+    places = node.expressions
+    computed = len(places) == 1 and not isinstance(places[0], exp.Literal | exp.Neg | exp.Slice)
+    if not computed or not (node.meta_get(KEY) or node.meta_get(PLACE)):
+        return DuckDBGenerator.bracket_sql(as_type("DuckDBGenerator", writer), node)
+    items, key = writer.sql(node, "this"), writer.sql(places[0])
+    if node.meta_get(KEY):
+        return f"{items}[{key}]"
+    return f"CASE WHEN ({key}) >= 0 THEN {items}[({key}) + 1] END"
 
 
 def contains_for_duckdb(writer: Generator, call: exp.ArrayContains) -> str:
@@ -126,3 +177,20 @@ def extreme_for_duckdb(writer: Generator, call: exp.ArgMax | exp.ArgMin) -> str:
         call.expression,
         call.args.get("count"),
     )
+
+
+FOR_SPARK: dict[type[exp.Expr], Any] = {
+    OrderedPercentile: ordered_for_spark,
+    exp.Sub: sub_for_spark,
+    exp.ArrayContains: contains_for_spark,
+    exp.DateDiff: date_diff_for_spark,
+}
+FOR_DUCKDB: dict[type[exp.Expr], Any] = {
+    OrderedPercentile: ordered_for_duckdb,
+    exp.ArgMax: extreme_for_duckdb,
+    exp.ArgMin: extreme_for_duckdb,
+    exp.ArrayContains: contains_for_duckdb,
+    exp.Bracket: place_for_duckdb,
+    exp.Ceil: whole_for_duckdb,
+    exp.Floor: whole_for_duckdb,
+}

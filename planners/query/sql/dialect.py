@@ -19,16 +19,14 @@ from sqlglot.tokenizer_core import Token
 from ebbflow.planners.errors import UnsupportedQueryError
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.sql.calls import (
+    CUT_IF_ANY,
+    FOR_DUCKDB,
+    FOR_SPARK,
     OrderedPercentile,
     Percentile,
-    contains_for_duckdb,
-    contains_for_spark,
     cut_for_duckdb,
-    date_diff_for_spark,
-    extreme_for_duckdb,
+    cut_if_any_for_duckdb,
     of_group,
-    ordered_for_duckdb,
-    ordered_for_spark,
     rounded_for_spark,
     value_of,
     whole_units_for_duckdb,
@@ -105,11 +103,9 @@ class Spark4(Spark):
     class Generator(SparkGenerator):
         TRANSFORMS: ClassVar = {
             **SparkGenerator.TRANSFORMS,
-            OrderedPercentile: ordered_for_spark,
+            **FOR_SPARK,
             exp.TsOrDsToDate: _to_date,
             exp.ToMap: _map,
-            exp.ArrayContains: contains_for_spark,
-            exp.DateDiff: date_diff_for_spark,
             exp.DayOfWeekIso: lambda writer, call: f"EXTRACT(DAYOFWEEK_ISO FROM {writer.sql(call, 'this')})",
         }
         TYPE_MAPPING: ClassVar = {
@@ -168,10 +164,7 @@ class QuantileDuckDB(DuckDB):
     class Generator(DuckDBGenerator):
         TRANSFORMS: ClassVar = {
             **DuckDBGenerator.TRANSFORMS,
-            OrderedPercentile: ordered_for_duckdb,
-            exp.ArgMax: extreme_for_duckdb,
-            exp.ArgMin: extreme_for_duckdb,
-            exp.ArrayContains: contains_for_duckdb,
+            **FOR_DUCKDB,
             exp.TimestampDiff: whole_units_for_duckdb,
             exp.UnixSeconds: lambda writer, call: f"CAST(FLOOR(EPOCH({writer.sql(call, 'this')})) AS BIGINT)",
             Percentile: lambda writer, call: writer.func("QUANTILE_CONT", call.this, call.expression),
@@ -234,6 +227,8 @@ class QuantileDuckDB(DuckDB):
 
         def cast_sql(self, expression: exp.Cast, safe_prefix: str | None = None) -> str:
             """Return a cast; of a divisor what is divided by."""
+            if expression.meta_get(CUT_IF_ANY):
+                return cut_if_any_for_duckdb(self, expression, safe_prefix or "")
             if not expression.meta_get(_DIVISOR):
                 return super().cast_sql(cut_for_duckdb(expression), safe_prefix)
             divisor = self.sql(expression, "this")

@@ -8,6 +8,7 @@ from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.model.tables import distinct_names, renaming_notes
+from ebbflow.planners.query.sql.predicates import sources
 
 _MADE_UP = re.compile(r"_(col_)?\d+")  # a name that qualifying gives
 _WORD = re.compile(r"\w*")
@@ -40,9 +41,7 @@ def _own_name(select: exp.Select, item: exp.Expr, made_up: str, *, duckdb: bool)
     column = inner.this.unnest()
     if not isinstance(column, exp.Column):
         return made_up
-    start, joins = select.args.get("from_"), select.args.get("joins") or ()
-    sources = {source.this.alias_or_name.lower() for source in (*([start] if start else []), *joins)}
-    if column.table and column.table.lower() not in sources:  # a field
+    if column.table and column.table.lower() not in {one.lower() for one in sources(select)}:  # a field
         return made_up
     return column.name
 
@@ -116,8 +115,14 @@ def named_whole(query: exp.Query, outputs: Sequence[str] | None) -> tuple[exp.Qu
     An engine calls such a column as it reads it, and it may be told otherwise than its author wrote: ``today()`` has
     become a literal.
     """
-    items = _inner_select(query).expressions
-    free = [item for item in items if not isinstance(item, exp.Alias | exp.Aliases | exp.Column | exp.Star)]
+    first = _inner_select(query)
+    items = first.expressions if isinstance(first, exp.Select) else []
+    free = [
+        item
+        for item in items
+        if not isinstance(item, exp.Alias | exp.Aliases | exp.Column | exp.Star)
+        and not any(c.name.lower() == "alias" for c in item.find_all(exp.Anonymous))
+    ]
     if outputs is None:
         return query, bool(free)
     several = [place for place, item in enumerate(items) if _may_be_several(item)]

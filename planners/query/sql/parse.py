@@ -322,8 +322,8 @@ def parse_query(
         found = outputs or ()
         notes = (*notes, f"the query runs whole: {reason}", *renaming_notes(found, distinct_names(found)))
         return ParsedQuery(frozen, text, notes, qualified=False, dialect=dialect, unnamed=unnamed)
-    qualified = with_types(qualified, catalogue, dialect)
-    final, renamed, unnamed = named(ordered_by_outputs(qualified), query, catalogue, outputs)
+    qualified = with_types(ordered_by_outputs(qualified), catalogue, dialect)
+    final, renamed, unnamed = named(qualified, query, catalogue, outputs)
     frozen, notes = freeze(final, now, dialect)  # after qualify, which names the projections
     return ParsedQuery(frozen, text, (*notes, *renamed), dialect=dialect, unnamed=unnamed)
 

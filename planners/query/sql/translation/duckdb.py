@@ -2,7 +2,7 @@
 
 from sqlglot import exp
 
-from ebbflow.planners.query.sql.calls import NULLS_TOO, WHOLE_UNITS
+from ebbflow.planners.query.sql.calls import KEY, NULLS_TOO, PLACE, WHOLE_UNITS
 from ebbflow.planners.query.sql.translation.rules import (
     BOTH,
     NAMES,
@@ -175,6 +175,8 @@ def _odd_place(node: exp.Bracket) -> bool:
     if "offset" in node.args or len(node.expressions) != 1:
         return False
     place = node.expressions[0]
+    if node.meta_get(KEY) or node.meta_get(PLACE):
+        return False
     return whole_number(place) is None and not place.is_string
 
 

@@ -80,6 +80,8 @@ def _like(node: exp.Like | exp.ILike) -> exp.Expr | None:
 
 def _of_values(node: exp.ArgMax | exp.ArgMin) -> exp.Expr | None:
     """Leave rows out whose value is NULL."""
+    if isinstance(node.this, exp.Distinct):  # of which no test can be made; Spark has no words for it either
+        return None
     there = node.this.copy().is_(exp.null()).not_()
     above = node.parent
     if not isinstance(above, exp.Filter) or node.arg_key != "this":

@@ -1,16 +1,12 @@
 """What follows from types for a query that another engine than the one it was written for may run."""
 
-from typing import Any
-
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
-from sqlglot.optimizer.annotate_types import annotate_types
 
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.sql.calls import CUT, ROUNDED
+from ebbflow.planners.query.sql.calls import CUT, CUT_IF_ANY, DAYS, KEY, LOCAL, PLACE, ROUNDED, WHOLE
+from ebbflow.planners.query.sql.translation.kinds import annotated, is_parameter, kind_of
 from ebbflow.planners.query.sql.translation.rules import UNLIKE
 
-_FAILURES = (AssertionError, AttributeError, LookupError, TypeError, ValueError)  # sqlglot's own, on some SQL
 _ROUNDING = {exp.DType.FLOAT: "RINT", exp.DType.DOUBLE: "RINT", exp.DType.DECIMAL: "ROUND"}
 # that hold what an engine writes in its own way
 _OTHER_TEXTS = (
@@ -18,70 +14,96 @@ _OTHER_TEXTS = (
     exp.DType.BINARY, exp.DType.VARBINARY, exp.DType.INTERVAL,
 )  # fmt: skip
 _NO_LISTS = (exp.DType.FLOAT, exp.DType.DOUBLE, exp.DType.STRUCT, exp.DType.MAP, exp.DType.INTERVAL)
+_ZONED = (exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ)
+_TIMES = (exp.DType.TIMESTAMP, *_ZONED)
 _SAID = "texts of such values are others"
+_NOT_KNOWN = "the type of what is cast is not known"
 _JOINED = (exp.DPipe, exp.Concat, exp.ConcatWs)
+_WHOLE = (exp.Floor, exp.Ceil)
+_KINDS = (exp.Cast, exp.Sub, exp.Add, exp.Bracket, *_JOINED, *_WHOLE)
 _DAYS = ("DAY", "DAYS", "WEEK", "WEEKS", "MONTH", "MONTHS", "QUARTER", "QUARTERS", "YEAR", "YEARS")
 
 
 def with_types(query: exp.Query, catalogue: Catalogue, dialect: str) -> exp.Query:
     """Have either engine cast fractions to whole numbers, and reckon with dates, as that of ``dialect`` does, and
-    mark casts to texts that the other writes otherwise. ``query`` is qualified. Changes it."""
-    kinds = (exp.Cast, exp.Sub, exp.Add, exp.Bracket, *_JOINED)
-    if dialect.lower() not in ("spark", "duckdb") or not any(isinstance(n, kinds) for n in query.walk()):
+    mark casts to texts that the other writes otherwise. Changes ``query``, which need not be qualified."""
+    if dialect.lower() not in ("spark", "duckdb") or not any(isinstance(n, _KINDS) for n in query.walk()):
         return query
-    schema: Any = catalogue.schema()
-    known = query.copy()
-    pairs = [pair for pair in zip(query.walk(), known.walk(), strict=True) if isinstance(pair[0], kinds)]
-    for literal in list(known.find_all(exp.Literal)):
-        if literal.is_number and "." in literal.name and "e" not in literal.name.lower():
-            literal.replace(exp.cast(literal.copy(), exp.DType.DECIMAL))  # to sqlglot it is a double
-    try:
-        annotate_types(known, schema=schema, dialect="spark")
-    except (SqlglotError, *_FAILURES):
+    known, of_spark = query.copy(), dialect.lower() == "spark"
+    pairs = [pair for pair in zip(query.walk(), known.walk(), strict=True) if isinstance(pair[0], _KINDS)]
+    if not annotated(known, catalogue, dialect):
         return query
     for node, typed in reversed(pairs):  # inner ones first
         if isinstance(node, exp.Cast):
-            _cast(node, typed.this, dialect)
+            _cast(node, typed.this, of_spark=of_spark)
         elif isinstance(node, exp.Add | exp.Sub):
-            _reckoned(node, typed, dialect)
+            _reckoned(node, typed, of_spark=of_spark)
         elif isinstance(node, _JOINED):
-            if any(_kind(part) in _NO_LISTS for part in typed.iter_expressions()):
-                node.meta[UNLIKE] = _SAID
-        elif typed.this.is_type("map") and any(key.is_number for key in node.expressions):
-            node.meta[UNLIKE] = "a number may be a place or a key"
+            _joined(node, typed, of_spark=of_spark)
+        elif isinstance(node, _WHOLE):
+            if of_spark and not node.args.get("decimals") and kind_of(typed.this) != exp.DType.DECIMAL:
+                node.meta[WHOLE] = True
+        elif isinstance(node, exp.Bracket):
+            _looked_up(node, typed, of_spark=of_spark)
     return query
 
 
-def _kind(value: exp.Expr) -> exp.DType | None:
-    return value.type.this if value.type is not None else None
-
-
-def _cast(node: exp.Cast, value: exp.Expr, dialect: str) -> None:
-    kind = _kind(value)
-    if node.to.this in exp.DataType.TEXT_TYPES and kind in _OTHER_TEXTS:
-        node.meta[UNLIKE] = _SAID
-    elif node.to.this in exp.DataType.TEMPORAL_TYPES and kind in exp.DataType.NUMERIC_TYPES:
+def _cast(node: exp.Cast, value: exp.Expr, *, of_spark: bool) -> None:
+    kind, to = kind_of(value), node.to.this
+    simple = isinstance(value.unnest(), exp.Column) and not is_parameter(value.unnest())
+    unknown = kind == exp.DType.UNKNOWN and not isinstance(value.unnest(), exp.JSONExtract)
+    if to in exp.DataType.TEXT_TYPES:
+        if kind in _OTHER_TEXTS or (kind in _ZONED and not of_spark):
+            node.meta[UNLIKE] = _SAID
+        elif kind in _TIMES and of_spark:
+            node.meta[LOCAL] = True
+        elif unknown and not simple:
+            node.meta[UNLIKE] = _NOT_KNOWN
+    elif to in exp.DataType.TEMPORAL_TYPES and kind in exp.DataType.NUMERIC_TYPES:
         node.meta[UNLIKE] = "to DuckDB a number is no time"
-    elif node.to.this in exp.DataType.INTEGER_TYPES and kind in _ROUNDING:
-        if dialect.lower() == "duckdb":
+    elif to in exp.DataType.INTEGER_TYPES:
+        if kind in _ROUNDING and not of_spark:
             node.meta[ROUNDED] = _ROUNDING[kind]
-        else:
+        elif kind in _ROUNDING:
             node.meta[CUT] = True
+        elif unknown and of_spark:
+            node.meta[CUT_IF_ANY] = True
+        elif unknown and not simple:
+            node.meta[UNLIKE] = _NOT_KNOWN
 
 
-def _reckoned(node: exp.Add | exp.Sub, typed: exp.Expr, dialect: str) -> None:
-    if not typed.this.is_type("date"):
+def _joined(node: exp.Expr, typed: exp.Expr, *, of_spark: bool) -> None:
+    parts = zip(list(node.iter_expressions()), list(typed.iter_expressions()), strict=True)
+    for part, kind in [(part, kind_of(one)) for part, one in parts]:
+        if kind in _NO_LISTS or (kind in _ZONED and not of_spark):
+            node.meta[UNLIKE] = _SAID
+        elif kind in _TIMES and of_spark:
+            text = exp.cast(part.copy(), exp.DType.TEXT)
+            text.meta[LOCAL] = True
+            part.replace(text)
+
+
+def _looked_up(node: exp.Bracket, typed: exp.Expr, *, of_spark: bool) -> None:
+    if typed.this.is_type("map"):
+        if any(key.is_number for key in node.expressions):
+            node.meta[UNLIKE] = "a number may be a place or a key"
+        node.meta[KEY] = True
+    elif of_spark and typed.this.is_type("array") and len(node.expressions) == 1:
+        node.meta[PLACE] = kind_of(typed.expressions[0]) in exp.DataType.INTEGER_TYPES
+
+
+def _reckoned(node: exp.Add | exp.Sub, typed: exp.Expr, *, of_spark: bool) -> None:
+    if kind_of(typed.this) != exp.DType.DATE:
         return
     by = node.expression
-    if typed.expression.is_type("date") and dialect.lower() == "duckdb":
-        days = exp.DateDiff(this=node.this, expression=by, unit=exp.var("DAY"), date_part_boundary=True)
-        node.replace(days)
-    elif typed.expression.is_type("date"):
-        node.meta[UNLIKE] = "Spark has an interval, DuckDB a number"
+    if kind_of(typed.expression) == exp.DType.DATE:
+        if of_spark:
+            node.meta[UNLIKE] = "Spark has an interval, DuckDB a number"
+        else:
+            node.meta[DAYS] = True
     elif (
         isinstance(by, exp.Interval)
         and by.text("unit").upper() in _DAYS
         and isinstance(node.parent, exp.Alias)
     ):
-        kind = exp.DType.DATE if dialect.lower() == "spark" else exp.DType.TIMESTAMPNTZ
-        node.replace(exp.cast(node.copy(), kind))
+        node.replace(exp.cast(node.copy(), exp.DType.DATE if of_spark else exp.DType.TIMESTAMPNTZ))

@@ -66,3 +66,84 @@ def test_a_list_is_looked_into_at_the_place_that_each_engine_has_for_it() -> Non
     tree = parsed("l[i]", "duckdb").expression
     assert "TRY_ELEMENT_AT(t.l, t.i)" in spark_sql(tree)
     assert "t.l[t.i]" in duckdb_sql(tree)
+
+
+# a call in Spark's SQL, and what it is there of the first rows
+OF_SPARK = {
+    "CAST(percentile(d + 0.2D, 1.0D) AS INT)": [1],
+    "CAST(aggregate(array(0.7D, 1.0D), CAST(0 AS DOUBLE), (a, x) -> a + x) AS INT)": [1] * 4,
+    "transform(array(1.5D, 2.5D), e -> CAST(e AS INT))": [[1, 2]] * 4,
+    "CAST(mp['a'] * 0.7D AS INT)": [0, None, None, None],
+    "CAST(array_max(array(d, 0.6D)) AS INT)": [1, 0, 0, 0],
+    "CAST(CAST(ts AS TIMESTAMP) AS STRING)": [
+        "2024-01-31 23:59:58.75", "1969-12-31 10:20:30.5", "2024-12-30 00:00:00", None,
+    ],
+    "concat('at ', CAST(ts AS TIMESTAMP))": [
+        "at 2024-01-31 23:59:58.75", "at 1969-12-31 10:20:30.5", "at 2024-12-30 00:00:00", None,
+    ],
+    "CAST(floor(d) AS STRING)": ["1", "-3", "0", None],
+    "concat(ceil(d), '%')": ["2%", "-2%", "1%", None],
+    "concat('EUR ', round(m, 1))": ["EUR 2.6", "EUR -2.5", "EUR 0.1", None],
+    "l[size(l) - 1]": [3, None, None, None],
+    "split(s, '_')[size(split(s, '_')) - 1]": ["b ab", "B", "axb", None],
+    "mp[left(s, 1)]": [1, None, None, None],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", OF_SPARK)
+def test_duckdb_answers_what_spark_does(call: str) -> None:
+    tree = parsed(call, "spark").expression
+    check_said(tree, "spark", "duckdb")
+    with duckdb.connect() as connection:
+        connection.execute(f"SET TimeZone = 'UTC'; CREATE TABLE t AS {ROWS}")
+        assert [row[0] for row in connection.sql(duckdb_sql(tree)).fetchall()] == OF_SPARK[call]
+
+
+def asked_and_told(text: str) -> None:
+    """Assert that DuckDB answers a query in its own words as it does what it is told, names and types too."""
+    with duckdb.connect() as connection:
+        connection.execute(f"CREATE TABLE t AS {ROWS}")
+        asked = connection.sql(text)
+        found = parse_query(
+            text, KNOWN, now=datetime(2026, 11, 26, tzinfo=UTC), dialect="duckdb", outputs=asked.columns
+        )
+        told = connection.sql(duckdb_sql(found.expression))
+        assert (told.columns, told.types) == (asked.columns, asked.types)
+        assert sorted(map(repr, told.fetchall())) == sorted(map(repr, asked.fetchall()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT due - dt2 AS x FROM (SELECT dt + INTERVAL 3 DAY AS due, dt2 FROM t)",
+        "SELECT x - dt2 AS x FROM (SELECT dt AS x, dt2 FROM t UNION ALL SELECT ts, dt2 FROM t)",
+        "SELECT alias(i) AS a, alias(i), 5 FROM t",
+        "PIVOT (SELECT s, i FROM t) ON s IN ('axb') USING sum(i)",
+        "SELECT * FROM (PIVOT (SELECT s, i FROM t) ON s IN ('a_b ab') USING sum(i))",
+        "SELECT arg_max(s, i), arg_min(DISTINCT s, i) FROM t",
+    ],
+)
+def test_duckdb_is_told_what_its_own_query_says(text: str) -> None:
+    asked_and_told(text)
+
+
+def test_a_distinct_column_is_ordered_by_its_name_whatever_is_written_for_it() -> None:
+    for dialect in OTHER:
+        text = "SELECT DISTINCT dt + INTERVAL 1 MONTH AS x FROM t ORDER BY dt + INTERVAL 1 MONTH"
+        found = parse_query(text, KNOWN, now=datetime(2026, 11, 26, tzinfo=UTC), dialect=dialect)
+        assert spark_sql(found.expression).endswith(
+            "ORDER BY x" if dialect == "spark" else "ORDER BY x NULLS LAST"
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("SELECT CAST(v.k AS STRING) FROM t LATERAL VIEW explode(l) v AS k", "k"),
+        ("SELECT CAST(a.i AS STRING) FROM (t AS a JOIN t AS b ON a.i = b.i)", "i"),
+        ("SELECT CAST(mp.a AS STRING) FROM t", "_col_0"),
+    ],
+)
+def test_a_cast_of_a_column_is_called_as_the_column(text: str, name: str) -> None:
+    found = parse_query(text, KNOWN, now=datetime(2026, 11, 26, tzinfo=UTC))
+    assert found.expression.named_selects == [name]
