@@ -37,7 +37,7 @@ from ebbflow.planners.query.sql.parse import (
     parse_query,
     table_names,
 )
-from ebbflow.planners.query.sql.translation.whole import check_said, whole_duckdb_sql
+from ebbflow.planners.query.sql.translation.whole import alike, check_said, whole_duckdb_sql
 from ebbflow.planners.query.views.views import view_chain
 from ebbflow.tasks.drawing.wording import bytes_text
 from ebbflow.tasks.query.request import QueryRequest, meaning
@@ -212,6 +212,7 @@ def _read(
             dialect=request.dialect,
             allowed=request.allow_functions,
             outputs=outputs,
+            engine="duckdb" if request.engine == "auto" else request.engine,
         )
 
     def asked() -> tuple[str, ...] | None:
@@ -248,10 +249,10 @@ def _output_names(
     """Return the names that the engine gives to the columns of the result; ``None`` where no engine can tell."""
     own = request.dialect.lower() == request.engine
     if request.engine == "duckdb":
-        text = request.sql if own else whole_duckdb_sql(tree, request.dialect)
+        text = request.sql if own else whole_duckdb_sql(alike(tree.copy(), request.dialect), request.dialect)
         return output_names(text, read, reaches_out(frozenset(request.allow_functions)))
-    running = engine()
-    return None if running is None else running.output_names(request.sql if own else spark_sql(tree), read)
+    running, text = engine(), request.sql if own else spark_sql(alike(tree.copy(), request.dialect))
+    return None if running is None else running.output_names(text, read)
 
 
 def planner_of(

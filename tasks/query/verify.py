@@ -9,7 +9,7 @@ from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.query.results import read_checkpoint, same_rows
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import UnsupportedQueryError
-from ebbflow.planners.query.sql.translation.whole import whole_duckdb_sql
+from ebbflow.planners.query.sql.translation.whole import alike, whole_duckdb_sql
 from ebbflow.tasks.query.planning import Gathered
 
 
@@ -20,7 +20,10 @@ def oracle(gathered: Gathered) -> object:
     """
     import pyarrow.parquet as pq
 
-    query = whole_duckdb_sql(gathered.parsed.expression, gathered.parsed.dialect)
+    parsed = gathered.parsed
+    own = parsed.as_written and parsed.dialect.lower() != "duckdb"
+    tree = alike(parsed.expression.copy(), parsed.dialect) if own else parsed.expression
+    query = whole_duckdb_sql(tree, parsed.dialect)
     relations = gathered.read()
     engine = DuckDbEngine.start()
     try:

@@ -1,11 +1,9 @@
 """Names that FROM gives to columns, made those of a derived table; and columns that only an engine knows."""
 
-from collections.abc import Iterator
-
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.sql.naming import first_select
+from ebbflow.planners.query.sql.naming import arms, first_select, unnamed_items
 
 _SCHEMAS = ("main", "pg_catalog", "system")
 
@@ -79,8 +77,17 @@ def expanded_by_engine(query: exp.Query) -> str:
     if any(map(_orders_by_several, query.find_all(exp.Select))):
         return "ORDER BY names one of several columns of a name"
     for node in query.find_all(exp.CTE, exp.Subquery):
-        if node.alias_column_names and any(map(_takes_all_of_function, _arms(node.this))):
+        if node.alias_column_names and any(map(_takes_all_of_function, arms(node.this))):
             return "only the engine knows the columns of * of a table function, which get other names"
+    return _named_by_engine(query)
+
+
+def _named_by_engine(query: exp.Query) -> str:
+    """Return that the columns of a set operation are brought together by names which only an engine gives, if they
+    are."""
+    for operation in query.find_all(exp.SetOperation):
+        if operation.args.get("by_name") and any(map(unnamed_items, arms(operation))):
+            return "only the engine knows the names of columns that BY NAME brings together"
     return ""
 
 
@@ -119,15 +126,6 @@ def orders_by_arms(query: exp.Query, dialect: str) -> str:
             if not named and not isinstance(sorted_by, exp.Literal | exp.Var):  # a number, ALL
                 return "a set operation is ordered by more than the names of its columns"
     return ""
-
-
-def _arms(node: exp.Expr) -> Iterator[exp.Select]:
-    node = node.unnest()
-    if isinstance(node, exp.SetOperation):
-        yield from _arms(node.this)
-        yield from _arms(node.expression)
-    elif isinstance(node, exp.Select):
-        yield node
 
 
 def _takes_all_of_function(select: exp.Select) -> bool:

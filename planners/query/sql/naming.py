@@ -1,7 +1,7 @@
 """What the columns of a result are called: as the author, the engine or the tables call them, each name once."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from sqlglot import exp
@@ -116,13 +116,8 @@ def named_whole(query: exp.Query, outputs: Sequence[str] | None) -> tuple[exp.Qu
     become a literal.
     """
     first = _inner_select(query)
-    items = first.expressions if isinstance(first, exp.Select) else []
-    free = [
-        item
-        for item in items
-        if not isinstance(item, exp.Alias | exp.Aliases | exp.Column | exp.Star)
-        and not any(c.name.lower() == "alias" for c in item.find_all(exp.Anonymous))
-    ]
+    items = first.expressions if isinstance(first, exp.Select) else []  # else a PIVOT's, no columns
+    free = unnamed_items(first)
     if outputs is None:
         return query, bool(free)
     several = [place for place, item in enumerate(items) if _may_be_several(item)]
@@ -134,8 +129,40 @@ def named_whole(query: exp.Query, outputs: Sequence[str] | None) -> tuple[exp.Qu
     for item in free:
         name = names.get(id(item), "")
         if not _WORD.fullmatch(name):  # such a one is from within, and ORDER BY may mean a column by it
+            for other in _brought_together(first, item):
+                other.replace(exp.alias_(other.copy(), exp.to_identifier(name, quoted=True)))
             item.replace(exp.alias_(item.copy(), exp.to_identifier(name, quoted=True)))
     return query, False
+
+
+def unnamed_items(select: exp.Query) -> list[exp.Expr]:
+    """Return the columns of a SELECT that an engine names, without those that ask for names which were written."""
+    return [
+        item
+        for item in (select.expressions if isinstance(select, exp.Select) else [])
+        if not isinstance(item.unnest(), exp.Alias | exp.Aliases | exp.Column | exp.Star)
+        and not any(call.name.lower() == "alias" for call in item.find_all(exp.Anonymous))
+    ]
+
+
+def _brought_together(first: exp.Query, item: exp.Expr) -> list[exp.Expr]:
+    """Return the columns of other SELECTs that BY NAME brings together with one of ``first`` that is as ``item``."""
+    node: exp.Expr = first
+    while isinstance(node.parent, exp.SetOperation | exp.Subquery):
+        node = node.parent
+    by_name = any(one.args.get("by_name") for one in node.find_all(exp.SetOperation))
+    others = [one for one in arms(node) if one is not first] if by_name else []
+    return [other for one in others for other in one.expressions if other == item]
+
+
+def arms(node: exp.Expr) -> Iterator[exp.Select]:
+    """Yield the SELECTs that set operations of ``node`` are of."""
+    node = node.unnest()
+    if isinstance(node, exp.SetOperation):
+        yield from arms(node.this)
+        yield from arms(node.expression)
+    elif isinstance(node, exp.Select):
+        yield node
 
 
 def _inner_select(query: exp.Query) -> exp.Query:

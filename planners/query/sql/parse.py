@@ -63,6 +63,7 @@ class ParsedQuery:
     qualified: bool = True
     dialect: str = "spark"  # of ``text``
     unnamed: bool = False  # a column of the result has no name of its author's, nor one of the engine's
+    as_written: bool = False  # for the engine of its dialect alone
 
 
 @within_bounds
@@ -79,7 +80,7 @@ def parse(text: str, dialect: str = "spark", allowed: Collection[str] = ()) -> e
         found = "none" if not statements else str(len(statements))
         raise UnsupportedQueryError(f"exactly one query is needed; found {found} in {_short(text)!r}")
     check_depth(statements[0])
-    statement = _outside_parentheses(alike(statements[0], dialect))
+    statement = _outside_parentheses(statements[0])
     if isinstance(statement, exp.Subquery):
         statement = statement.unnest()
     if isinstance(statement, exp.Values):
@@ -290,11 +291,13 @@ def parse_query(
     dialect: str = "spark",
     allowed: Collection[str] = (),
     outputs: Sequence[str] | None = None,
+    engine: str = "",
 ) -> ParsedQuery:
     """Parse, check, freeze and qualify ``text`` against ``catalogue``.
 
     ``outputs`` are the names that the engine gives to the result's columns: those that the query does not name take
-    them, and what cannot be planned though the engine understands it runs whole.
+    them, and what cannot be planned though the engine understands it runs whole. The ``engine`` of its own dialect is
+    told of a query that runs whole as its author wrote it: parts of it may be called as they are written.
 
     Raises the errors of ``parse`` and ``check_tables``, and ``UnknownColumnError``.
     """
@@ -317,12 +320,15 @@ def parse_query(
         else:
             reason = _misnumbered(first_select(qualified), outputs) or orders_by_arms(qualified, dialect)
     if reason:
+        own = engine.lower() == dialect.lower()
+        if not own:
+            query = with_types(alike(query, dialect), catalogue, dialect)
         whole, unnamed = named_whole(called(query, catalogue, dialect), outputs)
         frozen, notes = freeze(whole, now, dialect)
         found = outputs or ()
         notes = (*notes, f"the query runs whole: {reason}", *renaming_notes(found, distinct_names(found)))
-        return ParsedQuery(frozen, text, notes, qualified=False, dialect=dialect, unnamed=unnamed)
-    qualified = with_types(ordered_by_outputs(qualified), catalogue, dialect)
+        return ParsedQuery(frozen, text, notes, False, dialect, unnamed, as_written=own)
+    qualified = with_types(ordered_by_outputs(alike(qualified, dialect)), catalogue, dialect)
     final, renamed, unnamed = named(qualified, query, catalogue, outputs)
     frozen, notes = freeze(final, now, dialect)  # after qualify, which names the projections
     return ParsedQuery(frozen, text, (*notes, *renamed), dialect=dialect, unnamed=unnamed)

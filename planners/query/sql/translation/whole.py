@@ -1,6 +1,7 @@
 """One engine's SQL for a query in the other's, if it says all that the query does."""
 
 import re
+from typing import TypeVar, cast
 
 from sqlglot import Dialect, ErrorLevel, exp
 
@@ -10,15 +11,17 @@ from ebbflow.planners.query.sql.nesting import within_bounds
 from ebbflow.planners.query.sql.translation import duckdb, spark
 from ebbflow.planners.query.sql.translation.rules import rewritten, unlike
 
+_Tree = TypeVar("_Tree", bound=exp.Expr)
+
 # what sqlglot remarks on though nothing of the result is another: what is so anyway, and what only Snowflake has
 _HARMLESS = re.compile(r"RESPECT NULLS is not|Hints are not|timezone handling differences")
 
 
-def alike(tree: exp.Expr, dialect: str) -> exp.Expr:
+def alike(tree: _Tree, dialect: str) -> _Tree:
     """Return ``tree``, as parsed from ``dialect``, with calls that the other engine has otherwise as such that both
     have alike. Changes ``tree``."""
     known = {"duckdb": spark.ALIKE, "spark": duckdb.ALIKE}.get(dialect.lower())
-    return tree if known is None else rewritten(tree, known)
+    return tree if known is None else cast("_Tree", rewritten(tree, known))
 
 
 def whole_duckdb_sql(tree: exp.Expr, dialect: str) -> str:

@@ -105,7 +105,12 @@ def asked_and_told(text: str) -> None:
         connection.execute(f"CREATE TABLE t AS {ROWS}")
         asked = connection.sql(text)
         found = parse_query(
-            text, KNOWN, now=datetime(2026, 11, 26, tzinfo=UTC), dialect="duckdb", outputs=asked.columns
+            text,
+            KNOWN,
+            now=datetime(2026, 11, 26, tzinfo=UTC),
+            dialect="duckdb",
+            outputs=asked.columns,
+            engine="duckdb",
         )
         told = connection.sql(duckdb_sql(found.expression))
         assert (told.columns, told.types) == (asked.columns, asked.types)
@@ -121,10 +126,40 @@ def asked_and_told(text: str) -> None:
         "PIVOT (SELECT s, i FROM t) ON s IN ('axb') USING sum(i)",
         "SELECT * FROM (PIVOT (SELECT s, i FROM t) ON s IN ('a_b ab') USING sum(i))",
         "SELECT arg_max(s, i), arg_min(DISTINCT s, i) FROM t",
+        'SELECT "dayofweek(dt)" FROM (SELECT dayofweek(dt) FROM t)',
+        'SELECT * EXCLUDE ("log(b)") FROM (SELECT i, log(b) FROM t)',
+        "SELECT i, log(b) FROM t UNION ALL BY NAME SELECT i, log(b) FROM t",
+        "SELECT s, l[1], 'a' FROM t UNION ALL BY NAME SELECT s, l[1], 'a' FROM t",
+        "SELECT count(*), today() > DATE '2000-01-01' FROM t "
+        "UNION ALL BY NAME SELECT count(*), today() > DATE '2000-01-01' FROM t",
     ],
 )
 def test_duckdb_is_told_what_its_own_query_says(text: str) -> None:
     asked_and_told(text)
+
+
+def test_the_other_engine_is_told_of_a_query_that_runs_whole_what_it_has_alike() -> None:
+    text = (
+        "SELECT alias(i) AS a, CAST(d AS INT) AS n, dayofweek(dt) AS w, CAST(floor(d) AS STRING) AS f FROM t"
+    )
+    now = datetime(2026, 11, 26, tzinfo=UTC)
+    found = parse_query(text, KNOWN, now=now, engine="duckdb")
+    assert not found.qualified
+    check_said(found.expression, "spark", "duckdb")
+    with duckdb.connect() as connection:
+        connection.execute(f"CREATE TABLE t AS {ROWS}")
+        assert connection.sql(duckdb_sql(found.expression)).fetchall()[:2] == [
+            ("a", 1, 4, "1"),
+            ("a", -2, 1, "-3"),
+        ]
+    texts = parse_query(
+        "SELECT alias(i) AS a, CAST(d AS STRING) AS x FROM t", KNOWN, now=now, engine="duckdb"
+    )
+    with pytest.raises(UnsupportedQueryError, match="texts"):
+        check_said(texts.expression, "spark", "duckdb")
+    own = parse_query(text, KNOWN, now=now, engine="spark")
+    assert own.as_written
+    assert "DAYOFWEEK(dt) AS w" in spark_sql(own.expression)
 
 
 def test_a_distinct_column_is_ordered_by_its_name_whatever_is_written_for_it() -> None:
