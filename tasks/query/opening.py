@@ -23,11 +23,12 @@ from ebbflow.infra.query.local import LocalCapacity, usable_memory
 from ebbflow.infra.query.shares import FileShareRegistry
 from ebbflow.infra.tables.logs.snapshots import unpacked
 from ebbflow.planners import hazard as recovery
-from ebbflow.planners.errors import OptionError, UnsupportedQueryError
+from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Capacity, Share
 from ebbflow.planners.query.costs.query_engines import EngineChoice, Fit
+from ebbflow.planners.query.sql.dialect import duckdb_sql
 from ebbflow.planners.query.sql.functions import reaches_out
-from ebbflow.planners.query.sql.translation.whole import spark_lacks, whole_duckdb_sql
+from ebbflow.planners.query.sql.translation.whole import duckdb_lacks, spark_lacks
 from ebbflow.tasks.query.planning import tables_of
 from ebbflow.tasks.query.request import LOCAL, QueryRequest
 from ebbflow.tasks.query.sharing import SharedCapacity
@@ -118,11 +119,9 @@ def _unpacked(relation: Relation, columns: set[str] | None) -> float:
 
 
 def _without_duckdb(tree: exp.Query, request: QueryRequest, read: Sequence[Relation]) -> str:
-    try:
-        text = whole_duckdb_sql(tree, request.dialect)
-    except UnsupportedQueryError as error:
-        return str(error)
-    return refusal(text, read, reaches_out(frozenset(request.allow_functions)))
+    if reason := duckdb_lacks(tree, request.dialect):
+        return reason
+    return refusal(duckdb_sql(tree), read, reaches_out(frozenset(request.allow_functions)))
 
 
 def _without_spark() -> str:

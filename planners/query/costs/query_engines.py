@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from ebbflow.planners.errors import UnsupportedQueryError
+
 EXPANSION = 3.0  # times the bytes that footers give for unpacked columns, which are still encoded
 SPILLING = 4.0  # times its memory that the embedded engine may have to hold, the rest of it on disk
 _DISK = 0.5  # of the free disk, which other processes need too
@@ -37,7 +39,10 @@ class Fit:
     without_spark: str = ""
 
     def choose(self) -> EngineChoice:
-        """Return the embedded engine where what is read fits its memory, or it can spill; else Spark, if present."""
+        """Return the embedded engine where what is read fits its memory, or it can spill; else Spark, if present.
+
+        Raises ``UnsupportedQueryError`` where neither can run the query.
+        """
         held = EXPANSION * self.read / _GIB
         size = f"about {_size(held)} to hold"
         if self.refusal:
@@ -55,6 +60,11 @@ class Fit:
         else:
             found = EngineChoice(
                 "spark", f"{size} are too much for {_size(self.memory)} of memory and the disk"
+            )
+        if self.without_spark and self.refusal:
+            raise UnsupportedQueryError(
+                f"no engine can run the query: DuckDB cannot ({self.refusal}), "
+                f"and Spark cannot here ({self.without_spark})"
             )
         if self.without_spark:
             return EngineChoice(

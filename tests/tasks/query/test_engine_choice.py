@@ -81,13 +81,19 @@ def test_a_word_that_duckdb_would_not_be_told_is_for_spark(tpch: str, tmp_path: 
     assert "comparator" in sentence
 
 
-def test_a_call_that_duckdb_answers_otherwise_is_for_spark(tpch: str, tmp_path: Path) -> None:
+def test_a_call_that_duckdb_answers_otherwise_is_for_spark(
+    tpch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sql = "SELECT CAST(CAST(c_acctbal AS DOUBLE) AS STRING) AS paid FROM customer"
     engine, reason = chosen(tpch, sql)
     assert engine == "spark"
     assert "texts of such values are others" in reason
-    with pytest.raises(UnsupportedQueryError, match=r"DuckDB answers .* otherwise"):
+    advice = r"otherwise: .*; run it with --engine spark \(needs Java\), .* or cast to DECIMAL first"
+    with pytest.raises(UnsupportedQueryError, match=advice):
         execute(QueryRequest(sql, tables=tpch, store=str(tmp_path / "store"), engine="duckdb"))
+    monkeypatch.setattr(opening, "_without_spark", lambda: "there is no Java")
+    with pytest.raises(UnsupportedQueryError, match=r"DuckDB cannot \(.*texts.*\), .* \(there is no Java\)"):
+        chosen(tpch, sql)
 
 
 def test_a_call_that_spark_answers_otherwise_is_for_duckdb(

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from sqlglot import exp
 
 UNLIKE = "unlike"  # marks what the other engine answers otherwise, with the reason
+SAID = "texts of such values are others"
 Rules: TypeAlias = Mapping[type[exp.Expr], tuple[Callable[[Any], bool], str]]
 Rewrites: TypeAlias = Mapping[type[exp.Expr], Callable[[Any], exp.Expr | None]]
 

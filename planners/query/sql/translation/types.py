@@ -5,7 +5,7 @@ from sqlglot import exp
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.sql.calls import CUT, CUT_IF_ANY, DAYS, KEY, LOCAL, PLACE, ROUNDED, WHOLE
 from ebbflow.planners.query.sql.translation.kinds import annotated, is_parameter, kind_of
-from ebbflow.planners.query.sql.translation.rules import UNLIKE
+from ebbflow.planners.query.sql.translation.rules import SAID, UNLIKE
 
 _ROUNDING = {exp.DType.FLOAT: "RINT", exp.DType.DOUBLE: "RINT", exp.DType.DECIMAL: "ROUND"}
 # that hold what an engine writes in its own way
@@ -16,7 +16,6 @@ _OTHER_TEXTS = (
 _NO_LISTS = (exp.DType.FLOAT, exp.DType.DOUBLE, exp.DType.STRUCT, exp.DType.MAP, exp.DType.INTERVAL)
 _ZONED = (exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ)
 _TIMES = (exp.DType.TIMESTAMP, *_ZONED)
-_SAID = "texts of such values are others"
 _NOT_KNOWN = "the type of what is cast is not known"
 _JOINED = (exp.DPipe, exp.Concat, exp.ConcatWs)
 _WHOLE = (exp.Floor, exp.Ceil)
@@ -54,7 +53,7 @@ def _cast(node: exp.Cast, value: exp.Expr, *, of_spark: bool) -> None:
     unknown = kind == exp.DType.UNKNOWN and not isinstance(value.unnest(), exp.JSONExtract)
     if to in exp.DataType.TEXT_TYPES:
         if kind in _OTHER_TEXTS or (kind in _ZONED and not of_spark):
-            node.meta[UNLIKE] = _SAID
+            node.meta[UNLIKE] = SAID
         elif kind in _TIMES and of_spark:
             node.meta[LOCAL] = True
         elif unknown and not simple:
@@ -76,7 +75,7 @@ def _joined(node: exp.Expr, typed: exp.Expr, *, of_spark: bool) -> None:
     parts = zip(list(node.iter_expressions()), list(typed.iter_expressions()), strict=True)
     for part, kind in [(part, kind_of(one)) for part, one in parts]:
         if kind in _NO_LISTS or (kind in _ZONED and not of_spark):
-            node.meta[UNLIKE] = _SAID
+            node.meta[UNLIKE] = SAID
         elif kind in _TIMES and of_spark:
             text = exp.cast(part.copy(), exp.DType.TEXT)
             text.meta[LOCAL] = True

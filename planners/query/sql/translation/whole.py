@@ -9,7 +9,7 @@ from ebbflow.planners.errors import UnsupportedQueryError
 from ebbflow.planners.query.sql.dialect import QuantileDuckDB, Spark4, duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.nesting import within_bounds
 from ebbflow.planners.query.sql.translation import duckdb, spark
-from ebbflow.planners.query.sql.translation.rules import rewritten, unlike
+from ebbflow.planners.query.sql.translation.rules import SAID, rewritten, unlike
 
 _Tree = TypeVar("_Tree", bound=exp.Expr)
 
@@ -29,18 +29,25 @@ def whole_duckdb_sql(tree: exp.Expr, dialect: str) -> str:
 
     Raises ``UnsupportedQueryError`` for an argument or a clause that DuckDB has no words for: left out, as sqlglot
     does, it would be another query. Before: ``array_sort(a, f)``; it would be ``list_sort(a)``. Also for calls of
-    Spark's that DuckDB answers otherwise.
+    Spark's that DuckDB answers otherwise. The error says what to do.
     """
-    if reason := duckdb_lacks(tree, dialect):
-        raise UnsupportedQueryError(reason)
+    check_said(tree, dialect, "duckdb")
     return duckdb_sql(tree)
 
 
 def check_said(tree: exp.Expr, dialect: str, engine: str) -> None:
-    """Raise ``UnsupportedQueryError`` for what ``engine`` is not told of ``tree``, as parsed from ``dialect``."""
+    """Raise ``UnsupportedQueryError`` for what ``engine`` is not told of ``tree``, as parsed from ``dialect``: it
+    says what to do."""
     lacks = {"duckdb": duckdb_lacks, "spark": spark_lacks}.get(engine)
-    if lacks is not None and (reason := lacks(tree, dialect)):
-        raise UnsupportedQueryError(reason)
+    if lacks is None or not (reason := lacks(tree, dialect)):
+        return
+    other, needs, name = (
+        ("spark", " (needs Java)", "DuckDB") if engine == "duckdb" else ("duckdb", "", "Spark")
+    )
+    ways = [f"run it with --engine {other}{needs}", f"write it in {name}'s SQL with --dialect {engine}"]
+    if reason.endswith(SAID):
+        ways.append("cast to DECIMAL first")
+    raise UnsupportedQueryError(f"{reason}; {', '.join(ways[:-1])}, or {ways[-1]}")
 
 
 @within_bounds

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ebbflow.planners.errors import UnsupportedQueryError
 from ebbflow.planners.query.costs.query_engines import EXPANSION, Fit
 
 _GIB = 2**30
@@ -28,6 +29,8 @@ def test_what_is_held_must_fit_memory_or_spill_within_bounds(held: float, disk: 
 def test_what_duckdb_refuses_is_for_spark_and_without_spark_duckdb_has_to_do() -> None:
     assert Fit(1.0, 8.0, 1.0, refusal="no function f").choose().engine == "spark"
     assert "no function f" in Fit(1.0, 8.0, 1.0, refusal="no function f").choose().reason
+    with pytest.raises(UnsupportedQueryError, match=r"\(no function f\).*\(there is no Java\)"):
+        Fit(1.0, 8.0, 1.0, refusal="no function f", without_spark="there is no Java").choose()
     large = Fit(100.0 * _GIB, 8.0, 1.0, without_spark="there is no Java").choose()
     assert large.engine == "duckdb"
     assert "there is no Java" in large.reason
