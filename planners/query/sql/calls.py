@@ -128,11 +128,14 @@ def cut_for_duckdb(cast: exp.Cast) -> exp.Cast:
 def cut_if_any_for_duckdb(writer: Generator, cast: exp.Cast, prefix: str) -> str:
     """Return DuckDB's SQL of ``cast`` that cuts off the fractions of what has some: only DuckDB knows its type."""
     value, to, word = writer.sql(cast, "this"), writer.sql(cast, "to"), f"{prefix}CAST"
-    return (
-        f"CASE WHEN TYPEOF({value}) IN ('DOUBLE', 'FLOAT') THEN {word}(TRUNC({word}({value} AS DOUBLE)) AS {to}) "
-        f"WHEN STARTS_WITH(TYPEOF({value}), 'DECIMAL') "
-        f"THEN {word}(SPLIT_PART(CAST({value} AS TEXT), '.', 1) AS {to}) ELSE {word}({value} AS {to}) END"
+    nested = any(one.meta_get(CUT_IF_ANY) for one in cast.this.walk())
+    one = "_cut" if nested else value  # written several times, within another one it would be so at each
+    found = (
+        f"CASE WHEN TYPEOF({one}) IN ('DOUBLE', 'FLOAT') THEN {word}(TRUNC({word}({one} AS DOUBLE)) AS {to}) "
+        f"WHEN STARTS_WITH(TYPEOF({one}), 'DECIMAL') "
+        f"THEN {word}(SPLIT_PART(CAST({one} AS TEXT), '.', 1) AS {to}) ELSE {word}({one} AS {to}) END"
     )
+    return f"LIST_TRANSFORM([{value}], LAMBDA {one} : {found})[1]" if nested else found
 
 
 def whole_for_duckdb(writer: Generator, call: exp.Floor | exp.Ceil) -> str:

@@ -21,8 +21,10 @@ _OF_NAMES = {  # of functions that sqlglot does not know
     **dict.fromkeys(("current_date", "curdate", "today"), exp.DType.DATE),
     **dict.fromkeys(("localtimestamp", "current_localtimestamp"), _LOCAL),
     **dict.fromkeys(("conv", "current_user", "user", "session_user", "uuid"), exp.DType.TEXT),
+    **dict.fromkeys(("bin", "format_number", "input_file_name", "json_tuple", "version"), exp.DType.TEXT),
+    **dict.fromkeys(("every", "isnotnull", "isnull", "luhn_check"), exp.DType.BOOLEAN),
     **dict.fromkeys(("crc32", "monotonically_increasing_id"), exp.DType.BIGINT),
-    **dict.fromkeys(("cardinality", "json_array_length", "width_bucket"), exp.DType.INT),
+    **dict.fromkeys(("cardinality", "json_array_length", "regexp_count", "width_bucket"), exp.DType.INT),
 }
 
 
@@ -64,11 +66,15 @@ def kind_of(value: exp.Expr) -> exp.DType:
     found = value.type
     if isinstance(value, exp.Column | exp.Identifier) and (found is None or found.this == _UNKNOWN):
         found = _of_parameter(value)
-    elif isinstance(value, exp.Column) and found is not None and found.this == exp.DType.ARRAY:
-        query = value.root()
-        views = {one.alias.lower() for one in query.find_all(exp.Lateral)}
-        if value.table.lower() in views:  # sqlglot takes a list's elements for the list
-            found = _element(found)
+    elif (
+        isinstance(value, exp.Column) and found is not None and found.this in (exp.DType.ARRAY, exp.DType.MAP)
+    ):
+        views = (
+            one for one in value.root().find_all(exp.Lateral) if one.alias.lower() == value.table.lower()
+        )
+        view = next(views, None)
+        if view is not None:  # sqlglot takes the elements for the list or map
+            found = _exploded(value, view, found)
     return found.this if found is not None else _UNKNOWN
 
 
@@ -91,6 +97,16 @@ def _of_parameter(value: exp.Expr) -> exp.DataType | None:
     if not node.expressions or node.expressions[0].name.lower() != value.name.lower():
         return None
     return _element(node.parent.this.type)
+
+
+def _exploded(column: exp.Column, view: exp.Lateral, kind: exp.DataType) -> exp.DataType | None:
+    """Return the type of a column of LATERAL VIEW, whose last ones are the elements, or keys and values."""
+    held = kind.expressions if kind.this == exp.DType.MAP else [_element(kind)]
+    names = [name.lower() for name in view.alias_column_names]
+    place = names.index(column.name.lower()) - len(names) if column.name.lower() in names else 0
+    if not -len(held) <= place < 0:
+        return exp.DType.INT.into_expr() if place else None  # the number of an element
+    return held[place]
 
 
 def _element(kind: exp.DataType | None) -> exp.DataType | None:
@@ -139,6 +155,12 @@ def _looked_up(self: Any, node: exp.Bracket) -> exp.Expr:
         self._set_type(node, kinds[0] if kinds and kinds[0] is not None else _UNKNOWN)
     else:
         self._annotate_bracket(node)
+    return node
+
+
+def _like_start(self: Any, node: exp.Reduce) -> exp.Expr:
+    start = node.args.get("initial") if node.args.get("finish") is None else None
+    self._set_type(node, start.type or _UNKNOWN if start is not None else _UNKNOWN)
     return node
 
 
@@ -192,9 +214,17 @@ def _of_both() -> _Rules:
         Percentile: {"returns": exp.DType.DOUBLE},
         exp.Median: {"returns": exp.DType.DOUBLE},
         exp.SplitPart: {"returns": exp.DType.TEXT},
+        exp.Uuid: {"returns": exp.DType.TEXT},
+        exp.RegexpCount: {"returns": exp.DType.INT},
+        exp.ArrayPosition: {"returns": exp.DType.BIGINT},
+        exp.EqualNull: {"returns": exp.DType.BOOLEAN},
     } | _annotating({
         OrderedPercentile: _ordered,
         exp.Round: _like_first,
+        exp.ArgMax: _like_first,
+        exp.ArgMin: _like_first,
+        exp.Mode: _like_first,
+        exp.Reduce: _like_start,
         exp.ArrayMax: _like_element,
         exp.ArrayMin: _like_element,
         exp.Anonymous: _called,
@@ -204,7 +234,9 @@ def _of_both() -> _Rules:
 
 
 def _of_spark() -> _Rules:
-    return _of_both() | _annotating({exp.Floor: _whole, exp.Ceil: _whole})
+    times = (exp.DateTrunc, exp.TimestampTrunc, exp.UnixToTime)
+    known: _Rules = {kind: {"returns": exp.DType.TIMESTAMPTZ} for kind in times}
+    return _of_both() | known | _annotating({exp.Floor: _whole, exp.Ceil: _whole})
 
 
 def _of_duckdb() -> _Rules:

@@ -48,6 +48,8 @@ ALIKE = {
         "get_json_object(j, '$.a')", "try_element_at(l, 1)", "coalesce(dt, ts) + INTERVAL 1 DAY", "l[size(l) - 1]",
         "mp[s]", "concat('EUR ', round(m, 1))", "CAST(round(m * 1.19, 1) AS STRING)", "CAST(floor(d) AS STRING)",
         "CAST(now() AS STRING)", "transform(l, x -> CAST(x AS STRING))",
+        "CAST(aggregate(l, 0, (a, x) -> a + x) AS STRING)", "CAST(array_position(l, 3) AS STRING)",
+        "CAST((SELECT max(i2) FROM t) AS STRING)", "CAST(max_by(i, b) OVER () AS STRING)",
     ),
 }  # fmt: skip
 ALIKE_OF_ALL = {
@@ -92,7 +94,7 @@ NOT_TOLD = {  # a call in the first dialect that the other one's engine is not t
         "from_utc_timestamp(ts, 'Asia/Tokyo')": "time zone", "bit_count(i)": "64 bits",
         "CAST(d AS STRING)": "texts", "CAST(mp AS STRING)": "texts", "concat_ws('-', s, d)": "texts",
         "dt - dt2": "interval", "concat(round(d, 1), '%')": "texts", "CAST(m / 3 AS STRING)": "texts",
-        "CAST(aggregate(l, 0, (a, x) -> a + x) AS STRING)": "type of what is cast",
+        "CAST(transform(l, x -> x + 1)[0] AS STRING)": "type of what is cast",
         "CAST(b AS TIMESTAMP)": "no time", "CAST(s AS BINARY)": "bytes", "date_trunc('DECADE', ts)": "unit",
         "array_except(l, l2)": "order", "array_insert(l, 9, 9)": "fills", "map_concat(mp, mp)": "map is NULL",
         "sequence(1, i)": "counts down", "months_between(dt, dt2)": "rounds", "extract(SECOND FROM ts)": "fractions",

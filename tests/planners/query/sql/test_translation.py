@@ -162,6 +162,27 @@ def test_the_other_engine_is_told_of_a_query_that_runs_whole_what_it_has_alike()
     assert "DAYOFWEEK(dt) AS w" in spark_sql(own.expression)
 
 
+def test_columns_of_exploded_lists_and_maps_have_texts_as_their_elements_do() -> None:
+    known = Catalogue({"t": Table("t", (*COLUMNS, ("x", "array<double>")), "")})
+
+    def lacks(column: str, view: str) -> str:
+        text = f"SELECT CAST({column} AS STRING) AS r FROM t LATERAL VIEW {view}"
+        tree = parse_query(text, known, now=datetime(2026, 11, 26, tzinfo=UTC)).expression
+        return duckdb_lacks(tree, "spark")
+
+    for view in ("explode(l) v AS k", "posexplode(x) v AS k, w", "explode(mp) v AS k, w"):
+        assert not lacks("k", view)
+    assert "texts" in lacks("w", "posexplode(x) v AS k, w")
+    assert not lacks("w", "explode(mp) v AS k, w")
+
+
+def test_casts_of_what_only_duckdb_knows_within_each_other_stay_short() -> None:
+    call = "transform(l, x -> x + 1)[0]"
+    for _ in range(12):
+        call = f"CAST(get(array({call}), 0) AS INT)"
+    assert len(duckdb_sql(parsed(call, "spark").expression)) < 20_000
+
+
 def test_a_distinct_column_is_ordered_by_its_name_whatever_is_written_for_it() -> None:
     for dialect in OTHER:
         text = "SELECT DISTINCT dt + INTERVAL 1 MONTH AS x FROM t ORDER BY dt + INTERVAL 1 MONTH"
