@@ -64,17 +64,15 @@ def kind_of(value: exp.Expr) -> exp.DType:
     while isinstance(value, exp.Paren):
         value = value.this
     found = value.type
-    if isinstance(value, exp.Column | exp.Identifier) and (found is None or found.this == _UNKNOWN):
-        found = _of_parameter(value)
-    elif (
-        isinstance(value, exp.Column) and found is not None and found.this in (exp.DType.ARRAY, exp.DType.MAP)
-    ):
+    if isinstance(value, exp.Column) and value.table:
         views = (
             one for one in value.root().find_all(exp.Lateral) if one.alias.lower() == value.table.lower()
         )
         view = next(views, None)
-        if view is not None:  # sqlglot takes the elements for the list or map
-            found = _exploded(value, view, found)
+        if view is not None and isinstance(view.this, exp.Explode | exp.Posexplode):
+            found = _exploded(value, view)  # sqlglot takes the first column for all of the list or map
+    elif isinstance(value, exp.Column | exp.Identifier) and (found is None or found.this == _UNKNOWN):
+        found = _of_parameter(value)
     return found.this if found is not None else _UNKNOWN
 
 
@@ -99,9 +97,11 @@ def _of_parameter(value: exp.Expr) -> exp.DataType | None:
     return _element(node.parent.this.type)
 
 
-def _exploded(column: exp.Column, view: exp.Lateral, kind: exp.DataType) -> exp.DataType | None:
+def _exploded(column: exp.Column, view: exp.Lateral) -> exp.DataType | None:
     """Return the type of a column of LATERAL VIEW, whose last ones are the elements, or keys and values."""
-    held = kind.expressions if kind.this == exp.DType.MAP else [_element(kind)]
+    kind = view.this.this.type
+    of_map = kind is not None and kind.this == exp.DType.MAP
+    held = kind.expressions if kind is not None and of_map else [_element(kind)]
     names = [name.lower() for name in view.alias_column_names]
     place = names.index(column.name.lower()) - len(names) if column.name.lower() in names else 0
     if not -len(held) <= place < 0:
