@@ -27,7 +27,7 @@ from ebbflow.planners.query.costs.stage_engines import StageEngineName
 from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.plan.pruning import partition_filters
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
-from ebbflow.planners.query.sql.dialect import spark_sql
+from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.functions import reaches_out
 from ebbflow.planners.query.sql.parse import (
     ParsedQuery,
@@ -37,7 +37,7 @@ from ebbflow.planners.query.sql.parse import (
     parse_query,
     table_names,
 )
-from ebbflow.planners.query.sql.translation.whole import alike, check_said, whole_duckdb_sql
+from ebbflow.planners.query.sql.translation.whole import alike, check_said
 from ebbflow.planners.query.views.views import view_chain
 from ebbflow.tasks.drawing.wording import bytes_text
 from ebbflow.tasks.query.request import QueryRequest, meaning
@@ -249,7 +249,7 @@ def _output_names(
     """Return the names that the engine gives to the columns of the result; ``None`` where no engine can tell."""
     own = request.dialect.lower() == request.engine
     if request.engine == "duckdb":
-        text = request.sql if own else whole_duckdb_sql(alike(tree.copy(), request.dialect), request.dialect)
+        text = request.sql if own else duckdb_sql(alike(tree.copy(), request.dialect))
         return output_names(text, read, reaches_out(frozenset(request.allow_functions)))
     running, text = engine(), request.sql if own else spark_sql(alike(tree.copy(), request.dialect))
     return None if running is None else running.output_names(text, read)

@@ -88,7 +88,8 @@ def _looked_up(node: exp.Bracket, typed: exp.Expr, *, of_spark: bool) -> None:
             node.meta[UNLIKE] = "a number may be a place or a key"
         node.meta[KEY] = True
     elif of_spark and typed.this.is_type("array") and len(node.expressions) == 1:
-        node.meta[PLACE] = kind_of(typed.expressions[0]) in exp.DataType.INTEGER_TYPES
+        place = typed.expressions[0]  # written twice: within each other such places would be so at each
+        node.meta[PLACE] = kind_of(place) in exp.DataType.INTEGER_TYPES and place.find(exp.Bracket) is None
 
 
 def _reckoned(node: exp.Add | exp.Sub, typed: exp.Expr, *, of_spark: bool) -> None:
