@@ -182,6 +182,14 @@ def extreme_for_duckdb(writer: Generator, call: exp.ArgMax | exp.ArgMin) -> str:
     )
 
 
+def unix_for_duckdb(writer: Generator, call: exp.StrToUnix) -> str:
+    """Return DuckDB's SQL of ``call``, a whole number; without a format its argument may be a time or a date."""
+    text, form = writer.sql(call, "this") or "NOW()", writer.format_time(call)
+    if form not in (None, "'%Y-%m-%d %H:%M:%S'"):
+        text = f"STRPTIME({text}, {form})"
+    return f"CAST(FLOOR(EPOCH(CAST({text} AS TIMESTAMPTZ))) AS BIGINT)"
+
+
 FOR_SPARK: dict[type[exp.Expr], Any] = {
     OrderedPercentile: ordered_for_spark,
     exp.Sub: sub_for_spark,
@@ -195,5 +203,6 @@ FOR_DUCKDB: dict[type[exp.Expr], Any] = {
     exp.ArrayContains: contains_for_duckdb,
     exp.Bracket: place_for_duckdb,
     exp.Ceil: whole_for_duckdb,
+    exp.StrToUnix: unix_for_duckdb,
     exp.Floor: whole_for_duckdb,
 }

@@ -6,7 +6,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any, ClassVar
 
 import sqlglot.parser
-from sqlglot import exp
+from sqlglot import ErrorLevel, exp
 from sqlglot.dialects.dialect import UsingColumnOrder
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.dialects.spark import Spark
@@ -137,6 +137,31 @@ def divisor(tree: exp.Expr) -> exp.Cast:
     return found
 
 
+def _view(writer: Generator, node: exp.Lateral) -> str:
+    """Return LATERAL VIEW with all rows of OUTER, numbers of elements, and keys and values of maps."""
+    held, alias = node.this, node.args.get("alias")
+    names = [one.name for one in alias.columns] if alias else []
+    known = isinstance(held, exp.Explode | exp.ExplodeOuter | exp.Posexplode | exp.PosexplodeOuter)
+    numbered = isinstance(held, exp.Posexplode | exp.PosexplodeOuter)
+    if not node.args.get("view") or not known or len(names) > 2 + numbered:
+        return DuckDBGenerator.TRANSFORMS[exp.Lateral](writer, node)
+    items = writer.sql(held, "this")
+    names = names or (["pos", "col"] if numbered else ["col"])
+    one = f"UNNEST({items})"
+    if len(names) == 2 + numbered:  # of a map
+        items = f"MAP_ENTRIES({items})"
+        one = f"UNNEST({items}, max_depth := 2)"
+    if numbered:
+        one = f"UNNEST(RANGE(LEN({items}))), {one}"
+    outer = bool(node.args.get("outer")) or isinstance(held, exp.ExplodeOuter | exp.PosexplodeOuter)
+    table = exp.TableAlias(
+        this=exp.to_identifier(alias.name if alias and alias.name else "_view"),
+        columns=[exp.to_identifier(name) for name in names],
+    )
+    join = f"LATERAL (SELECT {one}) AS {writer.sql(table)}"
+    return f" LEFT JOIN {join} ON TRUE" if outer else f" CROSS JOIN {join}"
+
+
 class QuantileDuckDB(DuckDB):
     """DuckDB's SQL with its names for Spark's percentiles, and calls whose trees would lose their meaning as they
     are written."""
@@ -165,6 +190,7 @@ class QuantileDuckDB(DuckDB):
         TRANSFORMS: ClassVar = {
             **DuckDBGenerator.TRANSFORMS,
             **FOR_DUCKDB,
+            exp.Lateral: _view,
             exp.TimestampDiff: whole_units_for_duckdb,
             exp.UnixSeconds: lambda writer, call: f"CAST(FLOOR(EPOCH({writer.sql(call, 'this')})) AS BIGINT)",
             Percentile: lambda writer, call: writer.func("QUANTILE_CONT", call.this, call.expression),
@@ -237,12 +263,12 @@ class QuantileDuckDB(DuckDB):
 
 def spark_sql(tree: exp.Expr, **options: Any) -> str:
     """Return ``tree`` as Spark 4's SQL, without comments; ``options`` are those of sqlglot's generator."""
-    return tree.sql(Spark4, comments=False, **options)
+    return tree.sql(Spark4, **{"comments": False, "unsupported_level": ErrorLevel.IGNORE, **options})
 
 
 def duckdb_sql(tree: exp.Expr, **options: Any) -> str:
     """Return ``tree`` as DuckDB's SQL, without comments; ``options`` are those of sqlglot's generator."""
-    return tree.sql(QuantileDuckDB, comments=False, **options)
+    return tree.sql(QuantileDuckDB, **{"comments": False, "unsupported_level": ErrorLevel.IGNORE, **options})
 
 
 def check_interpreted() -> None:
@@ -263,6 +289,8 @@ def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
     for group in list(tree.find_all(exp.WithinGroup)):
         if isinstance(group.this, exp.PercentileCont | exp.PercentileDisc):
             group.replace(OrderedPercentile(this=group.this, expression=group.expression))
+    for hint in tree.find_all(exp.JoinHint):  # names of tables or aliases: none is read for them
+        hint.set("expressions", [exp.to_identifier(one.name) for one in hint.expressions])
     if dialect.lower() == "spark":
         for call in tree.find_all(exp.GroupConcat):
             if call.args.get("separator") is None:  # else sqlglot writes a comma

@@ -2,7 +2,7 @@
 
 from sqlglot import exp
 
-from ebbflow.planners.query.sql.calls import KEY, NULLS_TOO, PLACE, WHOLE_UNITS
+from ebbflow.planners.query.sql.calls import KEY, NULLS_TOO, PLACE, WHOLE_UNITS, OrderedPercentile, Percentile
 from ebbflow.planners.query.sql.translation.rules import (
     BOTH,
     NAMES,
@@ -114,10 +114,21 @@ def _like(node: exp.Like | exp.ILike) -> exp.Expr | None:
     return escaped(node, "\\")
 
 
+def _as_double(node: exp.Expr) -> None:
+    """To Spark percentiles are doubles, to DuckDB those of decimals have their scale."""
+    of = node.expression.expressions[0] if isinstance(node, OrderedPercentile) else node
+    among = isinstance(node, OrderedPercentile) and not isinstance(node.this, exp.PercentileCont)
+    if not among and not (isinstance(of.this, exp.Cast) and of.this.to.this == exp.DType.DOUBLE):
+        of.set("this", exp.cast(of.this, exp.DType.DOUBLE))
+
+
 _EXACT = ("WEEK", "DAY", "HOUR", "MINUTE", "SECOND")  # units that always take as long
 _UNITS = {"MM": "MONTH", "MON": "MONTH", "YYYY": "YEAR", "YY": "YEAR", "DD": "DAY"}
 
 ALIKE: Rewrites = {
+    exp.Median: _as_double,
+    Percentile: _as_double,
+    OrderedPercentile: _as_double,
     exp.DayOfWeek: _day_of_week,
     exp.Extract: _part,
     exp.Anonymous: _called,
@@ -180,7 +191,13 @@ def _odd_place(node: exp.Bracket) -> bool:
     return whole_number(place) is None and not place.is_string
 
 
+def _of_rows(node: exp.Max | exp.Min) -> bool:
+    return isinstance(node.this.unnest(), exp.Struct)
+
+
 UNLIKE_CALLS: Rules = {
+    exp.Max: (_of_rows, "NULL in a row is the greatest, to Spark the least"),
+    exp.Min: (_of_rows, "NULL in a row is the greatest, to Spark the least"),
     **BOTH,
     exp.DateDiff: (_odd_unit, "DuckDB counts whole months in another way"),
     exp.TimestampDiff: (_odd_unit, "DuckDB counts whole months in another way"),
