@@ -5,7 +5,7 @@ from typing import Any
 
 _SUITES = {"tpch": "TPC-H", "tpcds": "TPC-DS"}
 # a suite, and what tells a result from another of its suite
-RESULTS = ("tpch-tuned", "tpch-tuned-sf5", "tpch", "tpch-sf20", "tpcds")
+RESULTS = ("tpch-tuned", "tpch-tuned-sf5", "tpch", "tpch-sf20", "tpcds-tuned-sf5", "tpcds")
 
 
 def section(found: dict[str, Any], name: str) -> str:
