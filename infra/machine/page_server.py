@@ -60,7 +60,7 @@ class BackgroundServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and let go of the port. May be called twice."""
+        """Stop, and free the port. May be called twice."""
         if self._thread.is_alive():
             self._http.shutdown()
             self._thread.join()
