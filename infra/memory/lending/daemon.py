@@ -288,6 +288,8 @@ class MemoryDaemon:
                     await self._evict_least_active(excess)
             except MemoryTierError as exc:
                 log.warning("%s cannot look after its memory: %s", self._settings.name, exc)
+            except Exception:  # a defect must not keep it from giving way
+                log.exception("%s cannot look after its memory", self._settings.name)
 
     async def _pause(self) -> float:
         """Wait for a period, or until less than half of the headroom is free; return the seconds waited."""

@@ -63,8 +63,8 @@ class LentMemory:
         return grant.handle
 
     def generation(self, handle: int) -> int:
-        """Return what the client of a mapped slab calls the mapping."""
-        return self._generations[handle]
+        """Return what the client of a mapped slab calls the mapping; 0 where it has ended."""
+        return self._generations.get(handle, 0)
 
     def read(self, client: str, handle: int, generation: int, offset: int, size: int) -> bytes:
         """Return a copy of a part of a slab: it may be zeroed for another client before it is sent.

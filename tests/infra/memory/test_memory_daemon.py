@@ -269,6 +269,38 @@ def test_a_daemon_gives_way_and_takes_the_least_active_slabs_first(
         machine.close()
 
 
+def test_slabs_that_are_given_back_while_their_activity_is_asked_for_end_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = MemoryDaemon(
+        DaemonSettings("a", b"t" * 32, slab_bytes=4096, max_bytes=1 << 16, period=0.001),
+        look=lambda: MemoryCounters(1 << 30, 1 << 30),
+    )
+    steps: list[int] = []
+
+    def step() -> int:
+        steps.append(1)
+        if len(steps) == 1:
+            raise KeyError("a defect")
+        made._draining = True
+        return 0
+
+    async def run() -> None:
+        made._memory.allocate(1)
+        handle = made._memory.lend("7", 1)
+        assert handle is not None
+        asked = asyncio.create_task(made._activity({"7": (handle,)}))
+        await asyncio.sleep(0)  # it is about to ask
+        await made._take_back("7", handle, 1)
+        assert await asked == {}
+        monkeypatch.setattr(made, "_step", step)
+        async with asyncio.timeout(150):
+            await made._control()
+
+    asyncio.run(run())
+    assert len(steps) == 2, "memory is looked after all the same"
+
+
 def test_a_daemon_does_not_wait_for_its_period_while_little_is_free(
     registry: MemoryRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
