@@ -1,5 +1,6 @@
 """``PeerLinks``: a client's connections to all daemons of a registry, made again after they have ended."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -45,6 +46,7 @@ class PeerLinks:
         self._received, self._check, self._joined, self._lost = received, check, joined, lost
         self._exclude = exclude
         self._links: dict[str, PeerLink] = {}
+        self._ending = threading.Lock()  # a link may be found to have ended by two threads
         self._retry: dict[str, tuple[float, float]] = {}  # of daemons: when, and the back-off after that
         self.problems: dict[str, str] = {}  # of daemons that cannot be used: why
 
@@ -112,6 +114,7 @@ class PeerLinks:
         return link
 
     def _end(self, link: PeerLink) -> None:
-        if self._links.get(link.name) is link:
-            del self._links[link.name]
+        with self._ending:
+            if self._links.get(link.name) is link:
+                del self._links[link.name]
         self._lost(link)

@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -190,6 +192,25 @@ def test_a_node_is_used_while_another_is_still_being_connected(monkeypatch: pyte
     links.connect()
     assert [link.name for link in links.all] == ["near"]
     assert links.problems == {"far": "no route"}
+
+
+def test_a_link_that_two_threads_find_to_have_ended_ends_once() -> None:
+    both = threading.Barrier(2)
+
+    class Meeting(dict[str, Any]):
+        def get(self, *of: Any) -> Any:
+            found = super().get(*of)
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.3)
+            return found
+
+    links = PeerLinks(MemoryRegistry("/nothing"), b"", "one", SystemClock())
+    link: Any = Node("near")
+    links._links = Meeting(near=link)
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(links._end, link) for _ in range(2)]
+    assert [end.exception() for end in ends] == [None, None]
+    assert links.all == []
 
 
 def test_what_a_node_has_yet_to_drop_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
