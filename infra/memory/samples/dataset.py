@@ -261,7 +261,11 @@ class _Reader:
         if self._writer is None:
             self._writer = ThreadPoolExecutor(2, thread_name_prefix="memory-samples")
         self._room.acquire()
-        self._writer.submit(place.write, _file(number), data).add_done_callback(self._written)
+        self._writer.submit(self._store_one, place, number, data).add_done_callback(self._written)
+
+    def _store_one(self, place: StorageLocation, number: int, data: bytes) -> None:
+        if self._writes:  # of a store that is away each write takes its time to fail
+            place.write(_file(number), data)
 
     def _written(self, done: "Future[None]") -> None:
         self._room.release()

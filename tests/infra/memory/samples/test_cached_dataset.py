@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ebbflow.infra.memory import control
 from ebbflow.infra.memory.registry import MemoryRegistry
 from ebbflow.infra.memory.samples.dataset import RemoteCachedDataset
 from ebbflow.infra.memory.samples.entries import EntryClient
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from tests.infra.memory.lenders import SLAB, Lender, until
 
@@ -227,6 +229,26 @@ def test_without_nodes_or_their_token_samples_come_from_the_data(
     assert client.peers == ()
     assert not client.put(b"x" * 32, b"data")
     assert client.get([b"x" * 32]) == [None]
+
+
+def test_a_store_that_is_away_is_not_waited_for_with_each_sample_that_is_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, queued = list[str](), threading.Event()
+
+    def away(self: StorageLocation, name: str, data: bytes) -> None:
+        tried.append(name)
+        assert queued.wait(150)
+        raise OSError("no answer")
+
+    monkeypatch.setattr(StorageLocation, "write", away)
+    cached = RemoteCachedDataset(
+        list(range(40)), "numbers", store=tmp_path / "store", registry=tmp_path / "nothing"
+    )
+    assert cached.__getitems__(list(range(40))) == list(range(40))
+    queued.set()
+    cached.close()
+    assert 1 <= len(tried) <= 2, "as many as write at a time"
 
 
 def test_what_breaks_a_rule_is_refused(data: Decoded, tmp_path: Path) -> None:
