@@ -2,6 +2,7 @@
 
 import io
 import time
+from contextlib import suppress
 from typing import Any
 
 from pyarrow.fs import FileInfo, FileSelector, FileSystemHandler, PyFileSystem
@@ -185,19 +186,23 @@ class TierHandler(FileSystemHandler):  # type: ignore[misc]
 
     def delete_file(self, path: str) -> None:
         """Delete a file."""
-        if (file := self._tier.find(path)) is not None:
-            self._tier.drop(file)
-        self._base.delete_file(path)
+        file = self._tier.find(path)
+        self._tier.drop_below(path)
+        # what peers alone had is deleted then
+        with suppress(*(() if file is None or file.stored else (FileNotFoundError,))):
+            self._base.delete_file(path)
 
     def move(self, src: str, dest: str) -> None:
         """Move a file or directory once the store behind has it; peers keep what they hold."""
         self._tier.flush(src)
+        self._make_way(dest)
         self._base.move(src, dest)
         self._tier.follow_move(src, dest)
 
     def copy_file(self, src: str, dest: str) -> None:
         """Copy a file once the store behind has it."""
         self._tier.flush(src)
+        self._make_way(dest)
         self._base.copy_file(src, dest)
 
     def open_input_stream(self, path: str) -> Any:
@@ -215,7 +220,15 @@ class TierHandler(FileSystemHandler):  # type: ignore[misc]
 
     def open_output_stream(self, path: str, metadata: Any) -> Any:
         """Open a file that is written to peers and the store behind."""
+        self._make_way(path)
         return PythonFile(TierWriter(self._tier, path, self._settings), "w")
+
+    def _make_way(self, path: str) -> None:
+        """Let the store behind have the file that is replaced at ``path``, before what replaces it."""
+        if self._tier.find(path) is not None:
+            with suppress(StorageError, OSError):  # what it refuses is replaced, too
+                self._tier.flush(path)
+            self._tier.drop_below(path)
 
     def open_append_stream(self, path: str, metadata: Any) -> Any:
         """Open a file for appending, in the store behind alone."""

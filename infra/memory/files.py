@@ -41,6 +41,7 @@ class TierFile:
         self.origin: tuple[int, int] | None = None  # size and time (ns) there, for those who compare them
         self.compared = 0.0  # when they did
         self.store_reads = 0  # pieces that came from the store behind
+        self.released = threading.Event()  # set once it is forgotten, and nothing of it is under way
 
     def info(self) -> FileInfo:
         """Return what a listing says of it while the store behind has not all of it."""
@@ -105,10 +106,15 @@ class MemoryTier:
         self.store.then(file, lambda: self._release(file), always=True)
 
     def drop_below(self, path: str) -> None:
-        """Forget the file at ``path``, and all below it."""
-        for file in (self.find(path), *self.below(path)):
-            if file is not None:
-                self.drop(file)
+        """Forget the file at ``path``, and all below it; nothing of them is on its way to the store behind then.
+
+        What is deleted or replaced there next would be followed by it.
+        """
+        files = [file for file in (self.find(path), *self.below(path)) if file is not None]
+        for file in files:
+            self.drop(file)
+        for file in files:
+            file.released.wait(self._settings.store_timeout)
 
     def discard(self, file: TierFile) -> None:
         """Forget a file that is not written to its end, in the store behind as well."""
@@ -152,6 +158,10 @@ class MemoryTier:
                 self._used[block // per_slab] -= 1
             empty = sorted({block // per_slab for block in blocks if not self._used[block // per_slab]})
             self._partial = [one for one in self._partial if one[0] not in empty]
+        with suppress(Exception):  # still open where the store has refused it
+            if file.sink is not None:
+                file.sink.close()
+        file.released.set()
         self._empty(empty)
         self.store.forget(file)
 

@@ -1,6 +1,8 @@
 """Files that are written to peers' memory first: read from there, from the store after a loss, gone when deleted."""
 
+import io
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,12 +31,14 @@ COLUMNS = [("k", "bigint"), ("s", "string")]
 
 
 class Opened:
-    """A tier over the local file system with two daemons."""
+    """A tier over the local file system, or another store, with two daemons."""
 
-    def __init__(self, registry: MemoryRegistry) -> None:
+    def __init__(self, registry: MemoryRegistry, base: Any = None) -> None:
         self.lenders = [Lender(registry, f"node-{n}") for n in range(2)]
         settings = BlockSettings(64, SLAB, 64 << 10)
         self.tier = MemoryTier("memory+file", settings)
+        if base is not None:
+            self.tier.base, self.tier.behind = base, "objects"
         self.session = MemorySession(registry, self.tier.blocks_behind, settings, period=0.1)
         self.tier.store = self.session.blocks
         filesystems.attach("memory+file", AttachedTier(self.tier, settings))
@@ -194,3 +198,73 @@ def test_without_an_attached_tier_the_store_behind_is_used(tmp_path: Path) -> No
     assert StorageLocation("memory+s3://bucket/key").behind.uri == "s3://bucket/key"
     place.behind.write("a", b"data")
     assert place.read("a") == b"data"
+
+
+class Objects:
+    """A store whose files appear when they are closed, as on S3, once it ``may``."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+        self.may = threading.Event()
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def open_output_stream(self, path: str) -> io.BytesIO:
+        store = self
+
+        class Upload(io.BytesIO):
+            def close(self) -> None:
+                if not self.closed:
+                    assert store.may.wait(150)
+                    store.kept[path] = self.getvalue()
+                super().close()
+
+        return Upload()
+
+    def open_input_file(self, path: str) -> Any:
+        return pa.BufferReader(self.kept[path])
+
+    def copy_file(self, source: str, target: str) -> None:
+        self.kept[target] = self.kept[source]
+
+    def delete_file(self, path: str) -> None:
+        if path not in self.kept:
+            raise FileNotFoundError(path)
+        del self.kept[path]
+
+
+def test_what_is_on_its_way_to_the_store_never_follows_what_deletes_or_replaces_it(
+    registry: MemoryRegistry,
+) -> None:
+    store = Objects()
+    opened = Opened(registry, store)
+    place = StorageLocation("memory+file:///bucket")
+
+    def write(name: str, data: bytes) -> None:
+        with place.fs().open_output_stream(place.path(name)) as out:
+            out.write(data)
+
+    def write_late(name: str) -> None:
+        store.may.clear()
+        write(name, b"old" * 1000)
+        threading.Timer(0.3, store.may.set).start()
+
+    try:
+        write("source", b"source")
+        for name in ("replaced", "copied", "deleted"):
+            write_late(name)
+            assert place.path(name) not in store.kept, "peers alone have it"
+            if name == "replaced":
+                write(name, b"new")
+            elif name == "copied":
+                place.fs().copy_file(place.path("source"), place.path(name))
+                assert place.read(name) == b"source"
+            else:
+                place.fs().delete_file(place.path(name))
+        opened.session.close()  # once all is done that is queued
+        found = {path.rpartition("/")[2]: data for path, data in store.kept.items()}
+        assert found == {"source": b"source", "replaced": b"new", "copied": b"source"}
+    finally:
+        store.may.set()
+        opened.close()
