@@ -6,8 +6,10 @@ What a launcher knows of its run and tells others: where it stands, what happene
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ class Journal:
     def __init__(self, place: StorageLocation) -> None:
         self._place = place
         self.uri = place.uri
-        self._lines: list[str] = []  # of the whole file, on S3
+        self._lines: list[str] = []  # of the whole file, on S3; else those that are not in it yet
 
     @property
     def local(self) -> Path | None:
@@ -79,16 +81,15 @@ class Journal:
             raise TrainingError(f"there is no run in {self.uri} to resume: {exc}") from exc
         return job, placement, state, generation, pool
 
-    def append(self, event: TrainingEvent) -> None:
-        """Add an event. Raises ``StorageError``."""
-        line = _line(event)
+    def append(self, *events: TrainingEvent) -> None:
+        """Add events. Raises ``StorageError``: then the next call adds these, too."""
+        self._lines += map(_line, events)
         with translated(f"write {self.uri}/{_EVENTS}"):
             if self.local is not None:
-                _append(self.local / _EVENTS, line)
+                _append(self.local / _EVENTS, "".join(self._lines))
+                self._lines.clear()
                 return
-            self._lines.append(line)
-            data = "".join(self._lines).encode()
-            self._place.write(_EVENTS, data)
+            self._place.write(_EVENTS, "".join(self._lines).encode())
 
     def events(self) -> list[TrainingEvent]:
         """Return the events so far; a line that was torn or damaged is passed over. Raises ``StorageError``."""
@@ -99,10 +100,11 @@ class Journal:
             if isinstance(exc.__cause__, FileNotFoundError):
                 return []
             raise
-        found = [event for line in lines if (event := _event(line)) is not None]
-        if (bad := len(lines) - len(found)) > 0:
+        sound = [event for line in lines if (event := _event(line)) is not None]
+        if (bad := len(lines) - len(sound)) > 0:
             log.warning("%s of %s lines of %s/%s are damaged", bad, len(lines), self.uri, _EVENTS)
-        self._lines = [_line(event) for event in found]
+        found = list({event.number: event for event in sound}.values())  # some twice after a failed write
+        self._lines = [] if self.local is not None else [_line(event) for event in found]
         return found
 
 
@@ -130,6 +132,66 @@ def _event(line: str) -> TrainingEvent | None:
         return None
 
 
+class JournalWriter:
+    """Writes a journal in the background: a directory that is away holds nobody up. Safe for several threads."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self._changed = threading.Condition()
+        self._events: list[TrainingEvent] = []  # to be written, as is the run
+        self._run: tuple[TrainingJob, Mapping[str, int], str, int, str] | None = None
+        self._busy = False
+
+    def append(self, event: TrainingEvent) -> None:
+        """Add an event, as it is now."""
+        with self._changed:
+            self._events.append(replace(event, content=deepcopy(event.content)))
+            self._begin()
+
+    def write_run(
+        self, job: TrainingJob, placement: Mapping[str, int], state: str, generation: int, pool: str
+    ) -> None:
+        """Write ``run.json``."""
+        with self._changed:
+            self._run = job, placement, state, generation, pool
+            self._begin()
+
+    def flush(self, timeout: float) -> None:
+        """Wait until nothing is left to be written, or for ``timeout`` seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._busy, timeout):
+                log.warning("%s has not taken what was to be written within %g s", self.journal.uri, timeout)
+
+    def _begin(self) -> None:
+        if not self._busy:
+            self._busy = True
+            threading.Thread(target=self._write, name="ebbflow-journal", daemon=True).start()
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                (events, self._events), (run, self._run) = (self._events, []), (self._run, None)
+                if not events and run is None:
+                    self._busy = False
+                    self._changed.notify_all()
+                    return
+            if events:
+                _try(
+                    partial(self.journal.append, *events), f"{len(events)} of its events are not recorded yet"
+                )
+            if run is not None:
+                _try(partial(self.journal.write_run, *run), "a launcher that resumes the run will lack this")
+
+
+def _try(act: Callable[[], None], without: str) -> None:
+    try:
+        act()
+    except StorageError as exc:
+        log.warning("%s; %s", exc, without)
+    except Exception:  # a defect must not keep what comes later from being written
+        log.exception("%s", without)
+
+
 class Record:
     """The run's status and events. Safe for several threads."""
 
@@ -138,7 +200,7 @@ class Record:
         self._lock = threading.Lock()
         self._events: list[TrainingEvent] = []
         self._status = TrainingStatus("starting", 0, {}, -1)
-        self.journal: Journal | None = None
+        self._journal: JournalWriter | None = None
         self.best = -1  # newest step that is saved
         self.saved_here = False  # whether this launcher has heard of a checkpoint
         self.reached = -1  # newest step that earlier launchers had heard of, but for trials
@@ -153,7 +215,7 @@ class Record:
         self.best = max([-1, *map(_saved, counted)])
         trials = {e.generation for e in counted if e.kind == "generation" and e.content.get("trial")}
         self.reached = max([-1, *(_step(event) for event in counted if event.generation not in trials)])
-        self.journal = journal
+        self._journal = JournalWriter(journal)
         self.stand(generation=last, step=self.best)
 
     def saved(self, step: int) -> None:
@@ -176,27 +238,36 @@ class Record:
             return [event for event in self._events if event.number > after]
 
     def note(self, kind: str, /, **content: Any) -> None:
-        """Add an event. A directory that cannot be written to costs the entry there, not the training."""
+        """Add an event. A directory that is away costs the entry there, or delays it, and not the training."""
         with self._lock:
             number = self._events[-1].number + 1 if self._events else 1
             event = TrainingEvent(number, self._clock.now(), kind, self._status.generation, content)
             self._events.append(event)
-        if self.journal is not None:
-            try:
-                self.journal.append(event)
-            except StorageError as exc:
-                log.warning("event %s of the run is not recorded: %s", event.kind, exc)
+            if self._journal is not None:
+                self._journal.append(event)
 
     def stand(self, **changes: Any) -> None:
         """Change where the run stands."""
         with self._lock:
             self._status = replace(self._status, **changes)
 
-    def write(self, job: TrainingJob, pool: str, state: str = "running") -> None:
-        """Write ``run.json`` from scratch. Raises ``StorageError``."""
-        if self.journal is not None:
-            status = self.status
-            self.journal.write_run(job, status.placement, state, status.generation, pool)
+    def begin(self, journal: Journal, job: TrainingJob, pool: str) -> None:
+        """Keep the record in a journal from now on, which has the run then. Raises ``StorageError``."""
+        if self._journal is None:
+            self._journal = JournalWriter(journal)
+        status = self.status
+        self._journal.journal.write_run(job, status.placement, "running", status.generation, pool)
+
+    def write(self, job: TrainingJob, pool: str, state: str) -> None:
+        """Have ``run.json`` written from scratch."""
+        status = self.status
+        if self._journal is not None:
+            self._journal.write_run(job, status.placement, state, status.generation, pool)
+
+    def flush(self, timeout: float) -> None:
+        """Wait until the journal has everything, or for ``timeout`` seconds."""
+        if self._journal is not None:
+            self._journal.flush(timeout)
 
 
 def _saved(event: TrainingEvent) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import InfraError, StorageError
+from ebbflow.infra.errors import InfraError
 from ebbflow.infra.protocols import Continue, Decide, GenerationEnd, Halt, TrainingJob
 from ebbflow.infra.protocols.trainings import SETTINGS
 from ebbflow.infra.training.channel import keys
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _HOPELESS = 20  # generations in a row without a step won, whatever is decided
 _OWN_PROGRESS = 60.0  # seconds after which a script that prints no steps is taken to have got further
 _POLL = 0.05  # seconds between polls
+_LAST = 120.0  # seconds in which the run's directory must take how the run has ended
 _NOTED = ("checkpoint", "metrics", "skipped", "spilled", "damaged", "communication")
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,8 @@ class Loop:
             lambda: self._aggregators.close() if self._aggregators is not None else None,
             lambda: self._look_for_refusals(everything=True),
             lambda: self._record.note("ended", state=halt.state, reason=halt.reason),
-            lambda: self._write(halt.state),
+            lambda: self._record.write(self._job, self._pool, halt.state),
+            lambda: self._record.flush(_LAST),
             release,
         ]
         try:
@@ -131,7 +133,7 @@ class Loop:
         """Run one generation to its end."""
         number = self._record.status.generation + 1
         self._record.stand(state="starting", generation=number, placement=placement)
-        self._write("running")
+        self._record.write(self._job, self._pool, "running")
         generation = Generation(
             number, dict(placement), self._members, self._exchange, self._clock, self._record.note, self._hang,
             self._options.rescue, self._options.form, self._hear, self._settings.own_checkpoints,
@@ -295,12 +297,6 @@ class Loop:
                 refusal.times,
                 refusal.why,
             )
-
-    def _write(self, state: str) -> None:
-        try:
-            self._record.write(self._job, self._pool, state)
-        except StorageError as exc:
-            log.warning("%s; a launcher that resumes the run will lack this event", exc)
 
     # --- what follows -------------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ class TorchTrainer:
                 raise TrainingError("a trainer runs one training; make another one")
             wanted, job = checked_placement(placement), checked_job(job)
             place = StorageLocation(job.folder)
-            journal = self._record.journal or Journal(place)
+            journal = Journal(place)
             logs = self._choose_logs(journal)
             lock = lock or RunLock(place, job.id).acquire()
             self._begin(job, wanted, journal, logs, lock)
@@ -138,9 +138,8 @@ class TorchTrainer:
     ) -> None:
         options, record = self._options, self._record
         self._grace = (job.settings or RunSettings()).termination_grace
-        record.journal = journal
         record.stand(placement=wanted)
-        record.write(job, self._pool.uid)
+        record.begin(journal, job, self._pool.uid)
         members = Members(
             self._pool,
             self._exchange,

@@ -1,6 +1,7 @@
 """The launcher's rules and files, without processes."""
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent, TrainingJob
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.channel.wire import AgentEnd, Failure, RankState
+from ebbflow.infra.training.launcher import journal as journals
 from ebbflow.infra.training.launcher.decide import Persist, describe, script_failed
 from ebbflow.infra.training.launcher.generation import Generation
 from ebbflow.infra.training.launcher.hang import HangRule, HangWatch, StragglerDetector
@@ -298,6 +300,37 @@ def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path) -> None:
     journal.append(events[3])
     assert journal.events() == [*events[:2], events[3]]
     assert all(json.loads(line) for line in file.read_text().splitlines() if line.endswith("}"))
+
+
+def test_a_directory_that_is_away_holds_no_launcher_up_and_gets_its_events_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, job = StorageLocation(tmp_path / "run"), TrainingJob("r", "train.py", (), "", RunSettings())
+    record, back, tried, write = Record(SystemClock()), threading.Event(), list[str](), journals._append
+
+    def away(path: Path, text: str) -> None:
+        assert back.wait(150)
+        tried.append(text)
+        if len(tried) == 1:
+            raise OSError("Stale file handle")
+        write(path, text)
+
+    monkeypatch.setattr(journals, "_append", away)
+    record.begin(Journal(place), job, "pool")
+    nodes = ["node-1"]
+    record.note("first", nodes=nodes)  # comes back at once
+    nodes.append("node-2")
+    back.set()
+    record.flush(150)
+    record.note("second")
+    record.write(job, "pool", "finished")
+    record.flush(150)
+    found = Journal(place).events()
+    assert [(event.number, event.kind, event.content) for event in found] == [
+        (1, "first", {"nodes": ["node-1"]}),
+        (2, "second", {}),
+    ]
+    assert Journal(place).read_run()[2] == "finished"
 
 
 def test_no_flipped_byte_of_a_runs_own_files_is_believed(tmp_path: Path) -> None:
