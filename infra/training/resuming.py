@@ -136,6 +136,27 @@ class PatientReader:
             "(ebbflow train --resume ID)"
         )
 
+    def together(self, world: World, work: Callable[[], Result]) -> Result:
+        """Return what ``work`` reads, all processes at a time, so that none waits long in a collective.
+
+        What one cannot read is an error of all, as are damaged parts and requests to stop, which go first. Raises as
+        ``read`` and ``leave`` do.
+        """
+        found, error = None, None
+        try:
+            found = _patiently(world, partial(self.read, work))
+        except StorageError as exc:
+            error = exc
+        errors = [one for one in world.from_all(error) if one is not None]
+        if errors:
+            self.leave(
+                max(
+                    errors,
+                    key=lambda one: (isinstance(one, _StopRequestedError), isinstance(one, DamagedPartError)),
+                )
+            )
+        return found  # type: ignore[return-value]
+
     def leave(self, error: StorageError) -> NoReturn:
         """Raise what all processes have agreed on: ``RunStopped`` where one was asked to stop, else the error."""
         if not isinstance(error, _StopRequestedError):
@@ -283,18 +304,10 @@ def load(
     """
     while folder is not None and (found := chosen.found) is not None:
         found.check_model(model)
-        state, error = None, None
-        try:  # all at a time, so that no process waits long in a collective
-            state = _patiently(world, partial(reader.read, partial(folder.load, found, cut=cut)))
-        except StorageError as exc:
-            error = exc
-        errors = [one for one in world.from_all(error) if one is not None]
-        stop = next((one for one in errors if isinstance(one, _StopRequestedError)), None)
-        damage = next((one for one in errors if isinstance(one, DamagedPartError)), None)
-        if stop is not None or (damage is None and errors):
-            reader.leave(stop or errors[0])
-        if damage is None:
-            return state
+        try:
+            return reader.together(world, partial(folder.load, found, cut=cut))
+        except DamagedPartError as exc:
+            damage = exc
         if world.rank == 0:
             folder.set_aside(found, str(damage))
         chosen.become(look())

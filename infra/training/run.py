@@ -206,7 +206,7 @@ class ElasticRun:
             members.begin(made)
         if chosen.found is not None:
             self._saver.took_over(chosen.found, chosen.taken_from)
-        self._running.begin(made, chosen.running, chosen.full)
+        self._running.begin(made, chosen.running, chosen.full, partial(reader.together, self.world))
         self._prepared = made
         self._stepper = Stepper(self._fed, made, self._saver.lock, members)
         self._began_at = made.progress.step

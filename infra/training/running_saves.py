@@ -7,11 +7,13 @@ are of several steps, which training makes good by itself. While one process sur
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from zlib import crc32
 
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.protocols.trainings import NODES_MEMORY
+from ebbflow.infra.storage.filesystems import is_denied
 from ebbflow.infra.training.checkpoints.shards import parts_of_state
 from ebbflow.infra.training.checkpoints.states import check_model, signature
 from ebbflow.infra.training.prepared import PreparedTraining
@@ -19,7 +21,7 @@ from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import RunningFolder, read_whole
 from ebbflow.infra.training.running.memory import NodeMemory
-from ebbflow.infra.training.running.restoring import Recovery
+from ebbflow.infra.training.running.restoring import Read, Recovery
 from ebbflow.infra.training.running.segments import STATE, Record
 from ebbflow.infra.training.running.store import DamagedError
 from ebbflow.infra.training.sharded.restoring import cut_for, load_parts
@@ -79,19 +81,24 @@ class RunningSaves:
         except DamagedError as exc:
             try:
                 self.problems.append(f"{exc}; it is set aside as {folder.set_aside(start)}")
-            except StorageError as failed:  # a directory that may only be read
+            except StorageError as failed:
+                if not is_denied(failed):  # what was taken for damage may be storage that goes away
+                    raise
                 self.problems.append(f"{exc}; {failed}")
             log.warning("%s", self.problems[-1])
             return None
         return newest
 
-    def begin(self, prepared: PreparedTraining, newest: int | None, full: int = -1) -> None:
+    def begin(
+        self, prepared: PreparedTraining, newest: int | None, full: int = -1, read: Read = lambda work: work()
+    ) -> None:
         """Take up the running checkpoint of step ``newest``, if one is given; then begin to save.
 
         Args:
             prepared: what is trained, as of the full checkpoint.
             newest: what ``newest`` has returned; in nodes' memory it may be gone by now.
             full: step of the full checkpoint, -1 without one. If what is left is not newer, that counts.
+            read: does what reads, in all processes together.
 
         Raises ``StorageError`` where it can be neither read nor begun.
         """
@@ -108,10 +115,12 @@ class RunningSaves:
             owner=sharding.division.part if sharding is not None else None,
             memory=self._memory,
         )
-        fits = newest is None or running.fits()
+        fits = newest is None or read(running.fits)
         if newest is not None:
             try:
-                found = self._read(prepared, running, full) if fits else self._recut(prepared, full)
+                found = (
+                    self._read(prepared, running, full, read) if fits else self._recut(prepared, full, read)
+                )
             except _BehindError as exc:
                 log.warning("%s", exc)
             else:
@@ -128,7 +137,9 @@ class RunningSaves:
             if self.recovered is None or not fits:
                 running.initialize(_small(prepared), prepared.progress.step)
 
-    def _read(self, prepared: PreparedTraining, running: RunningCheckpoint, full: int) -> Recovery:
+    def _read(
+        self, prepared: PreparedTraining, running: RunningCheckpoint, full: int, read: Read
+    ) -> Recovery:
         """Read everything, all processes the same: without nodes' memory where they have found different saves, and
         of a model whose shards could be of different ones.
 
@@ -145,19 +156,20 @@ class RunningSaves:
 
         if self._memory is not None and whole:
             try:
-                return running.recover_all(check=check)
+                return running.recover_all(check=check, read=read)
             except _DifferentError:
                 log.warning("nodes' memory has not given the same save to all processes; the store is read")
-        return running.recover_all(memory=False, check=check)
+        return running.recover_all(memory=False, check=check, read=read)
 
-    def _recut(self, prepared: PreparedTraining, full: int) -> Recovery:
+    def _recut(self, prepared: PreparedTraining, full: int, read: Read) -> Recovery:
         """Take up a running checkpoint of a world that had cut the parameters otherwise; each process reads it whole.
 
         Raises ``_BehindError`` before anything is changed, ``OtherModelError`` and ``StorageError``.
         """
         assert self._place is not None
         begun, model, optimizer = time.monotonic(), prepared.inner, prepared.optimizer
-        state, iteration, oldest = read_whole(RunningFolder(self._place))  # the same to all processes
+        folder = RunningFolder(self._place)
+        state, iteration, oldest = read(partial(read_whole, folder))  # the same to all processes
         _check_newer(iteration, full, self._place.uri)
         check_model(signature(state["model"]), model, self._place.uri)
         tensors = state["model"].values()

@@ -38,7 +38,7 @@ from ebbflow.infra.training.running.levels import SaveLevels
 from ebbflow.infra.training.running.live_state import LiveState
 from ebbflow.infra.training.running.memory import NodeMemory
 from ebbflow.infra.training.running.owners import OwnedBlocks, Owners, Partition
-from ebbflow.infra.training.running.restoring import Check, Recovery, Restorer
+from ebbflow.infra.training.running.restoring import Check, Read, Recovery, Restorer
 from ebbflow.infra.training.running.segments import STATE, Record
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.saving.partial import (
@@ -280,28 +280,26 @@ class RunningCheckpoint:
         return self._restoring.lost(start, lost, self._moved, begun).bounded(contraction, error)
 
     def recover_all(
-        self,
-        *,
-        contraction: float | None = None,
-        error: float | None = None,
-        memory: bool = True,
-        check: Check = lambda records: None,
-    ) -> Recovery:
+        self, *, contraction: float | None = None, error: float | None = None, memory: bool = True,
+        check: Check = lambda records: None, read: Read = lambda work: work(),
+    ) -> Recovery:  # fmt: skip
         """Read back everything, after the loss of all processes; collective only in that each process calls it.
 
         ``error`` is the distance from the optimum at the loss, see ``recover``; without ``memory`` only the directory
-        is read. ``check`` gets what was read, before it takes the place of anything; what it raises passes.
+        is read. ``read`` is given what reads and returns what that returns; ``check`` gets what was read, before it
+        takes the place of anything. What they raise passes.
         ``Recovery.state`` is that of the newest save, and ``Recovery.iteration`` where training continues.
         """
         begun = time.monotonic()
         self._folder.reads_memory = memory
-        start = self._restoring.start(self._start)
-        found, small, records = self._restoring.everything(start, begun, check)
+        own = (*self._blocks.mine(self._blocks.local), STATE)
+        start, records, store = read(lambda: self._restoring.read(self._start, self.owner, own))
+        check(records)
+        found, small = self._restoring.everything(records, begun)
         self._plan.restore(small["plan"])
         self._plan.saved[:] = self.cached
         self._moved = np.asarray(small["moved"], float)
-        own = {block: records[block] for block in (*self._blocks.mine(self._blocks.local), STATE)}
-        self._start, self._store = start, self._folder.continued(start, self.owner, own)
+        self._start, self._store = start, store
         return found.bounded(contraction, error)
 
     def fits(self) -> bool:

@@ -12,6 +12,7 @@ from ebbflow.infra.errors import StorageError
 from ebbflow.infra.training.checkpoints.states import check_model
 from ebbflow.infra.training.running.blocks import BlockCache
 from ebbflow.infra.training.running.folder import RunningFolder, small_content
+from ebbflow.infra.training.running.levels import SaveLevels
 from ebbflow.infra.training.running.live_state import LiveState
 from ebbflow.infra.training.running.owners import OwnedBlocks
 from ebbflow.infra.training.running.segments import STATE, Record
@@ -19,6 +20,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.saving.rework import rework_after_recovery
 
 Check = Callable[[Mapping[int, Record]], None]  # of the records that were read, by block
+Read = Callable[[Callable[[], Any]], Any]  # returns what is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +95,18 @@ class Restorer:
         newest = max((record.iteration for record in records.values()), default=-1)
         return self._recovery(since, lost, newest, oldest, perturbation)
 
-    def everything(
-        self, start: str, since: float, check: Check = lambda records: None
-    ) -> tuple[Recovery, Mapping[str, Any], Mapping[int, Record]]:
-        """Read all blocks of this process' tensors, and return also what was saved beside them, and the records.
-
-        ``check`` gets the records before they are put anywhere. Raises ``StorageError``, and what ``check`` raises.
+    def read(
+        self, known: str | None, owner: int, own: Sequence[int]
+    ) -> tuple[str, dict[int, Record], SaveLevels]:
+        """Return the start to read, see ``start``, the newest records of this process' tensors and of what was saved
+        beside them, and where saves of ``owner``, whose blocks are ``own``, continue. Changes nothing.
         """
+        start = self.start(known)
         records = self._folder.newest(start, [*self._blocks.local, STATE])
-        check(records)
+        return start, records, self._folder.continued(start, owner, {block: records[block] for block in own})
+
+    def everything(self, records: Mapping[int, Record], since: float) -> tuple[Recovery, Mapping[str, Any]]:
+        """Take up all that ``read`` has returned; return also what was saved beside the blocks."""
         iteration = records[STATE].iteration
         small = small_content(records[STATE])
         blocks = {block: record for block, record in records.items() if block != STATE}
@@ -111,7 +116,7 @@ class Restorer:
         self._live.complete()
         perturbation = float(np.linalg.norm(np.asarray(small["moved"], float)))
         found = self._recovery(since, list(blocks), iteration, oldest, perturbation)
-        return replace(found, state=small["run"]), small, records
+        return replace(found, state=small["run"]), small
 
     def _recovery(
         self, since: float, read: Sequence[int], newest: int, oldest: int, perturbation: float | None

@@ -21,6 +21,7 @@ from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.process.link import Link
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.resuming import PatientReader, choose
+from ebbflow.infra.training.running.folder import RunningFolder
 from ebbflow.infra.training.running.store import BlockStore
 from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.planners.model.trainings import RunSettings
@@ -125,6 +126,27 @@ def test_a_store_that_is_away_for_a_moment_when_a_run_begins_is_waited_for(
     assert [one["error"] for one in said] == ["the network is down"] * 3
     assert said[0]["again_in"] < said[1]["again_in"] < said[2]["again_in"]
     assert caplog.text.count("the run's checkpoints cannot be read, retrying") == 3
+
+
+def test_a_store_that_is_away_while_a_partial_checkpoint_is_read_is_waited_for(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    settings = RunSettings(partial_checkpoint_interval=1, partial_checkpoint_fraction=1.0)
+    for epochs in (1, 2):
+        trained(tmp_path, settings, epochs=epochs)
+    shutil.rmtree(next((tmp_path / "one" / "checkpoints").glob("step-000000000010-*")))
+    tried, newest = list[str](), RunningFolder.newest
+
+    def some(self: RunningFolder, start: str, blocks: Any) -> Any:
+        wanted = list(blocks)
+        tried.extend([start] if len(wanted) > 1 else [])
+        if len(wanted) > 1 and len(tried) <= 3:
+            raise StorageError("the network is down")
+        return newest(self, start, wanted)
+
+    monkeypatch.setattr(RunningFolder, "newest", some)
+    assert trained(tmp_path, settings, epochs=2)[0] < 5, "not from the full one of step 5"
+    assert len(tried) == 4
 
 
 @pytest.mark.parametrize("denied", [False, True])

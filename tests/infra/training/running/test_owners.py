@@ -65,7 +65,9 @@ def test_blocks_come_back_from_where_they_were_saved_last(tmp_path: Path) -> Non
     with pytest.raises(OptionError, match=r"blocks \[4\] are of shards"):
         restoring.lost("000001", [4], moved, 0.0)
     assert [list(few) for few in folder.records("000001", range(4), 3)] == [[0, 1, 2], [3]]
-    whole, small, records = restoring.everything("000001", 0.0)
+    start, records, _ = restoring.read(None, 0, [0, STATE])
+    assert start == "000001"
+    whole, small = restoring.everything(records, 0.0)
     assert (whole.blocks, whole.state, set(small)) == (4, {"epoch": 1}, {"live", "run", "plan", "moved"})
     assert set(records) == {0, 1, 2, 3, STATE}
     assert torch.equal(again["w"], tensors["w"])

@@ -1,6 +1,7 @@
 """Which of a run's checkpoints is taken up, the full one or the running one, when nodes' memory changes meanwhile."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,10 +9,12 @@ from typing import Any, cast
 import pytest
 import torch
 
+from ebbflow.infra.errors import StorageError
 from ebbflow.infra.protocols.trainings import NODES_MEMORY
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.running.folder import RunningFolder, read_whole
+from ebbflow.infra.training.running.store import DamagedError
 from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.planners.model.trainings import RunSettings
 from tests.infra.training.memory_nodes import Gate, Nodes
@@ -118,6 +121,28 @@ def test_a_running_checkpoint_that_is_older_than_the_full_one_is_never_taken_up(
         folder = RunningFolder(StorageLocation(tmp_path / "running-of").under("running"))
         assert read_whole(folder)[1] == full, "it begins anew at the full one"
         assert not nodes.kept
+    made.close()
+
+
+@pytest.mark.parametrize("denied", [False, True])
+def test_what_seems_damaged_and_cannot_be_set_aside_is_passed_over_only_where_a_right_is_missing(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, denied: bool
+) -> None:
+    nodes = Nodes()
+    killed(tmp_path, nodes, gate)
+
+    def damaged(*_: Any) -> Any:
+        raise DamagedError("it lacks segment-0000000001.seg")
+
+    def gone(*_: Any) -> str:
+        raise StorageError("it does not exist") from (PermissionError() if denied else FileNotFoundError())
+
+    monkeypatch.setattr(RunningFolder, "records", damaged)
+    monkeypatch.setattr(RunningFolder, "set_aside", gone)
+    made = saves(tmp_path, nodes)
+    with nullcontext() if denied else pytest.raises(StorageError, match="does not exist"):
+        assert made.newest(0) is None
+    assert bool(made.problems) is denied
     made.close()
 
 
