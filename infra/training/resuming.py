@@ -174,6 +174,7 @@ def choose(
     running: RunningSaves,
     reader: PatientReader,
     known: int = -1,
+    restart: bool = False,
 ) -> Choice:
     """Return the newest state that is whole, the same on all processes. What was spilled is taken over.
 
@@ -184,6 +185,7 @@ def choose(
         running: the running checkpoint.
         reader: waits for storage that is away for a moment.
         known: newest step that was saved, as the launcher's journal has it; -1: none.
+        restart: whether the run begins again where all that was saved is gone.
 
     Raises ``StorageError`` where storage cannot be read, or a spilled checkpoint not be taken over, and
     ``RunStopped`` where a process is asked to stop while it waits.
@@ -196,9 +198,11 @@ def choose(
                 reader.leave(exc)
         return Choice()
 
+    passed: list[str] = []  # also what was found, and perhaps set aside, by a look that has failed
+
     def look() -> Choice:
         try:
-            return reader.read(lambda: _look(folder, spill, running, known))
+            return reader.read(lambda: _look(folder, spill, running, known, restart, passed))
         except StorageError as exc:
             return Choice(error=exc)
 
@@ -223,7 +227,7 @@ def look_back(
 
     Raises ``CheckpointsLostError`` where a run would begin again although it had something, and ``StorageError``.
     """
-    chosen = choose(world, folder, spill, running, reader, settings.saved_step)
+    chosen = choose(world, folder, spill, running, reader, settings.saved_step, settings.restart)
     if world.rank == 0 and (said := describe_damage(chosen, settings)) is not None:
         reader.post("damaged", max(chosen.step, 0), said)  # before anything else can go wrong
     check_not_lost(chosen, settings.restart or settings.preflight_steps > 0)
@@ -326,10 +330,18 @@ def _patiently(world: World, work: Callable[[], Result] | None) -> Result | None
     return reader.wait(0.0)
 
 
-def _look(folder: CheckpointFolder, spill: Spill | None, running: RunningSaves, known: int) -> Choice:
-    mark = spill.take_mark() if spill is not None else ""
+def _look(
+    folder: CheckpointFolder,
+    spill: Spill | None,
+    running: RunningSaves,
+    known: int,
+    restart: bool,
+    passed: list[str],
+) -> Choice:
+    if spill is not None:
+        spill.take_mark(create=known <= 0 or restart)
     found = folder.latest()
-    passed = folder.problems()
+    passed += folder.problems()
     taken = ""
     if spill is not None:
         step = -1 if found is None else found.step
@@ -352,8 +364,16 @@ def _look(folder: CheckpointFolder, spill: Spill | None, running: RunningSaves, 
     if found is None:
         damaged = folder.damaged() + running.problems
         if known > 0 and not damaged:
+            if spill is not None and newest is None and not spill.take_mark(create=restart):
+                raise StorageError(
+                    f"step {known} of the run was saved, and neither it nor the run's mark is in {folder.uri} or "
+                    "above it: what is there is not the run's directory; is it mounted?"
+                )
             damaged = [
                 f"step {known} was saved, but there is no complete checkpoint in {folder.uri}",
-                *passed,
+                *dict.fromkeys(passed),
             ]
-    return Choice(found, newest, tuple(passed), tuple(damaged), taken, mark)
+    if spill is not None and not spill.mark:  # a copy that came without it
+        spill.take_mark()
+    mark = spill.mark if spill is not None else ""
+    return Choice(found, newest, tuple(dict.fromkeys(passed)), tuple(damaged), taken, mark)

@@ -59,14 +59,14 @@ class Spill:
         self.mark = ""  # before it is known nothing is spilled, and nothing found
         self.problems: list[str] = []  # checkpoints in the places that cannot serve, and why
 
-    def take_mark(self) -> str:
-        """Return the run's mark, made when there is none yet. Raises ``StorageError``."""
+    def take_mark(self, *, create: bool = True) -> str:
+        """Return the run's mark, made when there is none yet, or else empty. Raises ``StorageError``."""
         with translated(f"read {self._run.uri_of(_MARK)}"):
             try:
                 said = self._run.read(_MARK).decode(errors="replace").strip()
             except FileNotFoundError:
                 said = ""
-        if not _HEX.fullmatch(said):
+        if not _HEX.fullmatch(said) and create:
             said = secrets.token_hex(16)
             with translated(f"write {self._run.uri_of(_MARK)}"):
                 self._run.write(_MARK, f"{said}\n".encode())

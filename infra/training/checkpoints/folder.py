@@ -281,6 +281,11 @@ class CheckpointFolder:
         """
         passed: list[str] = []
         self._left = []
+
+        def pass_over(problem: str) -> None:
+            passed.append(problem)
+            self._files.note(problem)  # at once: the search may fail later
+
         for name in reversed(self._files.names()):
             if name == self._writing:
                 continue
@@ -291,19 +296,17 @@ class CheckpointFolder:
                 manifest = self._files.manifest(name)
                 self._files.verify(name, manifest)
             except UnfinishedError as exc:
-                passed.append(f"{uri} {exc}")
+                pass_over(f"{uri} {exc}")
             except OtherVersionError as exc:
-                passed.append(f"{uri} {exc}")
+                pass_over(f"{uri} {exc}")
                 self._left.append(passed[-1])
             except UnusableError as exc:
                 aside = self._files.set_aside(name, str(exc))
-                passed.append(f"{uri} {exc}" + ("; it is set aside" if aside else ""))
+                pass_over(f"{uri} {exc}" + ("; it is set aside" if aside else ""))
                 if not aside:
                     self._left.append(passed[-1])
             else:
-                self._files.note(*passed)
                 return _found(name, uri, manifest, tuple(passed))
-        self._files.note(*passed)
         return None
 
     def damaged(self) -> list[str]:

@@ -149,6 +149,55 @@ def test_a_store_that_is_away_while_a_partial_checkpoint_is_read_is_waited_for(
     assert len(tried) == 4
 
 
+def test_a_directory_that_is_another_one_while_a_mount_is_away_is_waited_for(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    trained(tmp_path)
+    run, away, said = tmp_path / "one", tmp_path / "away", list[str]()
+    run.rename(away)
+
+    def post(self: Link, kind: str, step: int, content: dict[str, Any]) -> None:
+        if not content.get("reading"):
+            return
+        said.append(content["error"])
+        if len(said) == 2:
+            assert [one.name for one in run.rglob("*")] == ["lock"], "nothing of a new run is begun there"
+            shutil.rmtree(run)
+            away.rename(run)
+
+    monkeypatch.setattr(Link, "post", post)
+    known = RunSettings(saved_step=5)
+    assert trained(tmp_path, known, epochs=2)[0] == 5, "of the second epoch alone"
+    assert len(said) == 2
+    assert all("step 5 of the run was saved" in one and "is it mounted?" in one for one in said)
+    (run / "mark").unlink()  # as of a copy of its checkpoints alone
+    assert trained(tmp_path, known, epochs=2)[0] == 0
+    assert (run / "mark").exists()
+
+
+def test_damage_that_was_found_before_storage_went_away_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    for epochs in (1, 2):
+        trained(tmp_path, epochs=epochs)
+    (file,) = (tmp_path / "one" / "checkpoints").glob("step-000000000010-*/model.pt")
+    file.write_bytes(file.read_bytes()[:-1])
+    posted: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        Link, "post", lambda self, kind, step, content: posted.append({"kind": kind, **content})
+    )
+    newest, tried = spill.Spill.newest, list[int]()
+
+    def once(self: spill.Spill, above: int) -> Any:
+        tried.append(above)
+        if len(tried) == 1:
+            raise StorageError("the network is down")
+        return newest(self, above)
+
+    monkeypatch.setattr(spill.Spill, "newest", once)
+    assert trained(tmp_path, epochs=2)[0] == 5
+    (damaged,) = [one["checkpoints"] for one in posted if one["kind"] == "damaged"]
+    assert ["step-000000000010-" in one and "set aside" in one for one in damaged] == [True]
+
+
 @pytest.mark.parametrize("denied", [False, True])
 def test_a_store_that_stays_away_ends_a_run_with_what_to_do_and_changes_nothing(
     tmp_path: Path, monkeypatch: Any, denied: bool
