@@ -251,7 +251,10 @@ def _is_full(exc: Exception) -> bool:
 _S3_DENIED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "HTTP status 403")
 _S3_EXPIRED = ("EXPIRED_TOKEN", "ExpiredToken")
 _S3_MEANINGS = (
-    (("NO_SUCH_BUCKET", "Bucket "), "there is no such bucket; create it or correct the name"),
+    (
+        ("NO_SUCH_BUCKET", "RESOURCE_NOT_FOUND during HeadBucket", "Bucket '"),
+        "there is no such bucket; create it or correct the name",
+    ),
     (
         _S3_DENIED,
         "access denied; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket's policy",

@@ -65,6 +65,21 @@ def test_errors_become_ours_and_say_what_to_do() -> None:
         (OSError("When x: AWS Error ACCESS_DENIED during HeadObject"), TableError, "AWS_ACCESS_KEY_ID"),
         (OSError("When x: AWS Error NO_SUCH_BUCKET during PutObject"), TableError, "no such bucket"),
         (OSError("When x: AWS Error NETWORK_CONNECTION during PutObject"), TableError, "AWS_ENDPOINT_URL"),
+        (
+            OSError("When x: AWS Error NETWORK_CONNECTION during HeadBucket operation"),
+            TableError,
+            "AWS_ENDPOINT_URL",
+        ),
+        (
+            OSError("When x: AWS Error ACCESS_DENIED during HeadBucket operation"),
+            TableError,
+            "AWS_ACCESS_KEY_ID",
+        ),
+        (
+            OSError("When x: AWS Error RESOURCE_NOT_FOUND during HeadBucket operation"),
+            TableError,
+            "no such bucket",
+        ),
     ]
     for error, kind, told in cases:
         with pytest.raises(kind, match=told) as caught, translated("read x", TableError):
