@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from ebbflow.infra.machine.granted import granted_cores
 from ebbflow.infra.query.local import machine_memory
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.files import home
@@ -138,10 +139,10 @@ def _prefect_server() -> Check:
 
 
 def _machine() -> Check:
-    cores, memory = len(os.sched_getaffinity(0)), machine_memory()
+    cores, memory = granted_cores(), machine_memory()
     ok = memory >= 4.0
     remedy = "ebbflow demo needs about 8 GiB of memory"
-    return Check("machine", ok, f"{cores} cores, {memory:.1f} GiB", remedy, required=False)
+    return Check("machine", ok, f"{cores:g} cores, {memory:.1f} GiB", remedy, required=False)
 
 
 def _folder() -> Check:

@@ -19,7 +19,7 @@ from ebbflow.planners.query.orders.contrasts import contrasting_trees
 from ebbflow.planners.query.orders.enumerate import enumerate_trees
 from ebbflow.planners.query.plan import cuts as cutting
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId
-from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Slicing, Stage, Statement, Text
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement, Text
 from ebbflow.planners.query.plan.render import quote, without_broadcast, without_hints
 from ebbflow.planners.query.plan.retention import retain
 from ebbflow.planners.query.plan.staging import Choice, Rendered, Staging, Unit, single_unit
@@ -338,10 +338,8 @@ class QueryPlanner:
         plan = None
         if isinstance(statement, Rendered) and self.options.cuts != "none":
             plan = self._divider.division(unit, choice, coster, bill)
-        if plan is not None and isinstance(statement, Rendered):
-            divided = Slicing(
-                plan.grid, plan.division.slices, statement, self._divider.read_once(unit, plan.grid)
-            )
+        if plan is not None:
+            divided = self._divider.slices(unit, plan, coster.model.slices_at_once)
             work, serial = work.plus(plan.again.work), serial + plan.again.serial
             waiting += plan.again.waiting
             expected = plan.division.seconds

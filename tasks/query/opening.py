@@ -19,7 +19,7 @@ from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import CapacitySource, Relation, SqlEngine
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.duckdb_statements import refusal
-from ebbflow.infra.query.local import LocalCapacity, usable_memory
+from ebbflow.infra.query.local import LocalCapacity, quota_notes, usable_memory
 from ebbflow.infra.query.shares import FileShareRegistry
 from ebbflow.infra.tables.logs.snapshots import unpacked
 from ebbflow.planners import hazard as recovery
@@ -167,7 +167,7 @@ def _open_duckdb(request: QueryRequest, clock: Clock) -> OpenedEngine:
     source = LocalCapacity(clock=clock, hazard=request.interruption_rate or 0.0)
     node = source.capacity().nodes[0]
     engine = DuckDbEngine.start(node.cores, node.memory, clock=clock)
-    return OpenedEngine(engine, source, cluster=f"duckdb {socket.gethostname()}")
+    return OpenedEngine(engine, source, notes=quota_notes(), cluster=f"duckdb {socket.gethostname()}")
 
 
 def _open_spark(

@@ -13,6 +13,7 @@ from ebbflow.infra.errors import StorageError, TableError
 from ebbflow.infra.protocols import Relation, SqlEngine
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.duckdb_statements import output_names, refusal
+from ebbflow.infra.query.local import slowness
 from ebbflow.infra.query.pins import Pins
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import parquet as tables
@@ -268,7 +269,8 @@ def planner_of(
     Selectivities that statistics do not give are measured on samples of the tables (cached). Raises as ``prepare``.
     """
     stages, links = stage_engines_of(request, gathered), _behind_links(gathered, store)
-    models = {name: model.behind_links(*links) for name, model in DEFAULTS.items()}
+    slow = slowness(request.engine)
+    models = {name: model.behind_links(*links).slower(slow) for name, model in DEFAULTS.items()}
     planner = QueryPlanner(
         gathered.parsed,
         gathered.catalogue,
@@ -370,9 +372,6 @@ def _measure(planner: QueryPlanner, gathered: Gathered, cache: JsonStore) -> dic
     return out
 
 
-# --- history of finished stages ----------------------------------------------------------------------------
-
-
 def _place(request: QueryRequest) -> str:
     """Name where stages run: figures of one place say little of another."""
     loopback = request.master.startswith(("local", "spark://127."))
@@ -381,20 +380,20 @@ def _place(request: QueryRequest) -> str:
 
 
 def read_history(store: ParquetCheckpointStore, request: QueryRequest) -> list[Measured]:
-    """Return what is remembered of finished stages, oldest first; damaged entries are left out."""
-    raw = store.cache("history").get(_place(request))
+    """Return what is remembered of finished stages, oldest first, with the times that they would take on cores as
+    they are now; damaged entries are left out."""
+    raw, slow = store.cache("history").get(_place(request)), slowness(request.engine)
     out = []
     for item in raw if isinstance(raw, list) else []:
-        try:
-            out.append(Measured(**{**item, "work": Work(**item["work"])}))
-        except (TypeError, KeyError):
-            continue
+        with suppress(TypeError, KeyError):
+            out.append(Measured(**{**item, "work": Work(**item["work"])}).slower(slow))
     return out
 
 
 def remember(store: ParquetCheckpointStore, request: QueryRequest, measured: Sequence[Measured]) -> None:
-    """Add finished stages to the history, keeping the newest."""
+    """Add finished stages to the history, keeping the newest; on whole cores they would take what is kept."""
     if measured:
+        slow = slowness(request.engine)
         kept = [*read_history(store, request), *measured][-_HISTORY:]
         with suppress(StorageError):  # estimates only: the query itself has its result
-            store.cache("history").put(_place(request), [asdict(m) for m in kept])
+            store.cache("history").put(_place(request), [asdict(m.slower(1.0 / slow)) for m in kept])

@@ -1,8 +1,9 @@
 """Runs a stage slice by slice: what one slice has computed stays, whatever becomes of the others."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from ebbflow.infra.errors import StageCancelledError
@@ -16,10 +17,14 @@ from ebbflow.infra.protocols import (
     StageResult,
 )
 from ebbflow.infra.query.slices import Cells, FilePruning, SliceIndex, covers, together
+from ebbflow.infra.storage import private
+from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.storage.scratch import ScratchFolder
 from ebbflow.planners.query.costs.operators import split_bytes
 from ebbflow.planners.query.plan.partial import bound
-from ebbflow.planners.query.plan.qep import Slicing, Stage, Statement
+from ebbflow.planners.query.plan.qep import SharedPart, Slicing, Stage, Statement
+from ebbflow.planners.query.plan.render import checkpoint_name
 from ebbflow.planners.query.plan.slicing import AT_ONCE, runs
 
 
@@ -96,7 +101,8 @@ class SliceRunner:
 
     ``relations`` are all that its statement names, ``text`` gives a statement in the engine's dialect. ``notify``
     hears of progress, summed over slices, and of every slice that is done. Job ids of slices are the run's, a dash
-    and the cells; ``cancel`` stops them.
+    and the cells; ``cancel`` stops them. What they share is computed first, into a folder of this process that goes
+    when they end: a run that takes the stage up computes it again.
     """
 
     def __init__(
@@ -119,8 +125,10 @@ class SliceRunner:
         self._known = known
         self._notify = notify
         self._lock = threading.Lock()
+        self._turn = threading.Semaphore(self._slicing.at_once)  # on the engine: others commit meanwhile
         self._done: dict[Cells, Checkpoint] = {}
         self._results: list[StageResult] = []
+        self._shared: list[Relation] = []
         self._progress: dict[Cells, StageProgress] = {}
         self._jobs: set[str] = set()
 
@@ -141,11 +149,57 @@ class SliceRunner:
             self._notify(SlicesDone(run.job_id, self._fraction()))
         todo = list(runs(list(self._done), grid.cells, self._slicing.slices))
         if todo:
-            self._run_all(todo, reused)
+            with self._sharing():
+                self._run_all(todo, reused)
         assert covers(self._done, grid.cells)
         return SlicedOutput(
             together(stage.output_fp, self._done), _summed(self._results), len(self._done), reused
         )
+
+    @contextmanager
+    def _sharing(self) -> Iterator[None]:
+        """Compute what the slices share, and keep it while they run."""
+        if not self._slicing.shared:
+            yield
+            return
+        folder = ScratchFolder("shared")
+        try:
+            there = {relation.name for relation in self._relations}
+            for part in self._slicing.shared:
+                if checkpoint_name(part.fingerprint) not in there:  # else another stage has computed the same
+                    self._compute(part, StorageLocation(folder.path).under(part.fingerprint))
+            yield
+        finally:
+            folder.close()
+
+    def _compute(self, part: SharedPart, place: StorageLocation) -> None:
+        private.make_folder(place.root)
+        job = StageJob(
+            f"{self._run.job_id}-{part.fingerprint[:12]}",
+            f"{self._run.stage.name} [shared by its slices]",
+            self._run.bound(self._text(part.statement)),
+            tuple(self._relations),
+            place,
+        )
+        result = self._on_engine(job, None, self._run.cancelled)
+        self._results.append(replace(result, rows=0))
+        files = tuple(FileEntry(info.path, info.size, info.mtime_ns / 1e9) for info in place.entries())
+        self._shared.append(Relation(checkpoint_name(part.fingerprint), place.scheme, files, result.columns))
+
+    def _on_engine(
+        self, job: StageJob, on_progress: Callable[[StageProgress], None] | None, stop: threading.Event
+    ) -> StageResult:
+        with self._lock:
+            self._jobs.add(job.id)
+        try:
+            with self._turn:
+                # once more: the engine ignores the cancellation of a job that has not reached it yet
+                if self._run.cancelled.is_set() or stop.is_set():
+                    raise StageCancelledError(f"{job.name} was cancelled before it began")
+                return self._engine.run(job, on_progress)
+        finally:
+            with self._lock:
+                self._jobs.discard(job.id)
 
     def _run_all(self, todo: Sequence[Cells], reused: int) -> None:
         stop = threading.Event()
@@ -173,13 +227,8 @@ class SliceRunner:
         fingerprint = self._slicing.fingerprint(stage.output_fp, *cells)
         attempt = self._store.begin(fingerprint)
         try:
-            with self._lock:
-                self._jobs.add(job_id)
             job = self._job(job_id, cells, attempt.place)
-            # once more: the engine ignores the cancellation of a job that has not reached it yet
-            if run.cancelled.is_set() or stop.is_set():
-                raise StageCancelledError(f"{stage.name} was cancelled before all its slices began")
-            result = self._engine.run(job, lambda p: self._record_progress(cells, p, total))
+            result = self._on_engine(job, lambda p: self._record_progress(cells, p, total), stop)
             checkpoint = self._store.commit(
                 attempt, rows=result.rows, columns=result.columns, seconds=result.seconds, sources=run.sources
             )
@@ -187,9 +236,6 @@ class SliceRunner:
             stop.set()  # here, or this thread would begin another before anybody hears of it
             self._store.discard(attempt)
             raise
-        finally:
-            with self._lock:
-                self._jobs.discard(job_id)
         self._known.add(run, self._slicing, cells, fingerprint)
         with self._lock:
             self._done[cells] = checkpoint
@@ -217,7 +263,7 @@ class SliceRunner:
             job_id,
             f"{stage.name} [{cells[0]}-{cells[1]} of {self._slicing.grid.cells}]",
             run.bound(self._text(self._slicing.statement(*cells))),
-            tuple(relations),
+            (*relations, *self._shared),
             output,
             stage.partitions,
             run.split(largest),

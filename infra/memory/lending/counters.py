@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ebbflow.infra.errors import MemoryTierError
+from ebbflow.infra.machine.granted import GROUPS, MEMORY_LIMIT, PROC, around
 
-_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}  # names of files, by version
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class MemoryCounters:
     free: int
 
 
-def read(proc: Path = _PROC, groups: Path = _GROUPS) -> MemoryCounters:
+def read(proc: Path = PROC, groups: Path = GROUPS) -> MemoryCounters:
     """Return the counters as they are now.
 
     Args:
@@ -48,10 +49,10 @@ def _kib(text: str) -> int:
 
 
 def _limits(proc: Path, groups: Path) -> Iterator[MemoryCounters]:
-    for folder, limit, usage in _around(proc, groups):
+    for version, folder in around("memory", proc, groups):
         with suppress(OSError, ValueError):  # "max": no limit
-            most = int((folder / limit).read_text())
-            used = int((folder / usage).read_text())
+            most = int((folder / MEMORY_LIMIT[version]).read_text())
+            used = int((folder / _USAGE[version]).read_text())
             said = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             yield MemoryCounters(most, max(0, most - used + _reclaimable(said)))
 
@@ -59,22 +60,3 @@ def _limits(proc: Path, groups: Path) -> Iterator[MemoryCounters]:
 def _reclaimable(said: Mapping[str, str]) -> int:
     """Return the bytes of files that the kernel drops before it runs out."""
     return int(said.get("total_inactive_file", said.get("inactive_file", "0")))
-
-
-def _around(proc: Path, groups: Path) -> Iterator[tuple[Path, str, str]]:
-    """Return the groups around this process with the names of their limit and usage."""
-    try:
-        own = [line.split(":", 2) for line in (proc / "self" / "cgroup").read_text().splitlines()]
-    except OSError:
-        return
-    for number, controllers, path in (one for one in own if len(one) == 3):
-        if number == "0":
-            root, names = groups, ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            root, names = groups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        folder = root / path.lstrip("/")
-        while folder.is_relative_to(root):
-            yield folder, *names
-            folder = folder.parent

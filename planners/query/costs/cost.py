@@ -32,6 +32,7 @@ from ebbflow.planners.query.costs.operators import (
     splits,
     write,
 )
+from ebbflow.planners.query.plan.slicing import AT_ONCE
 from ebbflow.planners.query.plan.trees import JoinMethod
 
 __all__ = [
@@ -77,6 +78,9 @@ class CostModel:
     store_wire: float = 0.0  # likewise of stages' outputs, per byte that is written or read
     spill_rate: float = 1.5e-8  # seconds of a core per byte that is spilled and read again
     exchanges: bool = True  # by shuffles; else tasks build all that they join, or ``sliced_join`` says
+    embedded: bool = (
+        False  # slices of a stage run in one process, one by one, and share what all of them read
+    )
     warm_up: float = 0.0  # seconds that a stage's first tasks on a core take longer until its process is warm
     wide_key: float = 1.0  # rows that one counts for in a hash join whose key is no single machine word
 
@@ -84,6 +88,11 @@ class CostModel:
         """Return this model for nodes that have a part of the tables' bytes, and of stages' outputs, over their links
         only."""
         return replace(self, table_wire=tables, store_wire=store)
+
+    @property
+    def slices_at_once(self) -> int:
+        """Return how many slices of a stage run side by side."""
+        return 1 if self.embedded else AT_ONCE
 
     def keys(self, size: float) -> float:
         """Return how many rows a row of a hash join counts for whose key has ``size`` bytes."""
@@ -160,6 +169,7 @@ DUCKDB = CostModel(
     hash_fraction=0.8,
     broadcast_limit=math.inf,
     spill_rate=4.0e-9,
+    embedded=True,
 )
 # Spark's tasks with DuckDB in them: its rates, but what slices compute again, and Spark's latency. A stage that turns
 # out to be Spark SQL's has the join methods of the same plan, so that broadcasts are held to Spark's limits.
@@ -175,6 +185,7 @@ NATIVE = replace(
     shuffled_wire=0.0,  # a slice reads all that it joins from the store
     broadcast_wire=0.0,
     exchanges=False,
+    embedded=False,
 )
 DEFAULTS = {model.engine: model for model in (SPARK, DUCKDB, NATIVE)}
 

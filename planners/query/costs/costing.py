@@ -73,6 +73,12 @@ class StatementCoster:
         bill.add(Work(tasks=float(bill.widest)))
         return bill, stored
 
+    def part(self, block: BlockId, node: Tree, choice: Choice) -> tuple[CostEstimate, Size]:
+        """Return the bill of a part of a block's tree, and the size of its rows as they are stored."""
+        bill = CostEstimate()
+        size = self._tree(bill, block, node, choice, own=True)
+        return bill, Size(size.rows, size.bytes * STORED)
+
     def repeated(self, unit: Unit, choice: Choice, grid: Grid) -> CostEstimate:
         """Return the bill of what every slice of ``unit`` computes again: all that ``grid`` does not divide."""
         bill = CostEstimate()

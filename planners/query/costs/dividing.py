@@ -1,21 +1,23 @@
 """By which column, and into how many slices, a stage is divided."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue, Work
+from ebbflow.planners.query.costs import cost
 from ebbflow.planners.query.costs.costing import StatementCoster
 from ebbflow.planners.query.costs.statement_cost import CostEstimate
 from ebbflow.planners.query.estimates.relations import RelationInput
 from ebbflow.planners.query.plan import slicing
-from ebbflow.planners.query.plan.analysis import Analysis
+from ebbflow.planners.query.plan.analysis import Analysis, BlockId
+from ebbflow.planners.query.plan.qep import SharedPart, Slicing
 from ebbflow.planners.query.plan.slicing import Grid
-from ebbflow.planners.query.plan.staging import Choice, Unit
-from ebbflow.planners.query.plan.trees import Leaf, Tree, joins
+from ebbflow.planners.query.plan.staging import Choice, Rendered, Staging, Unit
+from ebbflow.planners.query.plan.trees import Leaf, Tree, joins, subtree
 from ebbflow.planners.query.sql.joingraph import Column
 from ebbflow.planners.query.views.views import View
 
@@ -23,11 +25,31 @@ _LIMITS = (exp.Limit, exp.Offset, exp.Fetch)
 
 
 @dataclass(frozen=True)
+class Sharing:
+    """What all slices of a unit read alike: of ``block`` the parts over relations ``masks``. ``inside`` is the choice
+    that cuts there, too, ``once`` the work of writing them and of reading them for the first slice."""
+
+    inside: Choice
+    block: BlockId
+    masks: tuple[int, ...] = ()
+    once: Work = field(default_factory=Work)
+
+    @classmethod
+    def of(cls, choice: Choice, block: BlockId, masks: Collection[int], once: Work) -> "Sharing":
+        """Return that slices of a unit of ``choice`` share the parts ``masks``."""
+        if not masks:
+            return cls(choice, block)
+        cuts = {**choice.cuts, block: choice.cuts.get(block, frozenset()).union(masks)}
+        return cls(replace(choice, cuts=cuts), block, tuple(masks), once)
+
+
+@dataclass(frozen=True)
 class SlicedCost:
-    """A grid, how many slices of it, and the bill of what they do more than the stage in one."""
+    """A grid, how many slices of it, what they share, and the bill of what they do more than the stage in one."""
 
     grid: Grid
     division: slicing.Division
+    sharing: Sharing
     again: CostEstimate
 
 
@@ -52,32 +74,77 @@ class Divider:
         def seconds(of: CostEstimate) -> float:
             return of.seconds(coster.model, coster.share)
 
-        def reread(grid: Grid, slices: int) -> float:
-            return coster.model.core_seconds(coster.reread(unit, grid, slices)) / cores
+        def reread(grid: Grid, sharing: Sharing, slices: int) -> float:
+            work = coster.reread(unit, grid, slices).plus(sharing.once)
+            return coster.model.core_seconds(work) / cores + coster.model.latency * len(sharing.masks)
 
         best: SlicedCost | None = None
         for grid in self.grids(unit, choice, partial(coster.sizes.relation)):
             if begun is not None and begun[0] != grid.name:
                 continue
-            again = coster.repeated(unit, choice, grid)
+            sharing = self._sharing(unit, choice, grid, coster)
+            again = coster.repeated(unit, sharing.inside, grid)
             found = slicing.divide(
                 seconds(bill),
                 seconds(again),
-                partial(reread, grid),
+                partial(reread, grid, sharing),
                 coster.model.latency,
                 coster.share,
                 slicing.COUNTS if begun is None else (begun[1],),
+                coster.model.slices_at_once,
             )
             if found.slices > 1 and (best is None or found.seconds < best.division.seconds):
                 more = found.slices - 1.0
                 work = Work(*(amount * more for amount in again.work.vector()))
-                work = work.plus(coster.reread(unit, grid, found.slices))
+                work = work.plus(coster.reread(unit, grid, found.slices)).plus(sharing.once)
                 best = SlicedCost(
                     grid,
                     found,
+                    sharing,
                     CostEstimate(work, again.serial * more, again.waiting * more, again.network * more),
                 )
         return best
+
+    def _sharing(self, unit: Unit, choice: Choice, grid: Grid, coster: StatementCoster) -> Sharing:
+        """Return the largest parts of a unit's tree that read nothing divided and take longer than a copy of them."""
+        key, cores = unit.block or (unit.view, 0), max(coster.share.total.cores, 1.0)
+        masks, once = list[int](), Work()
+        for part in self.undivided(unit, choice, grid) if coster.model.embedded else ():
+            bill, size = coster.part(key, part, choice)
+            copy = cost.write(size).plus(cost.scan(size))
+            if bill.seconds(coster.model, coster.share) > coster.model.core_seconds(copy) / cores:
+                masks.append(part.mask)
+                once = once.plus(copy)
+        return Sharing.of(choice, key, masks, once)
+
+    def undivided(self, unit: Unit, choice: Choice, grid: Grid) -> list[Tree]:
+        """Return the largest parts of a unit's join tree that read no table that ``grid`` divides, and no stage's
+        output alone."""
+        key = unit.block or (unit.view, 0)
+        if key not in self._analysis.blocks:
+            return []
+        index, node = self._analysis.blocks[key].graph.index, choice.trees[key]
+        divided = sum(1 << index[alias] for alias in {alias for alias, _ in grid.columns})
+        node = node if unit.block is None else subtree(node, unit.mask)
+        return _undivided(node, divided, choice.cuts.get(key, frozenset()) - {unit.mask})
+
+    def slices(self, unit: Unit, plan: SlicedCost, at_once: int) -> Slicing:
+        """Return how a unit runs in slices as planned, ``at_once`` of them side by side."""
+        sharing, block = plan.sharing, plan.sharing.block
+        staging = Staging(self._analysis, sharing.inside)
+        shared = []
+        for mask in sharing.masks:
+            fingerprint = self._analysis.fingerprints.subset(self._analysis.blocks[block], mask)
+            part = Unit(unit.view, fingerprint, (), (), frozenset(), "", block, mask)
+            shared.append(SharedPart(fingerprint, Rendered(staging, part)))
+        return Slicing(
+            plan.grid,
+            plan.division.slices,
+            Rendered(staging, unit),
+            self.read_once(unit, plan.grid),
+            at_once,
+            tuple(shared),
+        )
 
     def grids(self, unit: Unit, choice: Choice, known: Callable[[View, str], RelationInput]) -> list[Grid]:
         """Return the grids by which a unit can be divided: over base tables that its own statement scans.
@@ -138,6 +205,17 @@ class Divider:
         """Return the base tables below a view."""
         view = self._analysis.chain.by_name[name]
         return frozenset(view.reads_tables).union(*(self._below(v) for v in view.reads_views))
+
+
+def _undivided(tree: Tree, divided: int, cuts: frozenset[int]) -> list[Tree]:
+    """Return the largest parts of ``tree`` that have none of the relations ``divided`` and lie under no cut."""
+    if tree.mask in cuts:
+        return []
+    if not tree.mask & divided:
+        return [tree]
+    if isinstance(tree, Leaf):
+        return []
+    return _undivided(tree.left, divided, cuts) + _undivided(tree.right, divided, cuts)
 
 
 def _scanned(tree: Tree, cuts: frozenset[int], *, own: bool) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Protocol
 from sqlglot import exp
 
 from ebbflow.planners.model import Resources, Work
-from ebbflow.planners.query.plan.slicing import Grid
+from ebbflow.planners.query.plan.slicing import AT_ONCE, Grid
 from ebbflow.planners.query.sql.joingraph import Column
 
 
@@ -49,6 +49,14 @@ class Sliceable(Statement, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """A part of a stage that every slice reads alike: a relation ``ckpt_<fingerprint>`` of their statements."""
+
+    fingerprint: str
+    statement: Statement
+
+
 @dataclass(frozen=True)
 class Slicing:
     """How a stage is divided into slices that are made durable one by one."""
@@ -59,6 +67,8 @@ class Slicing:
     tables: Mapping[
         str, str
     ]  # of the divided columns: alias -> base table that the statement names only once
+    at_once: int = AT_ONCE  # slices that run side by side
+    shared: tuple[SharedPart, ...] = ()  # computed once where the slices run, and never durable
 
     def statement(self, first: int, last: int) -> Statement:
         """Return the statement of the cells ``first`` to ``last`` (exclusive)."""

@@ -5,12 +5,14 @@ of a column that the tables are stored in the order of, so that each slice reads
 borders come from Parquet footers (``infra.tables.clustering``). Columns made equal by joins are divided together, so
 two tables in the order of a common key are both read once in all. What is not divided is read again by every slice.
 
-How many slices: two run side by side, so that the fixed cost o of one hides behind the work of the other. With
-total time T, R seconds repeated per slice, a rate λ of losses and ρ and σ as in ``cuts``, m slices take
+How many slices: a run side by side, on a cluster two, so that the fixed cost o of one hides behind the work of the
+other. With total time T, R seconds repeated per slice, a rate λ of losses and ρ and σ as in ``cuts``, m slices take
 
-    E(m) = T + (m − 1)·R + m/2 · (o + λ·(ρ + σ)·L²/2),    L = (T + (m − 1)·R) / (m/2) + o
+    E(m) = T + (m − 1)·R + m/a · (o + λ·(ρ + σ)·L²/2),    L = (T + (m − 1)·R) / (m/a) + o
 
-(Young 1974 finds the optimal interval between checkpoints in the same way).
+(Young 1974 finds the optimal interval between checkpoints in the same way). An engine in one process has no cores
+left for a second: there a is 1, and a loss costs one slice. What the division leaves whole is computed once there and
+read by every slice, where that takes less.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +30,7 @@ from ebbflow.planners.query.sql.joingraph import Column
 COUNTS = (2, 4, 8, 16)  # slices a stage may have; ``ColumnStatistics.reads`` follows them
 _TYPES = ("tinyint", "smallint", "int", "bigint", "date")
 _WORTH = 0.02  # a division must save this fraction of the expected time
-AT_ONCE = 2  # slices of a stage that run side by side
+AT_ONCE = 2  # slices of a stage that run side by side on a cluster
 
 
 @dataclass(frozen=True)
@@ -110,18 +112,19 @@ def divide(
     overhead: float,
     share: Share,
     counts: Sequence[int] = COUNTS,
+    at_once: int = AT_ONCE,
 ) -> Division:
     """Return the best number of slices for a stage, 1 for none; with a single one in ``counts``, that.
 
     ``seconds`` is the stage's time on the share, ``repeated`` what each further slice computes again, ``reread``
     gives the seconds of reading more of the divided tables than once by number of slices, ``overhead`` the fixed
-    cost of a statement.
+    cost of a statement. ``at_once`` run side by side.
     """
     whole = seconds + overhead + rework_seconds(seconds + overhead, share)
     best = Division(1, whole, whole)
     for slices in counts:
         total = seconds + (slices - 1) * repeated + reread(slices)
-        rounds = slices / AT_ONCE
+        rounds = slices / at_once
         length = total / rounds + overhead
         expected = total + rounds * (overhead + rework_seconds(length, share))
         if len(counts) == 1 or expected < best.seconds - _WORTH * whole:

@@ -21,7 +21,7 @@ from ebbflow.planners.query.plan.render import (
     without_broadcast,
     without_hints,
 )
-from ebbflow.planners.query.plan.trees import Join, Leaf, Tree, joins
+from ebbflow.planners.query.plan.trees import Join, Leaf, Tree, joins, subtree
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.joingraph import Column
 from ebbflow.planners.query.sql.parse import outside_tables
@@ -220,7 +220,7 @@ class _Renderer:
     def statement(self, unit: Unit, slice_: Mapping[Column, exp.Expr]) -> exp.Expr:
         statement: exp.Expr
         if unit.block is not None:
-            node = next(j for j in joins(self._choice.trees[unit.block]) if j.mask == unit.mask)
+            node = subtree(self._choice.trees[unit.block], unit.mask)
             statement = (self._block(unit.block, slice_) if slice_ else self._blocks[unit.block]).stage(node)
         elif unit.partial:
             statement = self._split(unit.view, self._sliced_body(unit.view, slice_)).partial

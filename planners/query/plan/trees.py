@@ -67,6 +67,11 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
         yield from leaves(tree.right)
 
 
+def subtree(tree: Tree, mask: int) -> Tree:
+    """Return the part of ``tree`` over exactly the relations ``mask``. Raises ``StopIteration`` if it has none."""
+    return next(part for part in (*joins(tree), *leaves(tree)) if part.mask == mask)
+
+
 def logical_key(tree: Tree) -> frozenset[int]:
     """Return the bit sets of all joins. They determine an unordered binary tree over its leaves."""
     return frozenset(join.mask for join in joins(tree)) or frozenset({tree.mask})

@@ -13,13 +13,15 @@ import sqlglot
 from sqlglot import exp
 
 from ebbflow.infra.query.duckdbtypes import quoted, to_spark
-from ebbflow.planners.model import Catalogue, ColumnStatistics, Table, TableStatistics
-from ebbflow.planners.query.costs.dividing import Divider
+from ebbflow.planners.model import Catalogue, ColumnStatistics, Table, TableStatistics, Work
+from ebbflow.planners.query.costs.dividing import Divider, Sharing, SlicedCost
+from ebbflow.planners.query.costs.statement_cost import CostEstimate
 from ebbflow.planners.query.estimates.relations import RelationInput
 from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.plan.partial import bound
+from ebbflow.planners.query.plan.qep import Slicing
 from ebbflow.planners.query.plan.render import checkpoint_name
-from ebbflow.planners.query.plan.slicing import Grid, runs
+from ebbflow.planners.query.plan.slicing import Division, Grid, runs
 from ebbflow.planners.query.plan.staging import Choice, Rendered, Staging, Unit
 from ebbflow.planners.query.plan.trees import Join, JoinMethod, Leaf, Tree, joins
 from ebbflow.planners.query.sql.joingraph import JoinGraph
@@ -109,6 +111,17 @@ def random_grid(
     return rng.choice(found) if found else None
 
 
+def random_sharing(
+    analysis: Analysis, known: Catalogue, choice: Choice, unit: Unit, grid: Grid, rng: random.Random
+) -> Slicing:
+    """Return slices of a unit that share some of what they may share."""
+    divider = Divider(analysis, known)
+    masks = [part.mask for part in divider.undivided(unit, choice, grid) if rng.random() < 0.7]
+    sharing = Sharing.of(choice, unit.block or (unit.view, 0), masks, Work())
+    plan = SlicedCost(grid, Division(1, 0.0, 0.0), sharing, CostEstimate())
+    return divider.slices(unit, plan, 1)
+
+
 def run(
     connection: duckdb.DuckDBPyConnection,
     analysis: Analysis,
@@ -133,9 +146,16 @@ def run(
             grid = None
             if divided is not None and rng is not None:
                 grid = random_grid(analysis, divided, choice, unit, rng)
-            if grid is not None:
-                slices = list(runs([], grid.cells, rng.randint(1, grid.cells) if rng else 1))
-                texts = [statement.sliced(grid.conditions(*cells)).duckdb for cells in slices]
+            if grid is not None and divided is not None and rng is not None:
+                slices = list(runs([], grid.cells, rng.randint(1, grid.cells)))
+                slicing = random_sharing(analysis, divided, choice, unit, grid, rng)
+                for part in slicing.shared:
+                    if (shared := checkpoint_name(part.fingerprint)) not in made:
+                        made.append(shared)
+                        connection.execute(
+                            f"CREATE TEMP TABLE {shared} AS {bound(part.statement.duckdb, columns)}"
+                        )
+                texts = [slicing.statement(*cells).duckdb for cells in slices]
             sql = bound(" UNION ALL ".join(f"({t})" for t in texts) if grid else texts[0], columns)
             try:
                 relation = connection.execute(sql)
@@ -148,7 +168,7 @@ def run(
             columns[unit.output_fp] = [
                 (n, t) for n, t, *_ in connection.execute(f"DESCRIBE {name}").fetchall()
             ]
-        cursor = connection.execute(f"FROM {made[-1]}")
+        cursor = connection.execute(f"FROM {checkpoint_name(units[-1].output_fp)}")
         rows = cursor.fetchall()
         names = [d[0] for d in cursor.description or ()]
         return Ran(units, tuple(names), multiset(rows), tuple(comparable(r) for r in rows))

@@ -14,9 +14,10 @@ from statements import NOW, catalogue
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Catalogue, ColumnStatistics, Share, Table, TableStatistics
-from ebbflow.planners.query.costs.cost import SPARK
+from ebbflow.planners.query.costs.cost import DUCKDB, SPARK
 from ebbflow.planners.query.costs.sampling import questions
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan
+from ebbflow.planners.query.plan.render import checkpoint_name
 from ebbflow.planners.query.plan.retention import retain
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.plan.trees import joins
@@ -347,6 +348,26 @@ def test_long_stages_are_divided_where_nodes_are_lost_often(number):
         assert len(texts) == cells
         assert not long.sink
     assert bool(divided) == (number in DIVIDED)
+
+
+def test_slices_in_one_process_share_what_they_all_read_and_a_long_stage_has_more_of_them():
+    counts = []
+    for slow in (1.0, 4.0):
+        model = DUCKDB.slower(slow)
+        query = QueryPlanner((TPCH / "q9.sql").read_text(), in_order(), model, now=NOW, salt="run")
+        query.sample({})
+        share = Share.uniform(2, 8, hazard=60.0)
+        best = min(query.candidates(share), key=lambda p: simulate(p, share).seconds)
+        (divided,) = [s.slicing for s in best.stages if s.slicing is not None]
+        counts.append(divided.slices)
+        assert divided.at_once == 1
+        assert divided.shared
+        text = divided.statement(0, 1).duckdb
+        for part in divided.shared:
+            assert checkpoint_name(part.fingerprint) in text
+            assert "green" in part.statement.duckdb
+        assert "green" not in text
+    assert counts[0] < counts[1]
 
 
 def test_nothing_is_divided_where_nodes_stay():

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.tasks.query.planning import prepare, read_history
 from ebbflow.tasks.query.request import QueryRequest, meaning
 from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome, execute
 from ebbflow.tasks.report.delivery import deliver
@@ -134,3 +136,29 @@ def test_checkpoints_of_another_engine_or_meaning_are_not_reused(tpch: str) -> N
     assert of(ansi_enabled="false") != of(ansi_enabled="true")
     assert of(shuffle_partitions="8", adaptive_enabled="false", optimizer_maxIterations="50") == of()
     assert of(optimizer_excludedRules="org.apache.spark.sql.catalyst.optimizer.DecimalAggregates") != of()
+
+
+def test_what_stages_took_under_a_quota_tells_what_they_take_without(
+    tpch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = QueryRequest(
+        "SELECT n_name, count(*) AS n FROM customer JOIN nation ON c_nationkey = n_nationkey GROUP BY n_name",
+        tables=tpch,
+        engine="duckdb",
+        store=str(tmp_path),
+        verify=True,
+    )
+    store = ParquetCheckpointStore(request.store_place)
+    plain = prepare(request, store, SystemClock(), run_id="plain")[1].model
+    with monkeypatch.context() as held:
+        held.setattr("ebbflow.infra.query.local.granted_cores", lambda: 0.4)
+        slow = prepare(request, store, SystemClock(), run_id="slow")[1].model
+        assert slow.vector == pytest.approx([2.5 * rate for rate in plain.vector])
+        report = execute(request).report
+        assert report.verified is True
+        assert any("0.4 cores" in note for note in report.problems)
+        under = read_history(store, request)
+    without = read_history(store, request)
+    assert under
+    for name in ("task_seconds", "wall_seconds"):
+        assert [getattr(m, name) for m in under] == pytest.approx([2.5 * getattr(m, name) for m in without])

@@ -1,6 +1,7 @@
 """Stages in slices: what a slice has computed stays, whatever becomes of the others."""
 
 import re
+import tempfile
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -26,6 +27,12 @@ QUERY = """
     WHERE l_shipmode IN ('AIR', 'MAIL')
     GROUP BY o_orderpriority ORDER BY o_orderpriority
 """
+SHARING = """
+    SELECT o_orderpriority, p_brand, count(*) AS items, sum(l_quantity) AS quantity
+    FROM orders JOIN lineitem ON l_orderkey = o_orderkey JOIN part ON p_partkey = l_partkey
+    WHERE p_name LIKE '%green%' AND p_size < 30
+    GROUP BY o_orderpriority, p_brand ORDER BY o_orderpriority, p_brand
+"""
 OFTEN = 1e9  # losses per node-hour: even queries of milliseconds are divided
 
 
@@ -34,7 +41,7 @@ def _tables(tpch: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Tables in small row groups, so that a small table is worth dividing."""
     folder = tmp_path_factory.mktemp("sliced")
     with duckdb.connect() as connection:
-        for name in ("orders", "lineitem"):
+        for name in ("orders", "lineitem", "part"):
             source, target = Path(tpch) / f"{name}.parquet", folder / f"{name}.parquet"
             connection.execute(f"COPY (FROM '{source}') TO '{target}' (ROW_GROUP_SIZE 2048)")
     return str(folder)
@@ -68,6 +75,42 @@ def test_every_cell_is_computed_once_and_the_answer_is_right(
     assert len(done) == stage.slicing.slices > 1
     report = next(s for s in driver.recorder.stages if s.fingerprint == stage.output_fp)
     assert (report.status, report.note) == ("completed", f"{stage.slicing.slices} slices")
+
+
+def test_what_all_slices_read_alike_is_computed_once_in_each_run(
+    request_: QueryRequest, engine: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # of folders that go
+    slow = replace(DUCKDB.rates, scanned_bytes=1e-6)  # so that it pays for a small table
+    monkeypatch.setitem(DEFAULTS, "duckdb", DUCKDB.with_rates(slow, DUCKDB.latency))
+    request = replace(request_, sql=SHARING)
+    ride = Ride(request, hazard=OFTEN)
+    plan = next(p for p in ride.plans if any(s.slicing and s.slicing.shared for s in p.stages))
+
+    def breaks(job: StageJob, before: int, _event: object) -> None:
+        running.append(job)
+        assert sum(cells(one) is not None for one in running) == len(running) - 1, (
+            "the first is what is shared"
+        )
+        if before == 4:
+            raise StageFailedError("out of luck")
+
+    running: list[StageJob] = []
+    engine.before = breaks
+    with pytest.raises(StageFailedError, match="out of luck"):
+        ride.drive(engine, chosen=plan)
+    again = Scripted()
+    try:
+        second = Ride(request, hazard=OFTEN)
+        driver = second.drive(again, chosen=next(p for p in second.plans if p.id == plan.id))
+    finally:
+        again.close()
+    assert right(second, driver)
+    for jobs in (engine.jobs, again.jobs):
+        (shared,) = (job for job in jobs if "shared by its slices" in job.name)
+        assert "part" in shared.sql
+        assert not any("green" in job.sql for job in jobs if cells(job) is not None)
+    assert not list(tmp_path.glob("ebbflow-shared-*"))
 
 
 def test_the_embedded_engine_divides_stages_where_interruptions_are_stated(

@@ -59,11 +59,18 @@ def test_the_formula_by_hand():
     assert found.whole == pytest.approx(40.5 + 0.05 * 0.75 / 2 * 40.5**2)
 
 
+def test_one_by_one_a_loss_costs_one_slice_and_nothing_hides_the_overhead():
+    # 1 node at 60 losses an hour: λ = 1/60/s, ρ + σ = 1.25; 4 slices of 40 s, 1 s each computed again: L = 11.25
+    found = divide(40.0, 1.0, nothing, 0.5, share(60.0, 1), (4,), 1)
+    assert found.seconds == pytest.approx(43.0 + 4 * (0.5 + 1.25 / 120 * 11.25**2))
+    assert found.seconds < divide(40.0, 1.0, nothing, 0.5, share(60.0, 1), (4,), 2).seconds
+
+
 @given(
-    st.floats(0.1, 3600.0), st.floats(0.0, 100.0), st.floats(0.0, 500.0), st.floats(0.01, 5.0)
+    st.floats(0.1, 3600.0), st.floats(0.0, 100.0), st.floats(0.0, 500.0), st.floats(0.01, 5.0), st.integers(1, 2)
 )  # fmt: skip
-def test_a_division_is_never_expected_to_take_longer(seconds, repeated, hazard, overhead):
-    found = divide(seconds, repeated, nothing, overhead, share(hazard))
+def test_a_division_is_never_expected_to_take_longer(seconds, repeated, hazard, overhead, at_once):
+    found = divide(seconds, repeated, nothing, overhead, share(hazard), at_once=at_once)
     assert found.slices in (1, *COUNTS)
     assert found.seconds <= found.whole
 
