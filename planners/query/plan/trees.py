@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal, TypeAlias
 
 JoinMethod = Literal["broadcast", "shuffle_hash", "sort_merge"]
@@ -69,7 +70,8 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 
 def subtree(tree: Tree, mask: int) -> Tree:
     """Return the part of ``tree`` over exactly the relations ``mask``. Raises ``StopIteration`` if it has none."""
-    return next(part for part in (*joins(tree), *leaves(tree)) if part.mask == mask)
+    parts: Iterator[Tree] = chain(joins(tree), leaves(tree))
+    return next(part for part in parts if part.mask == mask)
 
 
 def logical_key(tree: Tree) -> frozenset[int]:
