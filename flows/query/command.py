@@ -13,7 +13,6 @@ from ebbflow.flows.query.bars import StageBars
 from ebbflow.flows.query.terminal import TerminalListener
 from ebbflow.flows.runs.answers import print_json
 from ebbflow.flows.runs.command import quiet_prefect, start_temporary_server
-from ebbflow.infra.query.calibration import calibrate
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.planners.query.costs.cost import DEFAULTS
 from ebbflow.planners.query.costs.fitting import calibrate as fit
@@ -71,6 +70,8 @@ def calibrate_engine(engine: str, master: str, store: str, *, as_json: bool = Fa
     Raises:
         EbbflowError: the engine does not start or tells no times of tasks, or the store cannot be written.
     """
+    from ebbflow.infra.query.calibration import calibrate
+
     request = QueryRequest("SELECT 1", tables=".", engine=engine, master=master, store=store, calibrate=True)
     checkpoints = ParquetCheckpointStore(request.store_place)
     with Console(stderr=True).status(f"measuring {engine}"), opened_engine(request) as opened:

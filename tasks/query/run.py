@@ -12,7 +12,6 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import EngineUnavailableError, StorageError
 from ebbflow.infra.logs.json_lines import log_ids
 from ebbflow.infra.protocols import CapacitySource, Checkpoint, SqlEngine
-from ebbflow.infra.query.calibration import calibrate
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.pins import Pins
 from ebbflow.infra.query.slices import SliceIndex
@@ -59,7 +58,6 @@ from ebbflow.tasks.query.report import PlanReport, QueryReport, reason_text
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.sharing import Demand, SharedCapacity
 from ebbflow.tasks.query.stagework import StageWork, stage_ways
-from ebbflow.tasks.query.verify import verify
 
 if TYPE_CHECKING:
     from ebbflow.tasks.memory.tier import OpenTier
@@ -178,19 +176,19 @@ def execute(
         running.settled = True
         gathered = found
         if request.calibrate and not found.history:
+            from ebbflow.infra.query.calibration import calibrate  # a measurement is rare
+
             orchestrator.listener.note("measuring the engine, once")
-            measured = calibrate(engine, max(Share.of(capacity).total.cores, 1.0))
-            remember(store, request, measured)
-            gathered = replace(found, history=measured)
+            gathered = replace(found, history=calibrate(engine, max(Share.of(capacity).total.cores, 1.0)))
+            remember(store, request, gathered.history)
         engine.confine(gathered.read(), [store.place], gathered.everything)
-        of_memory = () if memory is None else (memory.opening,)
-        for note in (*gathered.notes, *running.notes, *of_memory):
+        told = [*running.notes, *(() if memory is None else (memory.opening,))]
+        for note in (*gathered.notes, *told):
             orchestrator.listener.note(note)
         started = clock.now()
         slices = SliceIndex(store, store.cache("slices"))
         share = planning_share(capacity, request.fraction)
         ways = stage_ways(request, gathered, engine, cores=share.total.cores)
-        told = [*running.notes, *of_memory]
         if ways.told:
             told.append(ways.told)
             orchestrator.listener.note(ways.told)
@@ -226,7 +224,11 @@ def execute(
     if request.into is None:  # else ``deliver`` ends it
         pins.forget()
     remember(store, request, session.measured)
-    verdict = verify(gathered, result) if request.verify else (None, "")
+    verdict: tuple[bool | None, str] = None, ""
+    if request.verify:
+        from ebbflow.tasks.query.verify import verify  # few are compared
+
+        verdict = verify(gathered, result)
     report = book.report(request, session, result, seconds, verdict, store.problems())
     with suppress(StorageError):  # housekeeping: the result is there
         written = sum(stage.bytes for stage in report.stages if stage.status == "completed")
