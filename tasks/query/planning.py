@@ -20,7 +20,7 @@ from ebbflow.infra.tables import parquet as tables
 from ebbflow.infra.tables import statistics
 from ebbflow.infra.tables.logs import snapshots
 from ebbflow.infra.tables.partitions import pruned
-from ebbflow.planners.errors import OptionError, SqlSyntaxError, UnknownColumnError, UnsupportedQueryError
+from ebbflow.planners.errors import OptionError, UnknownColumnError
 from ebbflow.planners.model import Catalogue, Measured, Table, Work
 from ebbflow.planners.query.costs.cost import DEFAULTS
 from ebbflow.planners.query.costs.sampling import questions
@@ -38,7 +38,7 @@ from ebbflow.planners.query.sql.parse import (
     parse_query,
     table_names,
 )
-from ebbflow.planners.query.sql.translation.whole import alike, check_said
+from ebbflow.planners.query.sql.translation.whole import alike, check_said, refused
 from ebbflow.planners.query.views.views import view_chain
 from ebbflow.tasks.drawing.wording import bytes_text
 from ebbflow.tasks.query.request import QueryRequest, meaning
@@ -203,6 +203,7 @@ def _read(
     if not named <= relations.keys():  # whoever names a table that is not there is told the others
         plain = {name.lower(): Table(name, (), "") for name in known} | plain
     catalogue = Catalogue(plain)
+    read = [one for name, one in relations.items() if name in named]
     now = datetime.fromtimestamp(clock.now(), UTC)
 
     def parsed(outputs: Sequence[str] | None = None) -> ParsedQuery:
@@ -217,13 +218,11 @@ def _read(
         )
 
     def asked() -> tuple[str, ...] | None:
-        return _output_names(request, tree, [one for name, one in relations.items() if name in named], engine)
+        return _output_names(request, tree, read, engine)
 
     try:
         outputs = asked() if request.engine == "duckdb" else None
         found = parsed(outputs)
-        if outputs is None and request.engine == request.dialect.lower() == "duckdb":
-            _check_accepted(request, [one for name, one in relations.items() if name in named])
     except UnknownColumnError:
         outputs = asked() if request.engine == "spark" else None
         if outputs is None:
@@ -232,16 +231,16 @@ def _read(
     if found.unnamed and request.engine == "spark":
         found = parsed(asked())
     check_said(found.expression, request.dialect, request.engine)
+    if outputs is None and request.engine == "duckdb":
+        _check_accepted(request, found.expression, read)
     return found, relations, now, named
 
 
-def _check_accepted(request: QueryRequest, read: Sequence[Relation]) -> None:
-    """Raise what DuckDB says of a query in its own words that it refuses, though its parts may run."""
-    reason = refusal(request.sql, read, reaches_out(frozenset(request.allow_functions)))
-    if reason.startswith("Parser Error"):
-        raise SqlSyntaxError(f"DuckDB cannot read the query: {reason}")
-    if reason:
-        raise UnsupportedQueryError(f"DuckDB refuses the query: {reason}")
+def _check_accepted(request: QueryRequest, tree: exp.Query, read: Sequence[Relation]) -> None:
+    """Raise what DuckDB says of a query that it refuses, though its parts may run."""
+    text = request.sql if request.dialect.lower() == "duckdb" else duckdb_sql(tree)
+    if reason := refusal(text, read, reaches_out(frozenset(request.allow_functions))):
+        raise refused(reason, request.dialect)
 
 
 def _output_names(

@@ -58,10 +58,13 @@ def test_a_catalogue_is_for_spark_and_no_file_is_looked_at() -> None:
     assert (request.engine, request.master) == ("spark", LOCAL)
 
 
-def test_a_function_that_duckdb_lacks_is_for_spark(tpch: str) -> None:
-    engine, reason = chosen(tpch, "SELECT xxhash64(n_name) AS x FROM nation")
+def test_a_function_that_duckdb_lacks_is_for_spark(tpch: str, tmp_path: Path) -> None:
+    sql = "SELECT xxhash64(n_name) AS x FROM nation"
+    engine, reason = chosen(tpch, sql)
     assert engine == "spark"
     assert "xxhash64 does not exist" in reason
+    with pytest.raises(UnsupportedQueryError, match=r"refuses .*xxhash64.*; run it with --engine spark"):
+        execute(QueryRequest(sql, tables=tpch, store=str(tmp_path / "store"), engine="duckdb"))
 
 
 def test_a_word_that_duckdb_would_not_be_told_is_for_spark(tpch: str, tmp_path: Path) -> None:

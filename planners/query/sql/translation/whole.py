@@ -5,7 +5,7 @@ from typing import TypeVar, cast
 
 from sqlglot import Dialect, ErrorLevel, exp
 
-from ebbflow.planners.errors import UnsupportedQueryError
+from ebbflow.planners.errors import PlanningError, SqlSyntaxError, UnsupportedQueryError
 from ebbflow.planners.query.sql.dialect import QuantileDuckDB, Spark4, duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.nesting import within_bounds
 from ebbflow.planners.query.sql.translation import duckdb, spark
@@ -39,15 +39,29 @@ def check_said(tree: exp.Expr, dialect: str, engine: str) -> None:
     """Raise ``UnsupportedQueryError`` for what ``engine`` is not told of ``tree``, as parsed from ``dialect``: it
     says what to do."""
     lacks = {"duckdb": duckdb_lacks, "spark": spark_lacks}.get(engine)
-    if lacks is None or not (reason := lacks(tree, dialect)):
-        return
+    if lacks is not None and (reason := lacks(tree, dialect)):
+        raise _advised(reason, engine)
+
+
+def _advised(reason: str, engine: str) -> UnsupportedQueryError:
+    """Return the error of a query in another dialect that ``engine`` does not run, with what to do."""
     other, needs, name = (
         ("spark", " (needs Java)", "DuckDB") if engine == "duckdb" else ("duckdb", "", "Spark")
     )
     ways = [f"run it with --engine {other}{needs}", f"write it in {name}'s SQL with --dialect {engine}"]
     if reason.endswith(SAID):
         ways.append("cast to DECIMAL first")
-    raise UnsupportedQueryError(f"{reason}; {', '.join(ways[:-1])}, or {ways[-1]}")
+    return UnsupportedQueryError(f"{reason}; {', '.join(ways[:-1])}, or {ways[-1]}")
+
+
+def refused(reason: str, dialect: str) -> PlanningError:
+    """Return the error of a query in ``dialect`` that DuckDB itself refuses for ``reason``, the first line of its own
+    error."""
+    if dialect.lower() != "duckdb":
+        return _advised(f"DuckDB refuses the query: {reason}", "duckdb")
+    if reason.startswith("Parser Error"):
+        return SqlSyntaxError(f"DuckDB cannot read the query: {reason}")
+    return UnsupportedQueryError(f"DuckDB refuses the query: {reason}")
 
 
 @within_bounds
