@@ -292,6 +292,12 @@ def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
     for hint in tree.find_all(exp.JoinHint):  # names of tables or aliases: none is read for them
         hint.set("expressions", [exp.to_identifier(one.name) for one in hint.expressions])
     if dialect.lower() == "spark":
+        for place, table in enumerate(tree.find_all(exp.Table)):
+            of_numbers = isinstance(table.this, exp.Anonymous) and table.this.name.lower() == "range"
+            if of_numbers and not table.alias_column_names:  # to DuckDB its column has another name
+                alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(f"range_{place}"))
+                alias.set("columns", [exp.to_identifier("id")])
+                table.set("alias", alias)
         for call in tree.find_all(exp.GroupConcat):
             if call.args.get("separator") is None:  # else sqlglot writes a comma
                 call.set("separator", exp.Literal.string(""))

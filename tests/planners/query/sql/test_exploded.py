@@ -45,3 +45,19 @@ def test_duckdb_answers_sparks_words_as_spark_does(sql: str, rows: list[tuple[ob
 def test_a_hint_names_aliases_and_reads_nothing() -> None:
     sql = "SELECT /*+ BROADCAST(c) */ count(*) AS n FROM t AS o JOIN t AS c ON o.id = c.id"
     assert not parse_query(sql, TABLES, now=NOW, engine="duckdb").notes
+
+
+@pytest.mark.parametrize(
+    ("sql", "rows"),
+    [
+        ("SELECT * FROM range(1, 4)", [(1,), (2,), (3,)]),
+        ("SELECT id FROM range(2) ORDER BY id", [(0,), (1,)]),
+        ("SELECT r.id FROM range(5, 9, 2) AS r", [(5,), (7,)]),
+        ("SELECT n AS id FROM range(1) AS r(n)", [(0,)]),
+        ("SELECT max(range_0.id) AS id FROM range(2) AS range_0 JOIN range(1) ON true", [(1,)]),
+    ],
+)
+def test_the_numbers_of_a_range_are_called_as_on_spark(sql: str, rows: list[tuple[int]]) -> None:
+    found = parse_query(sql, TABLES, now=NOW, dialect="spark", engine="duckdb").expression
+    told = duckdb.sql(duckdb_sql(found))
+    assert (told.columns, told.fetchall()) == (["id"], rows)
