@@ -147,13 +147,13 @@ def whole_for_duckdb(writer: Generator, call: exp.Floor | exp.Ceil) -> str:
 def place_for_duckdb(writer: Generator, node: exp.Bracket) -> str:
     """Return DuckDB's SQL of ``node``; of one marked so a look into a list at a place from 0, or into a map."""
     places = node.expressions
-    computed = len(places) == 1 and not isinstance(places[0], exp.Literal | exp.Neg | exp.Slice)
-    if not computed or not (node.meta_get(KEY) or node.meta_get(PLACE)):
+    computed = len(places) == 1 and not isinstance(places[0], exp.Literal | exp.Slice)
+    if len(places) != 1 or not (node.meta_get(KEY) or (computed and node.meta_get(PLACE))):
         return DuckDBGenerator.bracket_sql(as_type("DuckDBGenerator", writer), node)
-    items, key = writer.sql(node, "this"), writer.sql(places[0])
+    items, place = writer.sql(node, "this"), writer.sql(places[0])
     if node.meta_get(KEY):
-        return f"{items}[{key}]"
-    return f"CASE WHEN ({key}) >= 0 THEN {items}[({key}) + 1] END"
+        return f"{items}[{place}]"
+    return f"{items}[GREATEST({place}, -1) + 1]"  # of place 0 there is nothing
 
 
 def contains_for_duckdb(writer: Generator, call: exp.ArrayContains) -> str:

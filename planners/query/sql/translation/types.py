@@ -84,12 +84,9 @@ def _joined(node: exp.Expr, typed: exp.Expr, *, of_spark: bool) -> None:
 
 def _looked_up(node: exp.Bracket, typed: exp.Expr, *, of_spark: bool) -> None:
     if typed.this.is_type("map"):
-        if any(key.is_number for key in node.expressions):
-            node.meta[UNLIKE] = "a number may be a place or a key"
         node.meta[KEY] = True
-    elif of_spark and typed.this.is_type("array") and len(node.expressions) == 1:
-        place = typed.expressions[0]  # written twice: within each other such places would be so at each
-        node.meta[PLACE] = kind_of(place) in exp.DataType.INTEGER_TYPES and place.find(exp.Bracket) is None
+    elif of_spark and typed.this.is_type("array") and not node.args.get("offset"):
+        node.meta[PLACE] = kind_of(typed.expressions[0]) in exp.DataType.INTEGER_TYPES
 
 
 def _reckoned(node: exp.Add | exp.Sub, typed: exp.Expr, *, of_spark: bool) -> None:

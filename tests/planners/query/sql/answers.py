@@ -86,7 +86,7 @@ NOT_TOLD = {  # a call in the first dialect that the other one's engine is not t
     },
     "spark": {
         "hash(s)": "values", "format_string('%s', s)": "null", "printf('%d', i)": "null",
-        "url_decode(s)": "blank", "l[CAST(s AS STRING)]": "places from 1", "l[l[i]]": "places from 1",
+        "url_decode(s)": "blank", "l[CAST(s AS STRING)]": "places from 1",
         "typeof(i)": "names",
         "transform(l, (x, n) -> x + n)": "from 0", "array_distinct(l)": "NULL", "array_remove(l, 3)": "nulls",
         "flatten(array(l, l2))": "NULL", "regexp_replace(s, '(a)', '$1')": "groups",

@@ -87,6 +87,10 @@ OF_SPARK = {
     "l[size(l) - 1]": [3, None, None, None],
     "split(s, '_')[size(split(s, '_')) - 1]": ["b ab", "B", "axb", None],
     "mp[left(s, 1)]": [1, None, None, None],
+    "try_element_at(l, i)": [1, None, None, None],
+    "try_element_at(l, size(l))": [3, None, None, None],
+    "l[l[0]]": [3, None, None, None],
+    "map(7, i, 8, i2)[8]": [5, -3, 2, None],
 }  # fmt: skip
 
 
