@@ -124,6 +124,7 @@ class UsingInPlace(Spark):
     USING_COLUMN_ORDER = UsingColumnOrder.IN_PLACE
 
 
+_DIGITS = {"duckdb": (18, 3), "spark": (10, 0)}  # of DECIMAL alone: all, and those behind the point
 _DIVISOR = "divisor"  # marks a cast that DuckDB needs no word of
 # what a word of DuckDB's may follow that sqlglot takes for an alias
 _CALLS = (exp.AggFunc, exp.Anonymous, exp.Filter, exp.IgnoreNulls, exp.WithinGroup)
@@ -291,6 +292,10 @@ def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
             group.replace(OrderedPercentile(this=group.this, expression=group.expression))
     for hint in tree.find_all(exp.JoinHint):  # names of tables or aliases: none is read for them
         hint.set("expressions", [exp.to_identifier(one.name) for one in hint.expressions])
+    digits = _DIGITS.get(dialect.lower())
+    for kind in tree.find_all(exp.DataType) if digits is not None else ():
+        if kind.this == exp.DType.DECIMAL and not kind.expressions:
+            kind.set("expressions", [exp.DataTypeParam(this=exp.Literal.number(n)) for n in digits])
     if dialect.lower() == "spark":
         for place, table in enumerate(tree.find_all(exp.Table)):
             of_numbers = isinstance(table.this, exp.Anonymous) and table.this.name.lower() == "range"

@@ -1,6 +1,7 @@
 """What an engine is told of a query in the other one's dialect."""
 
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import duckdb
 import pytest
@@ -91,6 +92,7 @@ OF_SPARK = {
     "try_element_at(l, size(l))": [3, None, None, None],
     "l[l[0]]": [3, None, None, None],
     "map(7, i, 8, i2)[8]": [5, -3, 2, None],
+    "CAST(m AS DECIMAL)": [Decimal(3), Decimal(-3), Decimal(0), None],
 }  # fmt: skip
 
 
