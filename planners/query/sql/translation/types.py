@@ -92,15 +92,21 @@ def _looked_up(node: exp.Bracket, typed: exp.Expr, *, of_spark: bool) -> None:
 def _reckoned(node: exp.Add | exp.Sub, typed: exp.Expr, *, of_spark: bool) -> None:
     if kind_of(typed.this) != exp.DType.DATE:
         return
-    by = node.expression
     if kind_of(typed.expression) == exp.DType.DATE:
         if of_spark:
             node.meta[UNLIKE] = "Spark has an interval, DuckDB a number"
         else:
             node.meta[DAYS] = True
-    elif (
-        isinstance(by, exp.Interval)
-        and by.text("unit").upper() in _DAYS
-        and isinstance(node.parent, exp.Alias)
-    ):
+    elif _whole_days(node.expression) and isinstance(_around(node), exp.Alias | exp.Func | exp.DPipe):
         node.replace(exp.cast(node.copy(), exp.DType.DATE if of_spark else exp.DType.TIMESTAMPNTZ))
+
+
+def _whole_days(by: exp.Expr) -> bool:
+    return isinstance(by, exp.Interval) and by.text("unit").upper() in _DAYS
+
+
+def _around(node: exp.Expr) -> exp.Expr | None:
+    """Return what uses the value of ``node``; compared, a date and a time are the same."""
+    while isinstance(node.parent, exp.Paren):
+        node = node.parent
+    return node.parent

@@ -1,6 +1,6 @@
 """What an engine is told of a query in the other one's dialect."""
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import duckdb
@@ -92,6 +92,8 @@ OF_SPARK = {
     "try_element_at(l, size(l))": [3, None, None, None],
     "l[l[0]]": [3, None, None, None],
     "map(7, i, 8, i2)[8]": [5, -3, 2, None],
+    "CAST(dt + INTERVAL 1 DAY AS STRING)": ["2024-02-01", "2024-01-01", "2024-12-30", None],
+    "coalesce((dt - INTERVAL 1 MONTH), dt)": [date(2023, 12, 31), date(2023, 11, 30), date(2024, 11, 29), None],
     "CAST(m AS DECIMAL)": [Decimal(3), Decimal(-3), Decimal(0), None],
 }  # fmt: skip
 
