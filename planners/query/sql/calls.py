@@ -69,6 +69,7 @@ DAYS = "days"  # marks a difference of two dates that is a number of days, as Du
 KEY = "key"  # marks a look into a map
 PLACE = "place"  # marks a look into a list at a place that is counted from 0, as Spark does
 TWO_VALUED = "two_valued"  # marks a test of a list that is false where an element is NULL, as DuckDB's is
+EXACT = "exact"  # marks an approximate percentile that is one of the values, as Spark's
 
 
 def date_diff_for_spark(writer: Generator, call: exp.DateDiff) -> str:
@@ -190,6 +191,13 @@ def unix_for_duckdb(writer: Generator, call: exp.StrToUnix) -> str:
     return f"CAST(FLOOR(EPOCH(CAST({text} AS TIMESTAMPTZ))) AS BIGINT)"
 
 
+def percentile_for_duckdb(writer: Generator, call: exp.ApproxQuantile) -> str:
+    """Return DuckDB's SQL of ``call``; of one marked so the exact one, which Spark's is of some thousand values."""
+    if call.meta_get(EXACT):
+        return writer.func("QUANTILE_DISC", call.this, call.args["quantile"])
+    return DuckDBGenerator.approxquantile_sql(as_type("DuckDBGenerator", writer), call)
+
+
 FOR_SPARK: dict[type[exp.Expr], Any] = {
     OrderedPercentile: ordered_for_spark,
     exp.Sub: sub_for_spark,
@@ -198,6 +206,7 @@ FOR_SPARK: dict[type[exp.Expr], Any] = {
 }
 FOR_DUCKDB: dict[type[exp.Expr], Any] = {
     OrderedPercentile: ordered_for_duckdb,
+    exp.ApproxQuantile: percentile_for_duckdb,
     exp.ArgMax: extreme_for_duckdb,
     exp.ArgMin: extreme_for_duckdb,
     exp.ArrayContains: contains_for_duckdb,

@@ -2,7 +2,15 @@
 
 from sqlglot import exp
 
-from ebbflow.planners.query.sql.calls import KEY, NULLS_TOO, PLACE, WHOLE_UNITS, OrderedPercentile, Percentile
+from ebbflow.planners.query.sql.calls import (
+    EXACT,
+    KEY,
+    NULLS_TOO,
+    PLACE,
+    WHOLE_UNITS,
+    OrderedPercentile,
+    Percentile,
+)
 from ebbflow.planners.query.sql.translation.rules import (
     BOTH,
     NAMES,
@@ -122,10 +130,16 @@ def _as_double(node: exp.Expr) -> None:
         of.set("this", exp.cast(of.this, exp.DType.DOUBLE))
 
 
+def _one_of_them(node: exp.ApproxQuantile) -> None:
+    """To DuckDB an approximate percentile is between values."""
+    node.meta[EXACT] = True
+
+
 _EXACT = ("WEEK", "DAY", "HOUR", "MINUTE", "SECOND")  # units that always take as long
 _UNITS = {"MM": "MONTH", "MON": "MONTH", "YYYY": "YEAR", "YY": "YEAR", "DD": "DAY"}
 
 ALIKE: Rewrites = {
+    exp.ApproxQuantile: _one_of_them,
     exp.Median: _as_double,
     Percentile: _as_double,
     OrderedPercentile: _as_double,

@@ -202,6 +202,7 @@ UNLIKE_CALLS: Rules = {
     exp.ArrayConcat: (always, "Spark has NULL where a list is NULL"),
     exp.ArrayAgg: (always, "Spark leaves nulls and the order out"),
     exp.Quantile: (always, "Spark interpolates"),
+    exp.ApproxQuantile: (always, "Spark has one of the values"),
     exp.ToBinary: (always, "it is another function"),
     exp.Any: (lambda node: not isinstance(node.this, exp.Query), "Spark has NULL where a list is NULL"),
     exp.Join: (_odd_join, "Spark takes the word for an alias"),
