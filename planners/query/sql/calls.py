@@ -70,6 +70,7 @@ KEY = "key"  # marks a look into a map
 PLACE = "place"  # marks a look into a list at a place that is counted from 0, as Spark does
 TWO_VALUED = "two_valued"  # marks a test of a list that is false where an element is NULL, as DuckDB's is
 EXACT = "exact"  # marks an approximate percentile that is one of the values, as Spark's
+DIGITS = "digits"  # marks a cast of a text to whole numbers, of which Spark takes no point and no exponent
 
 
 def date_diff_for_spark(writer: Generator, call: exp.DateDiff) -> str:
@@ -114,7 +115,7 @@ def rounded_for_spark(cast: exp.Cast) -> exp.Cast:
 
 def cut_for_duckdb(cast: exp.Cast) -> exp.Cast:
     """Return ``cast`` such that it cuts fractions off where it is marked so: else DuckDB rounds. A text of a time has
-    no zone where it is marked so."""
+    no zone, and a text of a number that is not whole is none, where it is marked so."""
     if cast.meta_get(LOCAL):
         local = cast.copy()
         local.set("this", exp.cast(local.this, exp.DType.TIMESTAMP))
@@ -123,6 +124,11 @@ def cut_for_duckdb(cast: exp.Cast) -> exp.Cast:
         cut = cast.copy()
         cut.set("this", exp.Anonymous(this="TRUNC", expressions=[cut.this]))
         return cut
+    if cast.meta_get(DIGITS):
+        digits = cast.copy()
+        parts = [digits.this, exp.Literal.string("._eExXbB"), exp.Literal.string("?" * 8)]
+        digits.set("this", exp.Anonymous(this="TRANSLATE", expressions=parts))
+        return digits
     return cast
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import sqlglot.parser
 from sqlglot import ErrorLevel, exp
-from sqlglot.dialects.dialect import UsingColumnOrder
+from sqlglot.dialects.dialect import Dialect, UsingColumnOrder
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.dialects.spark import Spark
 from sqlglot.generator import Generator
@@ -54,6 +54,13 @@ def _of_two(name: str, known: type[exp.Func]) -> Callable[[list[Any]], exp.Expr]
 _COUNTED = {"MAX_BY": exp.ArgMax, "MIN_BY": exp.ArgMin, "PERCENTILE": Percentile}
 
 
+def _instant(args: list[Any], dialect: Dialect) -> exp.Expr:
+    """Build a time with its zone, which sqlglot takes for one without."""
+    if len(args) != 1:
+        return SparkParser.FUNCTIONS["TO_TIMESTAMP"](args, dialect=dialect)
+    return exp.cast(args[0], exp.DType.TIMESTAMPTZ)
+
+
 def _to_date(writer: Generator, call: exp.TsOrDsToDate) -> str:
     """Keep the format ``yyyy-MM-dd``, which sqlglot leaves to a cast: one takes ``2020-1-1`` too."""
     form = writer.format_time(call)
@@ -89,6 +96,8 @@ class Spark4(Spark):
         FUNCTIONS: ClassVar = {
             **{name: build for name, build in SparkParser.FUNCTIONS.items() if name not in _VERBATIM},
             **{name: _of_two(name, known) for name, known in _COUNTED.items()},
+            "TO_TIMESTAMP": _instant,
+            "TIMESTAMP": lambda args: exp.cast(args[0], exp.DType.TIMESTAMPTZ),
         }
         FUNCTION_PARSERS: ClassVar = {
             name: parse for name, parse in SparkParser.FUNCTION_PARSERS.items() if name not in _COUNTED

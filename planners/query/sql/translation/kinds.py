@@ -76,6 +76,12 @@ def kind_of(value: exp.Expr) -> exp.DType:
     return found.this if found is not None else _UNKNOWN
 
 
+def element_of(value: exp.Expr) -> exp.DType:
+    """Return the type of the elements of an annotated node, a list."""
+    found = _element(value.type)
+    return found.this if found is not None else _UNKNOWN
+
+
 def is_parameter(value: exp.Expr) -> bool:
     """Tell whether ``value`` is a parameter of a lambda."""
     name, node = value.name.lower(), value.parent
@@ -135,6 +141,11 @@ def _like_first(self: Any, node: exp.Expr) -> exp.Expr:
 
 def _like_element(self: Any, node: exp.Expr) -> exp.Expr:
     self._set_type(node, _element(node.this.type) or _UNKNOWN)
+    return node
+
+
+def _list(self: Any, node: exp.Expr) -> exp.Expr:
+    self._annotate_by_args(node, "this", array=True)
     return node
 
 
@@ -227,6 +238,7 @@ def _of_both() -> _Rules:
         exp.Reduce: _like_start,
         exp.ArrayMax: _like_element,
         exp.ArrayMin: _like_element,
+        exp.ArrayUniqueAgg: _list,
         exp.Anonymous: _called,
         exp.Bracket: _looked_up,
         exp.Div: _quotient,
@@ -234,7 +246,7 @@ def _of_both() -> _Rules:
 
 
 def _of_spark() -> _Rules:
-    times = (exp.DateTrunc, exp.TimestampTrunc, exp.UnixToTime)
+    times = (exp.CurrentTimestamp, exp.DateTrunc, exp.TimestampTrunc, exp.UnixToTime)
     known: _Rules = {kind: {"returns": exp.DType.TIMESTAMPTZ} for kind in times}
     return _of_both() | known | _annotating({exp.Floor: _whole, exp.Ceil: _whole})
 

@@ -3,8 +3,18 @@
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.sql.calls import CUT, CUT_IF_ANY, DAYS, KEY, LOCAL, PLACE, ROUNDED, WHOLE
-from ebbflow.planners.query.sql.translation.kinds import annotated, is_parameter, kind_of
+from ebbflow.planners.query.sql.calls import (
+    CUT,
+    CUT_IF_ANY,
+    DAYS,
+    DIGITS,
+    KEY,
+    LOCAL,
+    PLACE,
+    ROUNDED,
+    WHOLE,
+)
+from ebbflow.planners.query.sql.translation.kinds import annotated, element_of, is_parameter, kind_of
 from ebbflow.planners.query.sql.translation.rules import SAID, UNLIKE
 
 _ROUNDING = {exp.DType.FLOAT: "RINT", exp.DType.DOUBLE: "RINT", exp.DType.DECIMAL: "ROUND"}
@@ -20,16 +30,21 @@ _NOT_KNOWN = "the type of what is cast is not known"
 _JOINED = (exp.DPipe, exp.Concat, exp.ConcatWs)
 _WHOLE = (exp.Floor, exp.Ceil)
 _KINDS = (exp.Cast, exp.Sub, exp.Add, exp.Bracket, *_JOINED, *_WHOLE)
+_SORTED = (exp.ArrayMax, exp.ArrayMin, exp.ArraySort)
+_BY_OTHERS = (exp.ArgMax, exp.ArgMin)
+_RANKED = (exp.Greatest, exp.Least, exp.Max, exp.Min, exp.Ordered, *_BY_OTHERS, *_SORTED)
+_NESTED = (exp.DType.ARRAY, exp.DType.LIST, exp.DType.STRUCT)
 _DAYS = ("DAY", "DAYS", "WEEK", "WEEKS", "MONTH", "MONTHS", "QUARTER", "QUARTERS", "YEAR", "YEARS")
 
 
 def with_types(query: exp.Query, catalogue: Catalogue, dialect: str) -> exp.Query:
     """Have either engine cast fractions to whole numbers, and reckon with dates, as that of ``dialect`` does, and
     mark casts to texts that the other writes otherwise. Changes ``query``, which need not be qualified."""
-    if dialect.lower() not in ("spark", "duckdb") or not any(isinstance(n, _KINDS) for n in query.walk()):
+    kinds = (*_KINDS, *_RANKED) if _has_nested(query, catalogue) else _KINDS
+    if dialect.lower() not in ("spark", "duckdb") or not any(isinstance(n, kinds) for n in query.walk()):
         return query
     known, of_spark = query.copy(), dialect.lower() == "spark"
-    pairs = [pair for pair in zip(query.walk(), known.walk(), strict=True) if isinstance(pair[0], _KINDS)]
+    pairs = [pair for pair in zip(query.walk(), known.walk(), strict=True) if isinstance(pair[0], kinds)]
     if not annotated(known, catalogue, dialect):
         return query
     for node, typed in reversed(pairs):  # inner ones first
@@ -42,9 +57,25 @@ def with_types(query: exp.Query, catalogue: Catalogue, dialect: str) -> exp.Quer
         elif isinstance(node, _WHOLE):
             if of_spark and not node.args.get("decimals") and kind_of(typed.this) != exp.DType.DECIMAL:
                 node.meta[WHOLE] = True
+        elif isinstance(node, _RANKED):
+            _ranked(node, typed)
         elif isinstance(node, exp.Bracket):
             _looked_up(node, typed, of_spark=of_spark)
     return query
+
+
+def _has_nested(query: exp.Query, catalogue: Catalogue) -> bool:
+    """Tell whether the query may have lists or rows among its values."""
+    columns = (kind for table in catalogue.tables.values() for _, kind in table.columns)
+    return query.find(exp.Array, exp.Struct) is not None or any("<" in kind for kind in columns)
+
+
+def _ranked(node: exp.Expr, typed: exp.Expr) -> None:
+    """Mark what puts lists or rows in order."""
+    value = typed.expression if isinstance(node, _BY_OTHERS) else typed.this
+    kind = element_of(value) if isinstance(node, _SORTED) else kind_of(value)
+    if kind in _NESTED:
+        node.meta[UNLIKE] = "to DuckDB a NULL within a list or a row is the greatest, to Spark the least"
 
 
 def _cast(node: exp.Cast, value: exp.Expr, *, of_spark: bool) -> None:
@@ -60,11 +91,17 @@ def _cast(node: exp.Cast, value: exp.Expr, *, of_spark: bool) -> None:
             node.meta[UNLIKE] = _NOT_KNOWN
     elif to in exp.DataType.TEMPORAL_TYPES and kind in exp.DataType.NUMERIC_TYPES:
         node.meta[UNLIKE] = "to DuckDB a number is no time"
+    elif to in exp.DataType.REAL_TYPES and kind in _ZONED:
+        node.meta[UNLIKE] = "to DuckDB a time is no number"
     elif to in exp.DataType.INTEGER_TYPES:
         if kind in _ROUNDING and not of_spark:
             node.meta[ROUNDED] = _ROUNDING[kind]
         elif kind in _ROUNDING:
             node.meta[CUT] = True
+        elif kind in exp.DataType.TEXT_TYPES and of_spark:
+            node.meta[DIGITS] = True
+        elif kind in _ZONED and of_spark:
+            node.set("this", exp.UnixSeconds(this=node.this))
         elif unknown and of_spark:
             node.meta[CUT_IF_ANY] = True
         elif unknown and not simple:
