@@ -19,6 +19,7 @@ from ebbflow.planners.query.sql.translation.rules import (
     always,
     escaped,
     odd_format,
+    odd_reading,
     whole_number,
 )
 
@@ -47,6 +48,11 @@ def _called(node: exp.Anonymous) -> exp.Expr | None:
         )
     if name in ("date_part", "datepart") and len(given) == 2 and given[0].is_string:
         return _part_of(given[0].name, given[1])
+    if name in ("isnull", "isnotnull") and len(given) == 1:
+        there = given[0].is_(exp.null())
+        return exp.paren(there if name == "isnull" else there.not_(), copy=False)
+    if name == "log10" and len(given) == 1:
+        node.set("expressions", [_positive(given[0])])
     return None
 
 
@@ -130,6 +136,29 @@ def _as_double(node: exp.Expr) -> None:
         of.set("this", exp.cast(of.this, exp.DType.DOUBLE))
 
 
+def _positive(value: exp.Expr) -> exp.Expr:
+    """Return ``value`` where it is above 0, else NULL."""
+    zero = exp.Literal.number(0)
+    kept = exp.Greatest(this=exp.cast(value, exp.DType.DOUBLE), expressions=[zero], ignore_nulls=True)
+    return exp.Nullif(this=kept, expression=zero.copy())
+
+
+def _logarithm(node: exp.Ln | exp.Log) -> None:
+    """To Spark there is none of 0 and below."""
+    key = "expression" if isinstance(node, exp.Log) else "this"
+    node.set(key, _positive(node.args[key]))
+
+
+def _with_all(node: exp.Group) -> None:
+    """Before: ``GROUP BY a, b WITH ROLLUP``; after: ``GROUP BY ROLLUP (a, b)``."""
+    for key in ("rollup", "cube"):
+        (*_, whole) = node.args.get(key) or [None]
+        if whole is not None and not whole.expressions:
+            whole.set("expressions", node.expressions)
+            node.set("expressions", [whole])
+            node.set(key, None)
+
+
 def _one_of_them(node: exp.ApproxQuantile) -> None:
     """To DuckDB an approximate percentile is between values."""
     node.meta[EXACT] = True
@@ -140,6 +169,9 @@ _UNITS = {"MM": "MONTH", "MON": "MONTH", "YYYY": "YEAR", "YY": "YEAR", "DD": "DA
 
 ALIKE: Rewrites = {
     exp.ApproxQuantile: _one_of_them,
+    exp.Group: _with_all,
+    exp.Ln: _logarithm,
+    exp.Log: _logarithm,
     exp.Median: _as_double,
     Percentile: _as_double,
     OrderedPercentile: _as_double,
@@ -188,8 +220,12 @@ def _odd_series(node: exp.GenerateSeries) -> bool:
     return first is None or last is None or first > last
 
 
-def _odd_trunc(node: exp.DateTrunc | exp.TimestampTrunc) -> bool:
+def _odd_trunc(node: exp.TimestampTrunc) -> bool:
     return node.text("unit").upper() not in WHOLE_UNITS
+
+
+def _odd_date_trunc(node: exp.DateTrunc) -> bool:
+    return node.text("unit").upper() not in ("YEAR", "QUARTER", "MONTH", "WEEK")
 
 
 def _to_bytes(node: exp.Cast) -> bool:
@@ -205,14 +241,13 @@ def _odd_place(node: exp.Bracket) -> bool:
     return whole_number(place) is None and not place.is_string
 
 
-def _of_rows(node: exp.Max | exp.Min) -> bool:
-    return isinstance(node.this.unnest(), exp.Struct)
+def _counting(node: exp.Pivot) -> bool:
+    return not node.unpivot and any(one.find(exp.Count, exp.CountIf) for one in node.expressions)
 
 
 UNLIKE_CALLS: Rules = {
-    exp.Max: (_of_rows, "NULL in a row is the greatest, to Spark the least"),
-    exp.Min: (_of_rows, "NULL in a row is the greatest, to Spark the least"),
     **BOTH,
+    exp.Pivot: (_counting, "DuckDB counts 0 where Spark has NULL"),
     exp.DateDiff: (_odd_unit, "DuckDB counts whole months in another way"),
     exp.TimestampDiff: (_odd_unit, "DuckDB counts whole months in another way"),
     exp.Extract: (_of_fractions, "Spark has fractions of seconds"),
@@ -220,11 +255,11 @@ UNLIKE_CALLS: Rules = {
     exp.GenerateSeries: (_odd_series, "Spark counts down where the end is before the start"),
     exp.RegexpReplace: (_odd_replacing, "DuckDB has other words for groups"),
     exp.Bracket: (_odd_place, "DuckDB counts places from 1"),
-    exp.TsOrDsToDate: (odd_format, "it has other formats"),
+    exp.TsOrDsToDate: (odd_reading, "it has other formats"),
     exp.UnixToStr: (odd_format, "it has other formats"),
-    exp.StrToUnix: (odd_format, "it has other formats"),
+    exp.StrToUnix: (odd_reading, "it has other formats"),
     exp.JSONFormat: (always, "Spark leaves out fields that are NULL"),
-    exp.DateTrunc: (_odd_trunc, "Spark does not know the unit"),
+    exp.DateTrunc: (_odd_date_trunc, "Spark does not know the unit"),
     exp.TimestampTrunc: (_odd_trunc, "Spark does not know the unit"),
     exp.Cast: (_to_bytes, "bytes have other texts"),
     exp.TryCast: (_to_bytes, "bytes have other texts"),

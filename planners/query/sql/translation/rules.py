@@ -104,6 +104,12 @@ def odd_format(node: exp.Expr) -> bool:
     return form is not None and not (form.is_string and _FORMAT.fullmatch(form.name))
 
 
+def odd_reading(node: exp.Expr) -> bool:
+    """Tell whether a format that times are read by is such a one, or has years of two digits, which are of this
+    century to Spark alone."""
+    return odd_format(node) or "%y" in node.text("format")
+
+
 def numbered(node: exp.Transform | exp.ArrayFilter) -> bool:
     """Tell whether a lambda takes the number of an element."""
     return isinstance(node.expression, exp.Lambda) and len(node.expression.expressions) > 1
@@ -118,7 +124,7 @@ BOTH: Rules = {
     exp.Substring: (odd_start, "places below 1 and negative lengths are others"),
     exp.Chr: (odd_character, "Spark has 256 characters"),
     exp.TimeToStr: (odd_format, "it has other formats"),
-    exp.StrToTime: (odd_format, "it has other formats"),
+    exp.StrToTime: (odd_reading, "it has other formats"),
     exp.AtTimeZone: (always, "DuckDB converts from the time zone, Spark to it"),
     exp.FromTimeZone: (always, "DuckDB converts from the time zone, Spark to it"),
     exp.Transform: (numbered, "DuckDB numbers elements from 1, Spark from 0"),

@@ -77,6 +77,7 @@ NOT_TOLD = {  # a call in the first dialect that the other one's engine is not t
         "substring(s, 0, 2)": "below 1", "chr(i)": "256", "unicode(s)": "empty", "hash(s)": "values",
         "url_encode(s)": "blank", "epoch(ts)": "whole seconds", "ts AT TIME ZONE 'Asia/Tokyo'": "time zone",
         "date_trunc('decade', ts)": "unit", "date_diff('decade', ts, ts2)": "unit", "strftime(ts, '%U')": "formats",
+        "approx_quantile(i, 0.5)": "one of the values", "strptime(s, '%y-%m-%d')": "formats",
         "trunc(d, 1)": "decimals", "quantile(i, 0.5)": "interpolates", "skewness(d)": "population",
         "kurtosis(d)": "population", "max(i, 2)": "count", "typeof(i)": "names", "element_at(mp, 'a')": "list",
         "sum(i) OVER (ORDER BY i ROWS BETWEEN 1 PRECEDING AND CURRENT ROW EXCLUDE CURRENT ROW)": "EXCLUDE",
@@ -100,6 +101,9 @@ NOT_TOLD = {  # a call in the first dialect that the other one's engine is not t
         "CAST(b AS TIMESTAMP)": "no time", "CAST(s AS BINARY)": "bytes", "date_trunc('DECADE', ts)": "unit",
         "array_except(l, l2)": "order", "array_insert(l, 9, 9)": "fills", "map_concat(mp, mp)": "map is NULL",
         "sequence(1, i)": "counts down", "months_between(dt, dt2)": "rounds", "extract(SECOND FROM ts)": "fractions",
-        "date_part('seconds', ts)": "fractions",
+        "date_part('seconds', ts)": "fractions", "to_date(s, 'yy-MM-dd')": "formats", "trunc(dt, 'DD')": "unit",
+        "max(struct(i, s))": "the least", "sort_array(collect_set(struct(d, i)))": "the least",
+        "max_by(i, struct(d, i))": "the least", "row_number() OVER (ORDER BY l)": "the least",
+        "CAST(CAST(ts AS TIMESTAMP) AS DOUBLE)": "no number",
     },
 }  # fmt: skip

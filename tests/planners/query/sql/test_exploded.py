@@ -33,6 +33,11 @@ ROWS = """CREATE TABLE t AS SELECT * FROM (VALUES
         ("SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY price) FROM t WHERE id < 3", [(1.675,)]),
         ("SELECT unix_timestamp(w) FROM t WHERE id = 1", [(100,)]),
         ("SELECT unix_timestamp('1970-01-01 00:01:40')", [(100,)]),
+        ("SELECT id, count(*) FROM t WHERE id < 2 GROUP BY id WITH ROLLUP", [(1, 1), (None, 1)]),
+        (
+            "SELECT id, price > 2 AS p, count(*) FROM t WHERE id < 2 GROUP BY 1, 2 WITH CUBE",
+            [(1, False, 1), (1, None, 1), (None, False, 1), (None, None, 1)],
+        ),
     ],
 )
 def test_duckdb_answers_sparks_words_as_spark_does(sql: str, rows: list[tuple[object, ...]]) -> None:

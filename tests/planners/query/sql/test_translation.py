@@ -57,6 +57,13 @@ def test_joins_whose_word_spark_takes_for_an_alias_are_not_passed_to_it() -> Non
         assert "alias" in spark_lacks(parse(f"SELECT * FROM t {join}", "duckdb"), "duckdb")
 
 
+def test_a_pivot_that_counts_is_not_passed_to_duckdb() -> None:
+    for call, told in (("count(*)", "counts 0"), ("max(i)", "")):
+        text = f"SELECT * FROM (SELECT s, i FROM t) PIVOT ({call} FOR s IN ('a', 'b'))"
+        assert told in (lacks := duckdb_lacks(parse(text), "spark"))
+        assert bool(lacks) == bool(told)
+
+
 def test_a_query_in_a_third_dialect_is_passed_on_as_far_as_there_are_words_for_it() -> None:
     tree = parse("SELECT hash(x) AS h FROM t", "postgres")
     assert not spark_lacks(tree, "postgres")
@@ -96,6 +103,13 @@ OF_SPARK = {
     "coalesce((dt - INTERVAL 1 MONTH), dt)": [date(2023, 12, 31), date(2023, 11, 30), date(2024, 11, 29), None],
     "CAST(m AS DECIMAL)": [Decimal(3), Decimal(-3), Decimal(0), None],
     "percentile_approx(i2, 0.3)": [-3],
+    "TRY_CAST(concat(i, '.5') AS INT)": [None] * 4,
+    "CAST(CAST(ts AS TIMESTAMP) AS BIGINT)": [1706745598, -49170, 1735516800, None],
+    "CAST(to_timestamp('2024-01-05 10:00:00+02:00') AS STRING)": ["2024-01-05 08:00:00"] * 4,
+    "ln(i - 1)": [None, 0.0, None, None],
+    "log10(i - 1)": [None, 0.0, None, None],
+    "log(2, i - 1)": [None, 0.0, None, None],
+    "isnull(i)": [False, False, False, True],
 }  # fmt: skip
 
 
