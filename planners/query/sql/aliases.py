@@ -3,7 +3,7 @@
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.sql.naming import arms, first_select, unnamed_items
+from ebbflow.planners.query.sql.naming import arms, first_select, table_columns, unnamed_items
 
 _SCHEMAS = ("main", "pg_catalog", "system")
 
@@ -19,7 +19,7 @@ def expand_column_aliases(query: exp.Query, catalogue: Catalogue, *, fewer: bool
         names = table.alias_column_names
         if not names or not isinstance(table.this, exp.Identifier):
             continue
-        columns = _columns(table, catalogue)
+        columns = table_columns(table, catalogue)
         fits = len(names) <= len(columns) if fewer else len(names) == len(columns)
         if not fits or any(said for key, said in table.args.items() if key not in ("this", "alias")):
             raise ValueError(f"columns of {table.name} have other names in FROM")
@@ -32,27 +32,6 @@ def expand_column_aliases(query: exp.Query, catalogue: Catalogue, *, fewer: bool
         named = exp.TableAlias(this=exp.to_identifier(alias))
         table.replace(exp.Subquery(this=exp.select(*items).from_(bare), alias=named))
     return query
-
-
-def _columns(table: exp.Table, catalogue: Catalogue) -> list[str]:
-    """Return the names of a table's or view's columns, none where they are not known."""
-    below: exp.Expr = table
-    node = table.parent
-    while node is not None:
-        with_ = node.args.get("with_")
-        for cte in reversed(with_.expressions if with_ is not None and with_ is not below else ()):
-            if cte.alias == table.name:
-                return list(cte.this.named_selects)
-        if isinstance(node, exp.With):
-            if node.recursive:
-                return []
-            before = node.expressions[: next(i for i, c in enumerate(node.expressions) if c is below)]
-            for cte in reversed(before):
-                if cte.alias == table.name:
-                    return list(cte.this.named_selects)
-        below, node = node, node.parent
-    known = catalogue.get(table.name)
-    return [name.lower() for name, _ in known.columns] if known is not None else []
 
 
 def expanded_by_engine(query: exp.Query) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import sqlglot.parser
 from sqlglot import ErrorLevel, exp
@@ -57,7 +57,7 @@ _COUNTED = {"MAX_BY": exp.ArgMax, "MIN_BY": exp.ArgMin, "PERCENTILE": Percentile
 def _instant(args: list[Any], dialect: Dialect) -> exp.Expr:
     """Build a time with its zone, which sqlglot takes for one without."""
     if len(args) != 1:
-        return SparkParser.FUNCTIONS["TO_TIMESTAMP"](args, dialect=dialect)
+        return cast("exp.Expr", SparkParser.FUNCTIONS["TO_TIMESTAMP"](args, dialect=dialect))
     return exp.cast(args[0], exp.DType.TIMESTAMPTZ)
 
 
@@ -133,7 +133,10 @@ class UsingInPlace(Spark):
     USING_COLUMN_ORDER = UsingColumnOrder.IN_PLACE
 
 
-_DIGITS = {"duckdb": (18, 3), "spark": (10, 0)}  # of DECIMAL alone: all, and those behind the point
+_DIGITS: dict[str, tuple[int, ...]] = {
+    "duckdb": (18, 3),
+    "spark": (10, 0),
+}  # of DECIMAL alone: all, and those behind the point
 _DIVISOR = "divisor"  # marks a cast that DuckDB needs no word of
 # what a word of DuckDB's may follow that sqlglot takes for an alias
 _CALLS = (exp.AggFunc, exp.Anonymous, exp.Filter, exp.IgnoreNulls, exp.WithinGroup)
@@ -301,9 +304,9 @@ def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
             group.replace(OrderedPercentile(this=group.this, expression=group.expression))
     for hint in tree.find_all(exp.JoinHint):  # names of tables or aliases: none is read for them
         hint.set("expressions", [exp.to_identifier(one.name) for one in hint.expressions])
-    digits = _DIGITS.get(dialect.lower())
-    for kind in tree.find_all(exp.DataType) if digits is not None else ():
-        if kind.this == exp.DType.DECIMAL and not kind.expressions:
+    digits = _DIGITS.get(dialect.lower(), ())
+    for kind in tree.find_all(exp.DataType):
+        if digits and kind.this == exp.DType.DECIMAL and not kind.expressions:
             kind.set("expressions", [exp.DataTypeParam(this=exp.Literal.number(n)) for n in digits])
     if dialect.lower() == "spark":
         for place, table in enumerate(tree.find_all(exp.Table)):

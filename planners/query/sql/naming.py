@@ -46,23 +46,68 @@ def _own_name(select: exp.Select, item: exp.Expr, made_up: str, *, duckdb: bool)
     return column.name
 
 
-def ordered_by_outputs(query: exp.Query) -> exp.Query:
-    """Point the ORDER BY of a SELECT DISTINCT at its outputs: above DISTINCT Spark knows no other names.
+def ordered_by_outputs(query: exp.Query, catalogue: Catalogue, dialect: str) -> exp.Query:
+    """Point the ORDER BY of a SELECT DISTINCT at its outputs: above DISTINCT Spark knows no other names. Of other
+    SELECTs write out what an expression in it means in Spark's ``dialect``, where DuckDB takes a column of FROM.
+    Changes ``query``, which is qualified.
 
-    Before: ``SELECT DISTINCT t.a AS a FROM t ORDER BY t.a``; after: ``... ORDER BY a``.
+    Before: ``SELECT DISTINCT t.a AS a FROM t ORDER BY t.a``; after: ``... ORDER BY a``. Before:
+    ``SELECT -t.a AS a FROM t ORDER BY a + 1``; after: ``... ORDER BY (-t.a) + 1``.
     """
     for select in query.find_all(exp.Select):
         order = select.args.get("order")
-        if order is None or not select.args.get("distinct"):
-            continue
-        outputs = {
-            item.unalias().unnest(): item.alias for item in select.selects if isinstance(item, exp.Alias)
-        }
-        for key in order.expressions:
-            found = outputs.get(key.this.unnest()) if isinstance(key, exp.Ordered) else None
-            if found is not None:
-                key.set("this", exp.column(found))
+        items = [item for item in select.selects if isinstance(item, exp.Alias)]
+        if order is not None and select.args.get("distinct"):
+            outputs = {item.this.unnest(): item.alias for item in items}
+            for key in order.expressions:
+                found = outputs.get(key.this.unnest()) if isinstance(key, exp.Ordered) else None
+                if found is not None:
+                    key.set("this", exp.column(found))
+        elif order is not None and dialect.lower() != "duckdb":
+            _write_out(select, order, {item.alias: item.this for item in items}, catalogue)
     return query
+
+
+def _write_out(
+    select: exp.Select, order: exp.Order, values: Mapping[str, exp.Expr], catalogue: Catalogue
+) -> None:
+    """Replace names of ``values`` within expressions of ``order`` that columns of FROM have too."""
+    keys = [key for key in order.find_all(exp.Ordered) if not isinstance(key.this, exp.Column)]
+    used = [column for key in keys for column in key.find_all(exp.Column) if not column.table]
+    start = select.args.get("from_")
+    items = [one.this for one in (start, *(select.args.get("joins") or ())) if one is not None]
+    below = {name.lower() for one in items for name in _source_columns(one, catalogue)} if used else set()
+    for column in used:
+        value = values.get(column.name)
+        if value is not None and column.name.lower() in below and not value.find(exp.Window, exp.UDTF):
+            column.replace(exp.paren(value))
+
+
+def _source_columns(source: exp.Expr, catalogue: Catalogue) -> list[str]:
+    if isinstance(source, exp.Subquery):
+        return list(source.this.named_selects)
+    return table_columns(source, catalogue) if isinstance(source, exp.Table) else []
+
+
+def table_columns(table: exp.Table, catalogue: Catalogue) -> list[str]:
+    """Return the names of a table's or view's columns, none where they are not known."""
+    below: exp.Expr = table
+    node = table.parent
+    while node is not None:
+        with_ = node.args.get("with_")
+        for cte in reversed(with_.expressions if with_ is not None and with_ is not below else ()):
+            if cte.alias == table.name:
+                return list(cte.this.named_selects)
+        if isinstance(node, exp.With):
+            if node.recursive:
+                return []
+            before = node.expressions[: next(i for i, c in enumerate(node.expressions) if c is below)]
+            for cte in reversed(before):
+                if cte.alias == table.name:
+                    return list(cte.this.named_selects)
+        below, node = node, node.parent
+    known = catalogue.get(table.name)
+    return [name.lower() for name, _ in known.columns] if known is not None else []
 
 
 def named(

@@ -328,8 +328,8 @@ def parse_query(
         found = outputs or ()
         notes = (*notes, f"the query runs whole: {reason}", *renaming_notes(found, distinct_names(found)))
         return ParsedQuery(frozen, text, notes, False, dialect, unnamed, as_written=own)
-    qualified = with_types(ordered_by_outputs(alike(qualified, dialect)), catalogue, dialect)
-    final, renamed, unnamed = named(qualified, query, catalogue, outputs)
+    ordered = ordered_by_outputs(alike(qualified, dialect), catalogue, dialect)
+    final, renamed, unnamed = named(with_types(ordered, catalogue, dialect), query, catalogue, outputs)
     frozen, notes = freeze(final, now, dialect)  # after qualify, which names the projections
     return ParsedQuery(frozen, text, (*notes, *renamed), dialect=dialect, unnamed=unnamed)
 

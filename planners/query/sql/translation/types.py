@@ -73,6 +73,10 @@ def _has_nested(query: exp.Query, catalogue: Catalogue) -> bool:
 def _ranked(node: exp.Expr, typed: exp.Expr) -> None:
     """Mark what puts lists or rows in order."""
     value = typed.expression if isinstance(node, _BY_OTHERS) else typed.this
+    if isinstance(node, exp.Ordered) and isinstance(node.this, exp.Column) and not node.this.table:
+        select = typed.find_ancestor(exp.Select)
+        outputs = select.selects if select is not None else []
+        value = next((one.this for one in outputs if one.alias == node.this.name), value)
     kind = element_of(value) if isinstance(node, _SORTED) else kind_of(value)
     if kind in _NESTED:
         node.meta[UNLIKE] = "to DuckDB a NULL within a list or a row is the greatest, to Spark the least"

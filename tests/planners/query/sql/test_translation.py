@@ -57,6 +57,22 @@ def test_joins_whose_word_spark_takes_for_an_alias_are_not_passed_to_it() -> Non
         assert "alias" in spark_lacks(parse(f"SELECT * FROM t {join}", "duckdb"), "duckdb")
 
 
+def test_what_spark_orders_by_outputs_is_ordered_so_on_duckdb() -> None:
+    text = "SELECT -i AS i FROM t ORDER BY i + 1"
+    text_of_rows = "SELECT -k AS k FROM (SELECT i + 1 AS k FROM t) ORDER BY k * 2"
+    now = datetime(2026, 11, 27, tzinfo=UTC)
+    with duckdb.connect() as connection:
+        connection.execute(f"CREATE TABLE t AS {ROWS}")
+        for one, rows in ((text, [None, -2, -1, 7]), (text_of_rows, [None, -3, -2, 6])):
+            found = parse_query(one, KNOWN, now=now).expression
+            check_said(found, "spark", "duckdb")
+            assert [row[0] for row in connection.sql(duckdb_sql(found)).fetchall()] == rows
+    own = parse_query(text, KNOWN, now=now, dialect="duckdb").expression
+    assert "ORDER BY i + 1" in duckdb_sql(own)
+    exploded = parse_query("SELECT explode(l) AS l FROM t ORDER BY l", KNOWN, now=now).expression
+    assert not duckdb_lacks(exploded, "spark")
+
+
 def test_a_pivot_that_counts_is_not_passed_to_duckdb() -> None:
     for call, told in (("count(*)", "counts 0"), ("max(i)", "")):
         text = f"SELECT * FROM (SELECT s, i FROM t) PIVOT ({call} FOR s IN ('a', 'b'))"
