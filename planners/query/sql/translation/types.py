@@ -34,20 +34,29 @@ _SORTED = (exp.ArrayMax, exp.ArrayMin, exp.ArraySort)
 _BY_OTHERS = (exp.ArgMax, exp.ArgMin)
 _RANKED = (exp.Greatest, exp.Least, exp.Max, exp.Min, exp.Ordered, *_BY_OTHERS, *_SORTED)
 _NESTED = (exp.DType.ARRAY, exp.DType.LIST, exp.DType.STRUCT)
+_COMPARED = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Between, exp.In)
+_OF_ONE_TYPE = (
+    exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.Coalesce, exp.Greatest, exp.Least, *_COMPARED,
+)  # fmt: skip
 _DAYS = ("DAY", "DAYS", "WEEK", "WEEKS", "MONTH", "MONTHS", "QUARTER", "QUARTERS", "YEAR", "YEARS")
 
 
 def with_types(query: exp.Query, catalogue: Catalogue, dialect: str) -> exp.Query:
     """Have either engine cast fractions to whole numbers, and reckon with dates, as that of ``dialect`` does, and
     mark casts to texts that the other writes otherwise. Changes ``query``, which need not be qualified."""
+    of_spark = dialect.lower() == "spark"
+    floats = of_spark and _has_floats(query, catalogue)
     kinds = (*_KINDS, *_RANKED) if _has_nested(query, catalogue) else _KINDS
+    kinds = (*kinds, *_OF_ONE_TYPE) if floats else kinds
     if dialect.lower() not in ("spark", "duckdb") or not any(isinstance(n, kinds) for n in query.walk()):
         return query
-    known, of_spark = query.copy(), dialect.lower() == "spark"
+    known = query.copy()
     pairs = [pair for pair in zip(query.walk(), known.walk(), strict=True) if isinstance(pair[0], kinds)]
     if not annotated(known, catalogue, dialect):
         return query
     for node, typed in reversed(pairs):  # inner ones first
+        if floats and isinstance(node, _OF_ONE_TYPE):
+            _widened(node, typed)
         if isinstance(node, exp.Cast):
             _cast(node, typed.this, of_spark=of_spark)
         elif isinstance(node, exp.Add | exp.Sub):
@@ -68,6 +77,20 @@ def _has_nested(query: exp.Query, catalogue: Catalogue) -> bool:
     """Tell whether the query may have lists or rows among its values."""
     columns = (kind for table in catalogue.tables.values() for _, kind in table.columns)
     return query.find(exp.Array, exp.Struct) is not None or any("<" in kind for kind in columns)
+
+
+def _has_floats(query: exp.Query, catalogue: Catalogue) -> bool:
+    columns = (kind for table in catalogue.tables.values() for _, kind in table.columns)
+    return "float" in columns or any(one.this == exp.DType.FLOAT for one in query.find_all(exp.DataType))
+
+
+def _widened(node: exp.Expr, typed: exp.Expr) -> None:
+    """To Spark a FLOAT beside what is none is a DOUBLE, and so is each in a quotient."""
+    parts = list(zip(list(node.iter_expressions()), list(typed.iter_expressions()), strict=True))
+    known = {kind_of(one) for _, one in parts} - {exp.DType.UNKNOWN, exp.DType.NULL}
+    for part, one in parts if len(known) > 1 or isinstance(node, exp.Div) else ():
+        if kind_of(one) == exp.DType.FLOAT:
+            part.replace(exp.cast(part.copy(), exp.DType.DOUBLE))
 
 
 def _ranked(node: exp.Expr, typed: exp.Expr) -> None:
