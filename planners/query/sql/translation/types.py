@@ -27,7 +27,7 @@ _NO_LISTS = (exp.DType.FLOAT, exp.DType.DOUBLE, exp.DType.STRUCT, exp.DType.MAP,
 _ZONED = (exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ)
 _TIMES = (exp.DType.TIMESTAMP, *_ZONED)
 _NOT_KNOWN = "the type of what is cast is not known"
-_JOINED = (exp.DPipe, exp.Concat, exp.ConcatWs)
+_JOINED = (exp.DPipe, exp.Concat, exp.ConcatWs, exp.GroupConcat)
 _WHOLE = (exp.Floor, exp.Ceil)
 _KINDS = (exp.Cast, exp.Sub, exp.Add, exp.Bracket, *_JOINED, *_WHOLE)
 _SORTED = (exp.ArrayMax, exp.ArrayMin, exp.ArraySort)
@@ -141,9 +141,10 @@ def _joined(node: exp.Expr, typed: exp.Expr, *, of_spark: bool) -> None:
         if kind in _NO_LISTS or (kind in _ZONED and not of_spark):
             node.meta[UNLIKE] = SAID
         elif kind in _TIMES and of_spark:
-            text = exp.cast(part.copy(), exp.DType.TEXT)
+            value = part.expressions[0] if isinstance(part, exp.Distinct) else part
+            text = exp.cast(value.copy(), exp.DType.TEXT)
             text.meta[LOCAL] = True
-            part.replace(text)
+            value.replace(text)
 
 
 def _looked_up(node: exp.Bracket, typed: exp.Expr, *, of_spark: bool) -> None:

@@ -96,6 +96,7 @@ NOT_TOLD = {  # a call in the first dialect that the other one's engine is not t
         "get_json_object(j, '$.b[*]')": "paths", "to_json(mp)": "NULL", "left(s, -1)": "negative",
         "from_utc_timestamp(ts, 'Asia/Tokyo')": "time zone", "bit_count(i)": "64 bits",
         "CAST(d AS STRING)": "texts", "CAST(mp AS STRING)": "texts", "concat_ws('-', s, d)": "texts",
+        "listagg(d, ',')": "texts",
         "dt - dt2": "interval", "concat(round(d, 1), '%')": "texts", "CAST(m / 3 AS STRING)": "texts",
         "CAST(transform(l, x -> x + 1)[0] AS STRING)": "type of what is cast",
         "CAST(b AS TIMESTAMP)": "no time", "CAST(s AS BINARY)": "bytes", "date_trunc('DECADE', ts)": "unit",

@@ -133,6 +133,7 @@ OF_SPARK = {
     "coalesce((dt - INTERVAL 1 MONTH), dt)": [date(2023, 12, 31), date(2023, 11, 30), date(2024, 11, 29), None],
     "CAST(m AS DECIMAL)": [Decimal(3), Decimal(-3), Decimal(0), None],
     "percentile_approx(i2, 0.3)": [-3],
+    "string_agg(DISTINCT CAST(ts2 AS TIMESTAMP), ';') FILTER (WHERE i = 1)": ["2024-02-01 00:00:01"],
     "TRY_CAST(concat(i, '.5') AS INT)": [None] * 4,
     "CAST(CAST(ts AS TIMESTAMP) AS BIGINT)": [1706745598, -49170, 1735516800, None],
     "CAST(to_timestamp('2024-01-05 10:00:00+02:00') AS STRING)": ["2024-01-05 08:00:00"] * 4,
