@@ -6,7 +6,7 @@ held to a share or to files, ``resize`` and ``confine`` do nothing; without a ca
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, Protocol
 
 from ebbflow.infra.storage.files import FileEntry
@@ -82,6 +82,7 @@ class StageJob:
     output: StorageLocation  # existing empty directory; the engine writes part files into it
     partitions: int = 0  # shuffle partitions; 0: the engine's default
     split_bytes: int = 0  # of a file that one task reads at most; 0: the engine's default
+    _: KW_ONLY
     expected: float = 0.0  # core-seconds that it is expected to take; 0: not known
     native: bool = False  # tasks of DuckDB's may take the place of the engine's own operators
     layout: FileLayout | None = None  # of a table's files; ``None``: part files of a checkpoint

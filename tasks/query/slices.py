@@ -267,7 +267,8 @@ class SliceRunner:
             output,
             stage.partitions,
             run.split(largest),
-            run.native,
+            expected=stage.core_seconds * part,
+            native=run.native,
         )
 
     def _record_progress(self, cells: Cells, progress: StageProgress, total: int) -> None:

@@ -14,11 +14,12 @@ import pytest
 from ebbflow.infra.errors import StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import StageJob, StageProgress
 from ebbflow.infra.query.slices import SliceIndex
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.query.costs.cost import DEFAULTS, DUCKDB
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import execute
-from ebbflow.tasks.query.slices import SliceRunner
+from ebbflow.tasks.query.slices import SliceRunner, StageRun
 from tests.tasks.driving import Obedient, Ride, Scripted, capacity, right, until_cancelled
 
 QUERY = """
@@ -290,3 +291,12 @@ def test_the_tasks_of_slices_are_native_where_each_that_has_some_has_native_ones
         SliceRunner._record_progress(run, cells, progress, 4)  # type: ignore[arg-type]
     assert [one.native for one in seen] == [True, True, False]
     assert seen[-1] == StageProgress(12, 1, 0, 3)
+
+
+def test_slices_run_natively_where_their_stage_is_to(request_: QueryRequest, engine: Scripted) -> None:
+    _, stage = sliced(Ride(request_, hazard=OFTEN).plans)[0]
+    run = StageRun(stage, "job", 0.0, 1, 2.0, 0.0, native=True)
+    runner = SliceRunner(run, (), lambda s: s.duckdb, engine, None, None, print)  # type: ignore[arg-type]
+    job = runner._job("job-0-4", (0, 4), StorageLocation("unused"))
+    assert job.native
+    assert job.expected == pytest.approx(stage.core_seconds / 4)
