@@ -21,6 +21,7 @@ from ebbflow.planners.model import Measured, Share
 from ebbflow.planners.query.costs.links import cold_tasks
 from ebbflow.planners.query.costs.stage_engines import StageEngineName, StageEngines
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
+from ebbflow.planners.query.plan.slicing import AT_ONCE
 from ebbflow.tasks.query.listening import Inbox, StageOutcome
 from ebbflow.tasks.query.planning import Gathered, stage_engines_of
 from ebbflow.tasks.query.request import QueryRequest, settings_of_meaning
@@ -144,11 +145,12 @@ class StageWork:
         result = outcome.result
         if result is None or outcome.reused_slices or result.task_seconds <= 0.0:
             return None
-        stage, seconds = run.stage, result.task_seconds
-        seconds -= min(stage.waiting, seconds / 2)  # tasks count the time in which they wait as theirs
+        seconds = result.task_seconds
+        seconds -= min(run.stage.waiting, seconds / 2)  # tasks count the time in which they wait as theirs
+        wall = _outside_tasks(outcome, run.cores) + seconds / max(min(run.cores, result.tasks), 1.0)
         engine = "native" if result.native else self.engine.name
         met = cold_tasks(result.tasks, cold, max(run.cores, cold))
-        return Measured(engine, stage.work, seconds, result.seconds, result.tasks, run.cores, met)
+        return Measured(engine, run.stage.work, seconds, wall, result.tasks, run.cores, met)
 
     def stop(self, run: StageRun) -> None:
         """Ask a run to end. The engine ignores the cancellation of a job that has not reached it yet."""
@@ -237,6 +239,14 @@ class StageWork:
             slices=done.slices,
             reused_slices=done.reused,
         )
+
+
+def _outside_tasks(outcome: StageOutcome, cores: float) -> float:
+    """Return the seconds in which no task of a stage ran; of slices, which run side by side, those of one."""
+    result, slices, at_once = outcome.result, max(outcome.slices, 1), AT_ONCE if outcome.slices else 1
+    assert result is not None
+    width = max(min(cores, at_once * result.tasks / slices), 1.0)
+    return max(result.seconds - at_once * result.task_seconds / width, 0.0) / slices
 
 
 @dataclass(frozen=True, slots=True)

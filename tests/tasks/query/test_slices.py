@@ -12,14 +12,16 @@ import duckdb
 import pytest
 
 from ebbflow.infra.errors import StageCancelledError, StageFailedError
-from ebbflow.infra.protocols import StageJob, StageProgress
+from ebbflow.infra.protocols import StageJob, StageProgress, StageResult
 from ebbflow.infra.query.slices import SliceIndex
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.query.costs.cost import DEFAULTS, DUCKDB
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
+from ebbflow.tasks.query.listening import StageOutcome
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import execute
 from ebbflow.tasks.query.slices import SliceRunner, StageRun
+from ebbflow.tasks.query.stagework import StageWork
 from tests.tasks.driving import Obedient, Ride, Scripted, capacity, right, until_cancelled
 
 QUERY = """
@@ -300,3 +302,18 @@ def test_slices_run_natively_where_their_stage_is_to(request_: QueryRequest, eng
     job = runner._job("job-0-4", (0, 4), StorageLocation("unused"))
     assert job.native
     assert job.expected == pytest.approx(stage.core_seconds / 4)
+
+
+@pytest.mark.parametrize(("slices", "seconds"), [(0, 5.5), (8, 14.0)], ids=["one statement", "slices"])
+def test_what_a_statement_takes_beside_its_tasks_is_measured_without_waits_and_the_slice_beside_it(
+    request_: QueryRequest, slices: int, seconds: float
+) -> None:
+    """Tasks of 10 s in all on two cores: 5 s, and half a second a statement, of slices two at once."""
+    stage = replace(sliced(Ride(request_, hazard=OFTEN).plans)[0][1], waiting=2.0)
+    result = StageResult(rows=1, columns=(), seconds=seconds, task_seconds=10.0, tasks=20)
+    outcome = StageOutcome(stage, "job", result=result, slices=slices)
+    work = SimpleNamespace(engine=SimpleNamespace(name="spark"))
+    measured = StageWork.measured(work, StageRun(stage, "job", 0.0, 1, 2.0, 0.0), outcome)  # type: ignore[arg-type]
+    assert measured is not None
+    assert measured.task_seconds == 8.0
+    assert measured.wall_seconds - measured.task_seconds / 2 == pytest.approx(0.5)
