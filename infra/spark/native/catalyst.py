@@ -96,7 +96,10 @@ def resolved(frame: Any) -> Node:
     Raises ``NotNativeError`` where a part of it cannot be read.
     """
     plan = frame._jdf.queryExecution().analyzed()
-    flat = json.loads(plan.toJSON())
+    try:
+        flat = json.loads(plan.toJSON())
+    except Exception as error:  # of Py4J, for instance where it is nested too deeply
+        raise NotNativeError(f"Spark's plan cannot be read: {first_line(error)}") from error
     if expands := [node for node in flat if node["class"].endswith(".Expand")]:
         try:
             _read_sets(plan, expands, frame.sparkSession._jvm)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ebbflow.infra.errors import StageCancelledError, StageFailedError
+from ebbflow.infra.errors import StageCancelledError, StageFailedError, TableError
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, resolved
@@ -142,14 +142,15 @@ class NativeStages:
         if why := self.trouble(cancelled):
             raise NotNativeError(why)
         check_places(job)
-        run: Callable[[], Native]
-        if job.arms:
-            run = partial(self._armed, job, cancelled)
-        else:
-            plan = resolved(frame)
+        run = partial(self._armed, job, cancelled)
+        if not job.arms:
             sizes = {r.name.lower(): r.bytes for r in job.relations}
-            made = program(plan, columns, sizes, escapes="escape" in job.sql.lower())
-            run = partial(self._carried_out, made, job, self._way(made, job), cancelled)
+            try:
+                made = program(resolved(frame), columns, sizes, escapes="escape" in job.sql.lower())
+                way = self._way(made, job)
+            except (RecursionError, TableError) as error:
+                raise NotNativeError(f"it cannot be planned: {first_line(error)}") from error
+            run = partial(self._carried_out, made, job, way, cancelled)
         spilling = spill_folders(self._context)
         self._begun[job.id] = begun
         try:

@@ -1,5 +1,6 @@
 """In how many tasks a stage runs natively, and what is left to Spark. No Spark is needed to decide that."""
 
+import threading
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import duckdb
 import pytest
 
 from ebbflow.infra.protocols import Relation, StageJob
-from ebbflow.infra.spark.native import stages
+from ebbflow.infra.spark.native import slices, stages
 from ebbflow.infra.spark.native.catalyst import Node, NotNativeError, resolved
 from ebbflow.infra.spark.native.exchange import costs
 from ebbflow.infra.spark.native.exchange.costs import ByHash, Exchanged, Statements
@@ -76,8 +77,8 @@ def joined(left: Node, right: Node, keys: tuple[int, int]) -> Node:
     return Node("Join", {"joinType": {"object": "x.Inner$"}, "condition": test}, (left, right))
 
 
-def way(plan: Node, columns: Any = K, threads: int = 1, expected: float = 0.0) -> Any:
-    """Return the slices of a plan over tables of ten files each, where four tasks run at once."""
+def stage(threads: int = 1, expected: float = 0.0) -> tuple[stages.NativeStages, StageJob]:
+    """Return native stages of which four tasks run at once, and a job over tables of ten files each."""
     conf = SimpleNamespace(get=lambda key, default=None: {"spark.task.cpus": str(threads)}.get(key, default))
     context: Any = SimpleNamespace(
         master="local[4]", getConf=lambda: conf, defaultParallelism=4 * threads, applicationId="ways"
@@ -89,8 +90,13 @@ def way(plan: Node, columns: Any = K, threads: int = 1, expected: float = 0.0) -
     )
     output = StorageLocation("file:///none/output")
     job = StageJob("id", "it", "SELECT 1", relations, output, expected=expected, native=True)
-    made = program(plan, columns, SIZES, escapes=False)
-    return native._way(made, job)
+    return native, job
+
+
+def way(plan: Node, columns: Any = K, threads: int = 1, expected: float = 0.0) -> Any:
+    """Return the slices of a plan."""
+    native, job = stage(threads, expected)
+    return native._way(program(plan, columns, SIZES, escapes=False), job)
 
 
 @pytest.fixture(autouse=True)
@@ -221,3 +227,27 @@ def test_each_part_of_a_union_has_as_many_tasks_as_its_share_of_the_time(
     monkeypatch.setattr(stages, "_SMALLEST", 1 << 30)
     found = way(united(6, nested=False), expected=4.0)  # of 10 000 bytes the last part has 8 000
     assert Counter(one.made.scans[one.made.sliced] for one in found) == {"small": 5, "large": 4}
+
+
+@pytest.mark.parametrize(
+    ("plan", "even"),
+    [(united(400, nested=True), 1.3), (scan("large", 1), 0.0)],
+    ids=["it is nested too deeply", "footers of its tables cannot be read"],
+)
+def test_a_stage_that_cannot_be_planned_is_left_to_spark(
+    monkeypatch: pytest.MonkeyPatch, plan: Node, even: float
+) -> None:
+    monkeypatch.setattr(slices, "_EVEN", even)  # of files of about one size no footer is asked
+    monkeypatch.setattr(stages, "resolved", lambda frame: plan)
+    monkeypatch.setitem(stages._probed, "ways", "")
+    native, job = stage()
+    with pytest.raises(NotNativeError, match="cannot be planned"):
+        native.run(None, job, K, threading.Event())
+
+
+def test_a_plan_that_spark_cannot_write_down_is_left_to_it() -> None:
+    plan = MagicMock()
+    plan.toJSON.side_effect = RuntimeError("java.lang.StackOverflowError\n\tat java.base")
+    query = SimpleNamespace(queryExecution=lambda: SimpleNamespace(analyzed=lambda: plan))
+    with pytest.raises(NotNativeError, match=r"cannot be read: java\.lang\.StackOverflowError$"):
+        resolved(SimpleNamespace(_jdf=query))
