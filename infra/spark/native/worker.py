@@ -265,7 +265,7 @@ def _register(cursor: Any, relation: Relation, part: Part) -> None:
     test = " AND ".join(tests) or "true"
     if read_by_arrow(relation) and (relation.files or rows):
         register_objects(cursor, relation, rows, test)
-    elif sliced or not relation.columns:
+    elif (sliced and (relation.files or rows)) or not relation.columns:
         _register_slice(cursor, relation, rows)
     else:
         register_view(cursor, relation, test)

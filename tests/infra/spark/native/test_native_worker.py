@@ -1,6 +1,7 @@
 """Slices that a process computes which is no worker of Spark's; no Spark."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -88,3 +89,11 @@ def test_a_table_that_a_statement_does_not_name_is_not_opened(tmp_path: Path) ->
 )
 def test_names_are_found_as_sql_writes_them(name: str, statement: str, named: bool) -> None:
     assert Part(statement, (), "a").names(Relation(name, "file", (), ())) is named
+
+
+def test_a_part_of_a_table_without_files_has_no_rows(tmp_path: Path) -> None:
+    nothing = Relation("s1", "file", (), (("v", "bigint"),))
+    statement = "SELECT v FROM s1 UNION ALL SELECT v FROM parts"
+    work = work_over(tmp_path, statement, nothing)
+    sliced = replace(work, parts=(replace(work.parts[0], sliced="s1"),))
+    assert (sliced.here().rows, sliced.here().error) == (4, "")
