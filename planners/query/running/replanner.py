@@ -39,8 +39,15 @@ class Risk:
         >>> Risk(2.0, 1.0).seconds([], 4)
         0.0
         """
-        begun = any(r.tasks_done or r.tasks_running or r.task_seconds_spent > 0.0 for r in discarded)
+        begun = any(map(_has_tasks, discarded))
         return (self.error - 1.0) * redone(discarded, cores) + (self.cancelling if begun else 0.0)
+
+
+def _has_tasks(running: RunningStage) -> bool:
+    """Tell whether tasks of a stage have begun, as the engine says, or as time does where it does not."""
+    if running.tasks_running is None:
+        return running.tasks_done > 0 or running.task_seconds_spent > 0.0
+    return running.tasks_done + running.tasks_running > 0
 
 
 EXACT = Risk()  # times as expected, as in a simulation

@@ -192,6 +192,7 @@ def test_a_stage_without_tasks_so_far_costs_nothing_to_cancel() -> None:
     rival = plan("rival", stage("A", tasks=4, duration=0.6, key="other"))
     for running, kind, risk in (
         (new, "switch", 0.0),
+        (replace(new, tasks_running=0, task_seconds_left=0.6, task_seconds_spent=0.4), "switch", 0.0),
         (replace(new, tasks_running=1), "stay", 1.0),
         (replace(new, tasks_running=0, tasks_done=1), "stay", 1.5),
         (replace(new, task_seconds_left=0.9, task_seconds_spent=0.1), "stay", 1.2),
