@@ -37,12 +37,13 @@ class GroupWatch:
         self._failed: dict[tuple[int, int], int] = {}  # (stage, attempt) -> failures seen
         self._given = 0  # native tasks that Spark was given, which it may not have told of
         self._begun = 0  # those with what is to come
+        self._withdrawn: frozenset[int] = frozenset()  # stages of native tasks whose work was in vain
         self._reporting = threading.Lock()
         self.verdict: str | None = None  # why the group must be stopped
 
     def stages(self) -> set[int]:
-        """Return the ids of the stages that have run, as of the last look."""
-        return set(self._totals)
+        """Return the ids of the stages that have run, as of the last look, and were not in vain."""
+        return set(self._totals) - self._withdrawn
 
     def look(self) -> None:
         """Report progress and set ``verdict`` when a task has failed too often by itself."""
@@ -71,14 +72,16 @@ class GroupWatch:
             self._report(StageProgress(tasks, 0))
 
     def withdrawn(self) -> None:
-        """Note that Spark SQL runs the group from here on."""
+        """Note that Spark SQL runs the group from here on: what ran until now counts no more."""
+        jobs = map(self._tracker.getJobInfo, self._tracker.getJobIdsForGroup(self._group))
+        self._withdrawn = frozenset(stage for job in jobs if job is not None for stage in job.stageIds)
         self._given = self._begun = 0
 
     def finish(self) -> None:
         """Report that everything is done, also what came and went between two looks."""
         for job in self._tracker.getJobIdsForGroup(self._group):
             self._started(job)
-        total = max(1, self._begun, sum(self._totals.values()))
+        total = max(1, self._begun, sum(self._totals[stage] for stage in self.stages()))
         self._report(StageProgress(total, total, sum(self._failed.values()), 0))
 
     def _started(self, job: int) -> list[Any]:
@@ -86,7 +89,8 @@ class GroupWatch:
         info = self._tracker.getJobInfo(job)
         if info is None:
             return []
-        stages = [s for s in map(self._tracker.getStageInfo, info.stageIds) if s is not None]
+        counted = (stage for stage in info.stageIds if stage not in self._withdrawn)
+        stages = [s for s in map(self._tracker.getStageInfo, counted) if s is not None]
         begun = {s.stageId for s in stages if s.numActiveTasks + s.numCompletedTasks + s.numFailedTasks > 0}
         latest = max(begun, default=-1)
         waiting = info.status == "RUNNING"

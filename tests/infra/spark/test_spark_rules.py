@@ -274,7 +274,7 @@ def test_tasks_that_were_told_of_are_not_taken_back_by_a_look_that_does_not_see_
 
 
 def test_native_tasks_that_are_to_come_count_until_spark_sql_takes_over() -> None:
-    """Three tasks write what about four join, which turn out to be two."""
+    """Three tasks write what about four join, which turn out to be two. What was in vain counts no more."""
     stages: dict[int, SimpleNamespace] = {}
     tracker = SimpleNamespace(
         getJobIdsForGroup=lambda group: list(stages),
@@ -306,6 +306,10 @@ def test_native_tasks_that_are_to_come_count_until_spark_sql_takes_over() -> Non
     watch.look()
     ran(1, 2, 1)
     assert seen == [(7, 0, True), (7, 3, True), (5, 3, True), (5, 4, True)]
+    assert watch.stages() == {0, 1}
     watch.withdrawn()
+    assert watch.stages() == set()
     ran(2, 6, 0)
-    assert seen[-1] == (11, 4, False)
+    assert seen[-1] == (6, 0, False)
+    watch.finish()
+    assert (seen[-1], watch.stages()) == ((6, 6, False), {2})
