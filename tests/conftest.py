@@ -30,6 +30,7 @@ CACHE = Path(__file__).parents[1] / ".cache"  # of what does not depend on our c
 PROCESSES = ("infra/training", "infra/elastic")  # folders whose tests nearly all start some
 STARTING = ("spark", "prefect", "processes")  # markers of tests that start processes
 COMPUTING = ("planners", "evaluation")  # folders whose tests wait for nothing
+TOGETHER = ("terraform",)  # folders whose tests share what takes seconds to make
 
 
 def _in_processes(path: Path) -> bool:
@@ -67,7 +68,9 @@ def _in_share(path: Path, share: str, folders: bool) -> bool:
     """Tell whether a file is in a share, by its own name or by that of its folder, whose tests share processes."""
     number, _, shares = share.partition("/")
     parts = path.relative_to(Path(__file__).parent).parts
-    if folders:
+    if parts[0] in TOGETHER:
+        parts = parts[:1]
+    elif folders:
         parts = parts[: 1 if parts[0] == "flows" else 2]
     return crc32("/".join(parts).encode()) % int(shares) == int(number) - 1
 
@@ -185,7 +188,7 @@ def aws_emulator(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Emulator
 
 
 @pytest.fixture
-def aws_account(aws_emulator: "Emulator", monkeypatch: pytest.MonkeyPatch) -> "AccountAt":
+def aws_account(aws_emulator: "Emulator", monkeypatch: pytest.MonkeyPatch) -> "Iterator[AccountAt]":
     """Return an AWS account that no other test uses, and point the process's AWS environment at it."""
     from tests.aws.emulator import ENVIRONMENT
 
@@ -194,4 +197,5 @@ def aws_account(aws_emulator: "Emulator", monkeypatch: pytest.MonkeyPatch) -> "A
         monkeypatch.delenv(name, raising=False)
     for name, value in account.environment.items():
         monkeypatch.setenv(name, value)
-    return account
+    yield account
+    account.forget()

@@ -36,6 +36,12 @@ class Control:
             else:
                 raise ValueError(name)
 
+    def forget(self, account: str) -> None:
+        """Keep an account's groups at their size no longer: nobody uses them any more."""
+        from moto.autoscaling.models import autoscaling_backends
+
+        autoscaling_backends.pop(account, None)
+
     def kill(self, account: str, pid: int, after: int, executed: bool, action: str) -> None:
         """SIGKILL the process ``pid`` at the account's ``after``-th next call, before it or when it is executed."""
         self._world.account(account).kill = Kill(pid, after, executed, action)

@@ -190,6 +190,10 @@ class AccountAt:
         """Return what was called in this account, in order."""
         return [e for e in self.state()["log"] if e["kind"] == "call" and action in (None, e["call"])]
 
+    def forget(self) -> None:
+        """Let the account's groups rest, which the emulator would look after for as long as it runs."""
+        self.emulator.ask("forget", account=self.id)
+
     def strangers(self, count: int, tags: Mapping[str, str] | None = None) -> list[str]:
         """Start instances that nobody's loop owns; return their ids."""
         found = self.client("ec2").run_instances(

@@ -39,7 +39,7 @@ FAULTY = ("ec2", "autoscaling", "sqs", "events", "ssm")  # services whose calls 
 WITH_TOKENS = ("CreateFleet", "RunInstances")  # calls that a client token makes idempotent
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/")
 _KEY = re.compile(r"AKIA(\d{12})EBBF")
-_STEP = 0.01  # seconds of the wall between looks at what is due
+_STEP = 0.01  # seconds of the wall between looks for messages
 _SETTLE = 0.1  # ... between attempts to grow groups that are too small
 
 
@@ -285,11 +285,11 @@ def _patch_time(clock: ScaledClock) -> None:
 
 def _live(world: World, groups: Groups) -> None:
     settled, parent = 0.0, os.getppid()
-    while True:
-        time.sleep(_STEP)
-        if os.getppid() != parent:
-            os._exit(1)  # whoever wanted the server is gone
-        with world.lock:
+    with world.lock:
+        while True:
+            world.changed.wait(min(_SETTLE, max(0.0, world.idle())))
+            if os.getppid() != parent:
+                os._exit(1)  # whoever wanted the server is gone
             world.step()
             if time.monotonic() - settled > _SETTLE:
                 groups.step()

@@ -6,6 +6,7 @@ Only the server's process uses it, under ``World.lock``.
 import heapq
 import itertools
 import json
+import math
 import random
 import threading
 import traceback
@@ -59,6 +60,7 @@ class World:
 
     def __init__(self, clock: ScaledClock, seed: int) -> None:
         self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)  # something more is to be done later
         self.clock = clock
         self.errors: list[str] = []
         self._seed = seed
@@ -79,6 +81,11 @@ class World:
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         """Do ``action`` in ``seconds`` of the clock."""
         heapq.heappush(self._due, (self.clock.now() + seconds, next(self._count), action))
+        self.changed.notify()
+
+    def idle(self) -> float:
+        """Return the seconds of the wall for which nothing is due."""
+        return (self._due[0][0] - self.clock.now()) / self.clock.speed if self._due else math.inf
 
     def step(self) -> None:
         """Do what is due."""

@@ -87,7 +87,7 @@ class AwsWorld:
         from tests.aws.emulator import PoolShape
 
         self.account, self.folder = account, folder
-        self.cluster = account.cluster("lab", PoolShape(POOL, most=MOST))
+        self.cluster = account.groups("lab", PoolShape(POOL, most=MOST))
         self.fleet = self.restarted()
 
     def restarted(self):
@@ -96,7 +96,7 @@ class AwsWorld:
         return spot_fleet(self.cluster.settings, self.account.emulator.url, self.folder)
 
     def strangers(self):
-        other = self.account.cluster("other")
+        other = self.account.groups("other")
         group = other.names.group(POOL)
         self.account.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)
         return [*self.account.strangers(1), other.nodes(POOL)[0]["id"]]

@@ -22,9 +22,7 @@ from tests.aws.faults import Faults
 
 @pytest.fixture
 def lab(aws_account) -> Cluster:
-    return aws_account.cluster(
-        "lab", PoolShape("etl", most=12, least=1, size=1), PoolShape("gpu", kind="gpu")
-    )
+    return aws_account.groups("lab", PoolShape("etl", most=12, least=1, size=1), PoolShape("gpu", kind="gpu"))
 
 
 @pytest.fixture
