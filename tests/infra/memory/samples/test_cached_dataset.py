@@ -1,16 +1,13 @@
 """Samples in the memory of real daemons: decoded once, the same bits, whoever reads them and whatever is killed."""
 
-import multiprocessing
 import os
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
 from ebbflow.infra.errors import DatasetError, MemoryTierError
 from ebbflow.infra.memory import control
@@ -20,42 +17,11 @@ from ebbflow.infra.memory.samples.entries import EntryClient
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from tests.infra.memory.lenders import SLAB, Lender, until
+from tests.infra.memory.samples import epochs
+from tests.infra.memory.samples.epochs import COUNT, Decoded, epoch, equal
+from tests.infra.training.worlds import run_module
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
-
-COUNT = 40
-
-
-class Decoded:
-    """A data set that writes down in a file which of its samples are decoded, in whatever process."""
-
-    def __init__(self, log: Path) -> None:
-        self.log = log
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, dict[str, Any]]:
-        with self.log.open("a") as log:
-            log.write(f"{number}\n")
-        generator = torch.Generator().manual_seed(number)
-        pixels = torch.randint(0, 256, (3, 32, 32), dtype=torch.uint8, generator=generator)
-        return pixels, {"label": number, "box": np.full(4, number / 7, np.float32)}
-
-    def decoded(self) -> int:
-        return len(self.log.read_text().split()) if self.log.exists() else 0
-
-
-def as_it_is(sample: Any) -> Any:
-    return sample
-
-
-def equal(one: Any, other: Any) -> bool:
-    return (
-        torch.equal(one[0], other[0])
-        and one[1]["label"] == other[1]["label"]
-        and one[1]["box"].tobytes() == other[1]["box"].tobytes()
-    )
 
 
 @pytest.fixture(name="data")
@@ -74,33 +40,11 @@ def kept(registry: MemoryRegistry, lenders: list[Lender]) -> None:
     until(lambda: entries(registry, lenders) == COUNT)
 
 
-def epoch(
-    cached: RemoteCachedDataset, method: str, workers: int, expected: list[Any], *, connected: bool = False
-) -> None:
-    """Read all samples in new workers, in random order, and compare them."""
-    if connected:
-        assert equal(cached[0], expected[0])
-    loader = DataLoader(
-        cached,  # type: ignore[arg-type]
-        batch_size=None,
-        shuffle=True,
-        num_workers=workers,
-        multiprocessing_context=method,
-        collate_fn=as_it_is,
-    )
-    found = sorted(loader, key=lambda sample: int(sample[1]["label"]))
-    assert len(found) == COUNT
-    assert all(map(equal, found, expected))
-
-
 def forked(cached: RemoteCachedDataset, expected: list[Any], *, connected: bool = False) -> None:
     """Have workers forked, by a process of its own: this one has threads of other tests, which a fork would lose."""
-    child = multiprocessing.get_context("spawn").Process(
-        target=epoch, args=(cached, "fork", 2, expected), kwargs={"connected": connected}
-    )
-    child.start()
-    child.join(120)
-    assert child.exitcode == 0
+    given = cached.dataset.log.with_name("given")
+    given.write_bytes(pickle.dumps((cached, expected, connected)))
+    run_module(epochs.__name__, str(given), timeout=150)
 
 
 def test_a_second_epoch_in_new_workers_decodes_nothing(
