@@ -19,13 +19,14 @@ from tests.flows.flowcases import open_to_others, run_cli
 SCRIPT = str(Path(__file__).parents[1] / "digits.py")
 
 
+@pytest.mark.processes  # where its nodes are forks
 def test_a_killed_node_costs_no_more_than_the_step_in_flight_and_no_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run_cli(
         "train", SCRIPT, "--nodes", "local:2x1", "--no-preflight", "--fault", "1s:kill:node-2", "--price", "3.6",
         "--runs-dir", tmp_path, "--run-id", "digits", "--report", tmp_path / "r.json",
-        "--report", tmp_path / "r.html", "--runner", "plain", "--", "--epochs", "6",
+        "--report", tmp_path / "r.html", "--runner", "plain", "--", "--epochs", "6", OMP_NUM_THREADS="1",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     report = TrainingReport.from_json((tmp_path / "r.json").read_text())

@@ -44,8 +44,11 @@ def test_help_lists_every_policy_and_names_options_that_exist() -> None:
     assert {word for example in examples for word in example.split() if word.startswith("--")} <= known
 
 
-def test_without_options_it_compares_two_policies_on_the_shipped_workload() -> None:
-    done = run_cli("simulate", "training", COLUMNS="160")
+def test_without_options_it_compares_two_policies_on_the_shipped_workload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    done = run_cli("simulate", "training")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^ *tiresias +0\.687 ", done.stdout, re.M)  # 2,473.65 s, as AdaptDL's simulator has it
     assert re.search(r"^ *optimus +1\.14 ", done.stdout, re.M)
