@@ -1,7 +1,5 @@
 """Queries in sessions of Spark Connect: the rows of DuckDB, a server that is lost, and what is the caller's."""
 
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -32,6 +30,7 @@ from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome, execute
 from tests.connect.conftest import ConnectServer
 from tests.infra.query.test_engine_contract import make_job
+from tests.tpch_tables import tpch_tables
 
 pytestmark = pytest.mark.spark
 
@@ -39,11 +38,8 @@ Q5 = (Path(__file__).parents[2] / "flows/tpch/q5.sql").read_text()
 
 
 @pytest.fixture(scope="module", name="tpch")
-def _tpch(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tpch")
-    command = [str(Path(sys.executable).with_name("tpchgen-cli")), "parquet", "-s", "0.01"]
-    subprocess.run([*command, "--output-dir", str(folder)], check=True, capture_output=True, timeout=120)
-    return str(folder)
+def _tpch() -> str:
+    return str(tpch_tables(0.01))
 
 
 @pytest.fixture(name="session")

@@ -1,5 +1,6 @@
 """What snippets find in their folder, and what is done with the data formats among them."""
 
+import shutil
 import sys
 import tomllib
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.docs.snippets import ROOT, Snippet, snippets
+from tests.tpch_tables import tpch_tables
 
 Given = Callable[[Path, Path, Snippet], None]
 """Called with the folder, the home and the snippet, before it is run."""
@@ -22,11 +24,8 @@ def _shop(folder: Path, home: Path, snippet: Snippet) -> None:
 
 def _tpch(folder: Path, home: Path, snippet: Snippet) -> None:
     """Lay smaller TPC-H tables where ``ebbflow data`` would put those of scale factor 0.1."""
-    import subprocess
-
     tables = home / ".cache" / "ebbflow" / "tpch" / "sf0.1"
-    command = [str(Path(sys.executable).with_name("tpchgen-cli")), "parquet", "-s", "0.01"]
-    subprocess.run([*command, "--output-dir", str(tables)], check=True, capture_output=True, timeout=120)
+    shutil.copytree(tpch_tables(0.01), tables)
     (folder / "flows").symlink_to(ROOT / "flows")
 
 

@@ -1,35 +1,29 @@
 """TPC-H tables to run real queries on."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-
-def _generate(folder: Path, scale: str) -> str:
-    command = [str(Path(sys.executable).with_name("tpchgen-cli")), "parquet", "-s", scale]
-    subprocess.run([*command, "--output-dir", str(folder)], check=True, capture_output=True, timeout=120)
-    return str(folder)
+from tests.tpch_tables import tpch_tables
 
 
 @pytest.fixture(scope="session")
-def tpch(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tpch() -> str:
     """Return a folder with TPC-H tables of scale factor 0.01: every query takes a moment."""
-    return _generate(tmp_path_factory.mktemp("tpch"), "0.01")
+    return str(tpch_tables(0.01))
 
 
 @pytest.fixture(scope="session")
-def tpch_medium(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tpch_medium() -> str:
     """Return a folder with TPC-H tables of scale factor 0.1: on Spark a stage takes a second or more."""
-    return _generate(tmp_path_factory.mktemp("tpch-medium"), "0.1")
+    return str(tpch_tables(0.1))
 
 
 @pytest.fixture(scope="session")
-def tpch_large(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tpch_large() -> str:
     """Return a folder with TPC-H tables of scale factor 0.3, for faults in the middle of DuckDB's queries."""
-    return _generate(tmp_path_factory.mktemp("tpch-large"), "0.3")
+    return str(tpch_tables(0.3))
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,6 @@
 
 import random
 import re
-import shutil
-import subprocess
-import sysconfig
 from pathlib import Path
 
 import duckdb
@@ -29,6 +26,7 @@ from tests.planners.query.statements import (
     run,
 )
 from tests.sweeps import spread
+from tests.tpch_tables import tpch_tables
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 HARD = [q for q in (FIXTURES / "queries" / "hard.sql").read_text().split(";\n") if q.strip()]
@@ -45,17 +43,9 @@ def small():
 
 
 @pytest.fixture(scope="module")
-def tpch(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tpch")
-    tool = shutil.which("tpchgen-cli", path=sysconfig.get_path("scripts")) or "tpchgen-cli"
-    subprocess.run(
-        [tool, "parquet", "-s", "0.01", "--output-dir", str(folder)],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
+def tpch():
     connection = duckdb.connect()
-    for path in sorted(folder.glob("*.parquet")):
+    for path in sorted(tpch_tables(0.01).glob("*.parquet")):
         connection.execute(f"CREATE TABLE {path.stem} AS FROM '{path}'")
     yield connection, catalogue_of(connection)
     connection.close()
