@@ -2,9 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import httpx
+
+if TYPE_CHECKING:
+    import ssl
 
 WorkerState = Literal["ALIVE", "DECOMMISSIONED", "DEAD", "UNKNOWN"]
 _RANK: Mapping[str, int] = {"ALIVE": 3, "DECOMMISSIONED": 2, "UNKNOWN": 1, "DEAD": 0}
@@ -62,7 +66,13 @@ class Executor:
 
 def new_client(timeout: float) -> httpx.Client:
     """Return an HTTP client for addresses of the cluster; the user's proxies are not for these."""
-    return httpx.Client(timeout=timeout, trust_env=False, follow_redirects=True)
+    return httpx.Client(timeout=timeout, trust_env=False, follow_redirects=True, verify=_certificates())
+
+
+@cache
+def _certificates() -> "ssl.SSLContext":
+    """Read the certificates once: that takes longer than a master's answer, and clients are made for each poll."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def get_master(client: httpx.Client, master_ui: str) -> MasterView:
