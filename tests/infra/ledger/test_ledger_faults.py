@@ -23,11 +23,12 @@ from tests.infra.ledger import ledger_child
 from tests.infra.ledger.conftest import Place
 from tests.infra.ledger.ledger_values import SetClock, app, until
 
-CHILD = str(Path(ledger_child.__file__))
+ROOT = Path(__file__).parents[3]
 
 
 def child(*arguments: str, **options: Any) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, CHILD, *arguments], text=True, **options)
+    command = [sys.executable, "-P", "-m", ledger_child.__name__, *arguments]
+    return subprocess.Popen(command, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, **options)
 
 
 @pytest.mark.processes
