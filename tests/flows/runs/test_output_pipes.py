@@ -98,7 +98,7 @@ def test_a_flow_run_outlives_the_worker_that_reads_its_output(tmp_path: Path, pr
         "from ebbflow.flows.training.flow import train\n"
         f"assert train({str(SCRIPT)!r}, **{given | where}).state == 'finished'"
     )
-    _outlives_its_reader([sys.executable, "-c", code], tmp_path, PREFECT_API_URL=prefect_server)
+    _outlives_its_reader([sys.executable, "-P", "-c", code], tmp_path, PREFECT_API_URL=prefect_server)
 
 
 def test_a_stream_that_is_read_is_written_to_and_other_faults_are_raised(tmp_path: Path) -> None:
