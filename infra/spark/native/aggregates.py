@@ -3,6 +3,7 @@
 Calls over windows are of such parts too, but of all rows.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ebbflow.infra.spark.native import types
@@ -186,6 +187,40 @@ class Calls:
     def _max(self, function: Node, _: str, only: str) -> Typed:
         sql, kind = self._argument(function)
         return Typed(self._part(f"max({sql}){only}", "max"), kind)
+
+
+@dataclass
+class Groups:
+    """The groups of an aggregate: its keys, and the parts of its calls."""
+
+    keys: Mapping[str, Typed]  # by their text below
+    calls: Calls
+
+    def complete(self, source: str) -> str:
+        """Return the groups of ``source``."""
+        calls = [f"{call} AS a{i}" for i, call in enumerate(self.calls.parts)]
+        return _grouped(source, [(text, key.sql) for text, key in self.keys.items()], calls)
+
+    def sliced(self, source: str) -> str:
+        """Return the groups of ``source``, a slice, one for each of the values of which distinct ones count."""
+        keys = [(text, key.sql) for text, key in self.keys.items()]
+        keys += [(text, f"d{i}") for i, text in enumerate(self.calls.values)]
+        parts = enumerate(self.calls.parts.items())
+        return _grouped(source, keys, [f"{call} AS a{i}" for i, (call, how) in parts if "(" not in how])
+
+    def merged(self, parts: str) -> str:
+        """Return the groups of what slices have computed, as the relation ``parts``."""
+        calls = []
+        for i, (call, how) in enumerate(self.calls.parts.items()):
+            merged = how if "(" in how else f"{how}(a{i})"
+            calls.append(f"{f'coalesce({merged}, 0)' if call.startswith('count(') else merged} AS a{i}")
+        return _grouped(parts, [(key.sql, key.sql) for key in self.keys.values()], calls)
+
+
+def _grouped(source: str, keys: list[tuple[str, str]], calls: list[str]) -> str:
+    listed = [text if text == name else f"{text} AS {name}" for text, name in keys] + calls
+    by = f" GROUP BY {', '.join(text for text, _ in keys)}" if keys else ""
+    return f"(SELECT {', '.join(listed) or '1 AS one'} FROM {source}{by})"
 
 
 def direction(item: Node) -> str:

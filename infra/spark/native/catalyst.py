@@ -217,8 +217,8 @@ def way_down(plan: Node, above: Node | None = None) -> list[Node]:
 
 def outputs(plan: Node) -> list[int]:
     """Return the ids of a plan's columns, in order; none where they are not plain."""
-    while plan.kind in ("Filter", *PASSED, *ROWWISE) and not plan.scans:
-        plan = plan.children[0]
+    while plan.kind in ("Filter", "Union", *PASSED, *ROWWISE) and not plan.scans:
+        plan = plan.children[0]  # a union has the ids of its first part
     items = {"Project": "projectList", "Aggregate": "aggregateExpressions"}.get(plan.kind)
     return [item.attribute.id for item in plan.expressions(items)] if items else []
 

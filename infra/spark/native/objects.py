@@ -7,7 +7,7 @@ simple conditions; row groups that have none by their statistics are not read. A
 import os
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +18,7 @@ from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.duckdb_statements import dataset, selected, written
 from ebbflow.infra.query.duckdbtypes import quoted
 from ebbflow.infra.spark.native.catalyst import NotNativeError
-from ebbflow.infra.storage import private
+from ebbflow.infra.storage import files, private
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem
 from ebbflow.infra.storage.places import StorageLocation
@@ -288,6 +288,13 @@ def remove_hidden(output: StorageLocation) -> None:
             if name.startswith((".native-", ".part-")):
                 with suppress(OSError):
                     output.remove(name)
+
+
+def remove_others(output: StorageLocation, kept: Collection[str]) -> None:
+    """Remove what tries of tasks that failed have left of a table's files; those ``kept``, by path, stay."""
+    for info in files.listing(output.fs(), output.root, recursive=True):
+        if info.is_file and info.path.endswith(".parquet") and info.path not in kept:
+            output.fs().delete_file(info.path)
 
 
 def withdraw(job: StageJob) -> None:

@@ -3,11 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
 from typing import NamedTuple
 
+from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native import types
 from ebbflow.infra.spark.native.catalyst import (
     Node,
@@ -34,8 +35,8 @@ from ebbflow.infra.spark.native.narrowing import (
     pushed,
 )
 from ebbflow.infra.spark.native.slices import Cut
-from ebbflow.infra.spark.native.statements import Query, Writer
-from ebbflow.infra.spark.native.worker import KeyRange
+from ebbflow.infra.spark.native.statements import PARTS, Query, Writer
+from ebbflow.infra.spark.native.worker import KeyRange, Part
 
 _ONE_VALUE = 0.1  # of rows that pass a test for one value
 _RANGE = 1 / 3  # of rows that pass another test (P. Selinger et al., SIGMOD 1979, table 1)
@@ -100,6 +101,12 @@ class Slice(NamedTuple):
     read: float  # bytes of other relations
     made: Program  # whose relation it is of
 
+    def part(self, scans: Sequence[Relation], file: str) -> Part:
+        """Return what the task runs, which writes ``file``; ``scans`` are all that there are."""
+        name = f"s{self.made.sliced}"
+        own = tuple(replace(r, files=self.cut.files) if r.name == name else r for r in scans)
+        return Part(self.made.first, own, file, name, self.cut.rows, self.ranges)
+
 
 def program(
     plan: Node, output: Sequence[tuple[str, str]], sizes: Mapping[str, int], *, escapes: bool
@@ -135,12 +142,9 @@ def program(
     parted = partial(_parted, writer, plan, tuple(output), below)
     # operators on the way down to the gathering one see all rows
     told = (writer.gathers, bool(writer.numbered - {id(node) for node in way_down(last(plan))}))
+    used = exchanger.used(whole if split is None else split.first)
     if split is None:
-        gathers, numbered = told
-        return Program(
-            scans, None, "", "", whole, tuple(output), gathers=gathers, numbered=numbered, parted=parted
-        )
-    used = exchanger.used(split.first)
+        return Program(scans, None, "", "", whole, tuple(output), (), exchanger, *told, (), used, parted)
     return Program(
         scans, number, *split, whole, tuple(output), narrowed, exchanger, *told, pairs, used, parted
     )
@@ -333,7 +337,7 @@ def _statements(
 
     ``grouped`` is an aggregate each of whose groups is in one slice.
     """
-    whole = writer.complete(_result(writer.query(plan), output))
+    whole = writer.complete(result(writer.query(plan), output))
     plan = last(plan)
     gathering = gathering_of(plan, grouped)
     if gathering is None:
@@ -341,11 +345,11 @@ def _statements(
     first = _first(writer, plan, gathering)
     if first is None:
         return whole, None
-    first, merge = writer.complete(first), writer.complete(_result(writer.query(plan), output))
+    first, merge = writer.complete(first), writer.complete(result(writer.query(plan), output))
     return whole, Statements(first, merge)
 
 
-def _result(query: Query, columns: Sequence[tuple[str, str]]) -> str:
+def result(query: Query, columns: Sequence[tuple[str, str]]) -> str:
     """Return ``query`` with the names and types that Spark would give its columns."""
     listed = []
     if len({name.lower() for name, _ in columns}) < len(columns):
@@ -366,7 +370,7 @@ def _first(writer: Writer, plan: Node, gathering: Node) -> str | None:
             return None
         writer.gathers = bool(groups.calls.values)
         first = groups.sliced(writer.query(gathering.children[0]).source)
-        writer.stored[id(gathering)] = above.over(groups.merged())
+        writer.stored[id(gathering)] = above.over(groups.merged(PARTS))
         return first[1:-1]
     writer.gathers = gathering.kind == "Window"
     top = (limit_above(plan, gathering) if gathering.kind != "Window" else None) or gathering

@@ -17,11 +17,13 @@ from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, resolved
 from ebbflow.infra.spark.native.exchange import costs, hashes
 from ebbflow.infra.spark.native.exchange.costs import ByHash
-from ebbflow.infra.spark.native.narrowing import RANGED
+from ebbflow.infra.spark.native.exchange.ranges import narrowed
+from ebbflow.infra.spark.native.exchange.waves import Waves, waves
 from ebbflow.infra.spark.native.objects import (
     check_places,
     mark,
     remove_hidden,
+    remove_others,
     rows_of,
     tidy_within,
     until_tasks_have_left,
@@ -29,9 +31,9 @@ from ebbflow.infra.spark.native.objects import (
 )
 from ebbflow.infra.spark.native.probe import trouble
 from ebbflow.infra.spark.native.programs import Program, Slice, program
-from ebbflow.infra.spark.native.slices import Cut, KeyBounds, arm_parts, cuts
+from ebbflow.infra.spark.native.slices import Cut, arm_parts
 from ebbflow.infra.spark.native.statements import PARTS
-from ebbflow.infra.spark.native.worker import Done, KeyRange, Part, Settings, Work, sweep
+from ebbflow.infra.spark.native.worker import Done, Part, Settings, Work, sweep
 from ebbflow.infra.spark.settings import (
     LEAST_MEMORY,
     addresses,
@@ -40,7 +42,6 @@ from ebbflow.infra.spark.settings import (
     native_memory,
     spill_folders,
 )
-from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import public_settings
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
@@ -50,7 +51,6 @@ _SHORTEST = 1.0  # expected core-seconds of a slice, likewise: few bytes may mak
 _LARGEST = 2 << 30  # bytes of a slice; beyond that there are more of them than cores...
 _MOST = 4  # ...up to this many a core
 _ALONE = 512 << 20  # bytes that a stage may read in one task
-_NARROW = 0.7  # of a relation's rows; DuckDB takes any range for a fifth, and might order joins by that
 _FEW = 20_000  # rows that tasks have written and this process can merge sooner than an executor
 _TIDIED = 10.0  # s in which tasks of a cancelled stage are told, and what they have left is removed
 _log = logging.getLogger(__name__)
@@ -183,17 +183,40 @@ class NativeStages:
 
     # --- what is run --------------------------------------------------------------------------------------
 
-    def _way(self, made: Program, job: StageJob) -> list[Slice] | ByHash:
-        """Return the slices of the relation that is cut, none: the stage runs in one task; or what is exchanged.
+    def _way(self, made: Program, job: StageJob) -> list[Slice] | ByHash | Waves:
+        """Return the slices of the relation that is cut, none: the stage runs in one task; or what is exchanged, or
+        what is computed in waves.
 
         Raises ``NotNativeError`` where tables that each task reads do not fit into its memory.
         """
         relations = {r.name.lower(): r for r in job.relations}
         scans = {number: relations[name] for number, name in made.scans.items()}
         sizes = costs.scan_sizes(scans, made.used, self._room)
-        whole = sum(size.read for size in sizes.values())
+        whole = costs.bytes_read(sizes)
+        why: NotNativeError | None = None
+        try:
+            if found := self._divided(made, job, scans, sizes):
+                return found
+        except NotNativeError as error:
+            why = error
+        if why is None and whole <= 2 * costs.WAVE:
+            return []
+        several = waves(made, scans, self._room, _SMALLEST, lambda one: self._arm(one, job, scans))
+        if several is not None:
+            pays = several.cost(whole, self._cores) < costs.PAYS * whole
+            if pays if why is None else self._alone(several.left):
+                return several
+        if why is not None:
+            raise why
+        return []
+
+    def _divided(
+        self, made: Program, job: StageJob, scans: Mapping[int, Relation], sizes: Mapping[int, costs.Size]
+    ) -> list[Slice] | ByHash:
+        """Return how one relation's slices, or one exchange, divide a stage; none: it runs in one task."""
+        whole = costs.bytes_read(sizes)
         if made.numbered:
-            if whole > _ALONE:
+            if not self._alone(sizes):
                 raise NotNativeError("tasks might choose among equal rows unlike each other")
             return []
         gathered = made.gathers and whole > _ALONE
@@ -212,31 +235,35 @@ class NativeStages:
                 if gathered:
                     raise NotNativeError("one task would compute all windows, or count all distinct values")
                 if not made.full:
-                    found = self._cuts(made, scans, sizes, made.sliced, count)
+                    found = narrowed(made, scans, sizes, made.sliced, count, _MOST * self._cores, self._room)
                     read = sum(one.read for one in found)
                     cost = costs.shared_cost(sizes[made.sliced].read, read, min(len(found), self._cores))
                 elif whole > _ALONE and exchange is not None:
                     return exchange
             except NotNativeError:
-                if exchange is None:
+                if exchange is not None:
+                    return exchange
+                if gathered or not self._alone(sizes):
                     raise
-                return exchange
+                return []
             if exchange is not None and exchange.cost < costs.PAYS * cost:
                 return exchange
             if len(found) > 1:
                 return found
-        if whole > _ALONE:
+        if not self._alone(sizes):
             raise NotNativeError("it cannot be divided, and one task would read too much")
         return []
 
     def _arm(self, arm: Program, job: StageJob, scans: Mapping[int, Relation]) -> list[Slice]:
-        """Return the slices of a part of a union. Raises ``NotNativeError``."""
+        """Return the slices of a part of a union, or of a statement. Raises ``NotNativeError``."""
         sizes = costs.scan_sizes({number: scans[number] for number in arm.scans}, arm.used, self._room)
+        if arm.gathers and (arm.sliced is None or sizes[arm.sliced].read > _ALONE):
+            raise NotNativeError("one task would count all distinct values")
         if arm.sliced is not None:
             read, every = scans[arm.sliced].bytes, sum(relation.bytes for relation in scans.values())
             count = self._count(read, job.expected * read / max(every, 1))
-            return self._cuts(arm, scans, sizes, arm.sliced, count)
-        if sum(size.read for size in sizes.values()) > _ALONE:
+            return narrowed(arm, scans, sizes, arm.sliced, count, _MOST * self._cores, self._room)
+        if not self._alone(sizes):
             raise NotNativeError("a part of a union cannot be divided, and one task would read too much")
         return [Slice(Cut(()), (), 0.0, arm)]
 
@@ -249,66 +276,37 @@ class NativeStages:
         count = min(self._cores, max(math.ceil(size / _SMALLEST), math.ceil(expected / _SHORTEST)))
         return max(min(max(count, math.ceil(size / _LARGEST)), _MOST * self._cores), 1)
 
-    def _cuts(
-        self,
-        made: Program,
-        scans: Mapping[int, Relation],
-        sizes: Mapping[int, costs.Size],
-        sliced: int,
-        count: int,
-    ) -> list[Slice]:
-        relation = scans[sliced]
-        keys = [
-            (KeyBounds(relation, one.column), scan, column, KeyBounds(scans[scan], column))
-            for one in made.narrowings
-            if one.type in RANGED
-            for scan, column in one.others
-        ]
-        found = []
-        for cut in cuts(relation, count):
-            ranges, shares = [], dict.fromkeys(scans, 1.0)
-            for key, scan, column, bounds in keys:
-                known = key.of(cut)
-                if known is not None and (share := bounds.share(*known)) <= _NARROW:
-                    ranges.append(KeyRange(f"s{scan}", column, *known))
-                    shares[scan] = min(shares[scan], share)
-            held = sum(one.held * shares[number] for number, one in sizes.items() if number != sliced)
-            if held > self._room:
-                if ranges and count < _MOST * self._cores:  # of a narrower range others need less
-                    return self._cuts(made, scans, sizes, sliced, 2 * count)
-                raise NotNativeError("tables that each task reads do not fit into its memory")
-            read = sum(one.read * shares[number] for number, one in sizes.items() if number != sliced)
-            found.append(Slice(cut, tuple(ranges), read, made))
-        return found
+    def _alone(self, sizes: Mapping[int, costs.Size]) -> bool:
+        """Tell whether one task may read what there is."""
+        whole = costs.bytes_read(sizes)
+        return whole <= _ALONE or (whole <= _LARGEST and costs.alone(sizes, self._room, self._cores))
 
     def _armed(self, job: StageJob, cancelled: threading.Event) -> Native:
         """Run the job's arms: nothing of a plan of Spark's needs to be proven."""
         parts = arm_parts(job, {one.name: self._count(one.bytes) for one in job.relations})
         done = self._job(job, parts, cancelled)
         if job.layout is not None:
-            kept = {path for one in done for path in one.files}
-            for info in files.listing(job.output.fs(), job.output.root, recursive=True):
-                if info.is_file and info.path.endswith(".parquet") and info.path not in kept:
-                    job.output.fs().delete_file(info.path)  # of a try of a task that failed
+            remove_others(job.output, {path for one in done for path in one.files})
         return _summed(done, done, len(parts))
 
     def _carried_out(
-        self, made: Program, job: StageJob, way: list[Slice] | ByHash, cancelled: threading.Event
+        self, made: Program, job: StageJob, way: list[Slice] | ByHash | Waves, cancelled: threading.Event
     ) -> Native:
         relations = {r.name.lower(): r for r in job.relations}
         scans = tuple(replace(relations[t], name=f"s{number}") for number, t in made.scans.items())
         if not way:
             done = self._job(job, [Part(made.whole, scans, "part-00000.parquet")], cancelled)
             return _summed(done, done, 1)
+        if isinstance(way, Waves):
+            merge, every = way.run(job.output, scans, lambda parts, n: self._job(job, parts, cancelled, n))
+            last = self._merged(job, merge, sum(d.rows for d in every), cancelled)
+            return _summed(last, [*every, *last], len(every) + 1)
         parts, before, split = list[Part](), list[Done](), made.split
         if isinstance(way, ByHash):
             parts, before, split = self._exchanged(made, job, way, scans, cancelled)
         else:
             split = way[0].made.split
-            for number, (cut, ranges, _, part) in enumerate(way):
-                name, file = f"s{part.sliced}", split.file.format(number)
-                own = tuple(replace(r, files=cut.files) if r.name == name else r for r in scans)
-                parts.append(Part(part.first, own, file, name, cut.rows, ranges))
+            parts = [one.part(scans, split.file.format(number)) for number, one in enumerate(way)]
         done = self._job(job, parts, cancelled)
         every = [*before, *done]
         if not split.merge:
@@ -323,7 +321,8 @@ class NativeStages:
     def _merged(self, job: StageJob, merge: Part, rows: int, cancelled: threading.Event) -> list[Done]:
         """Merge what tasks have written: here, where that is so little that another job of Spark's takes longer."""
         output = job.output
-        if output.local and rows <= _FEW and [r.name for r in merge.relations if merge.names(r)] == [PARTS]:
+        read = [relation.name for relation in merge.relations if merge.names(relation)]
+        if output.local and rows <= _FEW and all(name.startswith(PARTS) for name in read):
             settings = Settings(AllowedAccess.of((), [output]), 1, LEAST_MEMORY)
             done = Work(settings, output.root, (merge,), output.scheme, last=True).here()
             if cancelled.is_set():

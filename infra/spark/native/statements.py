@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ebbflow.infra.spark.native import arithmetic, comparisons, texts, types
-from ebbflow.infra.spark.native.aggregates import Calls, direction
+from ebbflow.infra.spark.native.aggregates import Calls, Groups, direction
 from ebbflow.infra.spark.native.catalyst import Attribute, Node, NotNativeError, tree
 from ebbflow.infra.spark.native.expressions import Translator, Typed, cast, identifier
 
@@ -61,10 +61,17 @@ class Writer:
     _depth: int = 0  # of the subqueries around what is written
     _passed: frozenset[int] = frozenset()  # by id(node): tests that every row passes, and parts of unions
 
-    def anew(self, passed: frozenset[int]) -> "Writer":
+    def anew(self, passed: frozenset[int], *, keeps: bool = False) -> "Writer":
         """Return a writer of the same plan, with the same numbers of scans, that leaves out tests and parts of
-        unions, by id(node)."""
-        return Writer(self.tables, self.escapes, _numbers=dict(self._numbers), _passed=passed)
+        unions, by id(node); where it ``keeps`` them, with what stands for operators here."""
+        found = Writer(self.tables, self.escapes, _numbers=dict(self._numbers), _passed=passed)
+        if keeps:
+            found.stored, found._shared, found._named = (
+                dict(self.stored),
+                dict(self._shared),
+                dict(self._named),
+            )
+        return found
 
     def complete(self, sql: str) -> str:
         """Return ``sql`` with the common table expressions that it reads."""
@@ -292,10 +299,14 @@ class Writer:
     def _withcte(self, node: Node) -> Query:
         *definitions, plan = node.children
         for definition in definitions:
-            number = int(definition.fields["id"])
-            self._shared[number] = self.query(definition.children[0])
-            self._named[f"w{number}"] = self._shared[number].source
+            self.define(definition)
         return self.query(plan)
+
+    def define(self, definition: Node) -> None:
+        """Have a common table expression read by its name from now on. Raises ``NotNativeError``."""
+        number = int(definition.fields["id"])
+        self._shared[number] = self.query(definition.children[0])
+        self._named[f"w{number}"] = self._shared[number].source
 
     def _cterelationref(self, node: Node) -> Query:
         number = int(node.fields["cteId"])
@@ -332,40 +343,6 @@ class Writer:
         finally:
             self._depth -= 1
         return found.sql, tuple(c.type for c in found.columns)
-
-
-@dataclass
-class Groups:
-    """The groups of an aggregate: its keys, and the parts of its calls."""
-
-    keys: Mapping[str, Typed]  # by their text below
-    calls: Calls
-
-    def complete(self, source: str) -> str:
-        """Return the groups of ``source``."""
-        calls = [f"{call} AS a{i}" for i, call in enumerate(self.calls.parts)]
-        return _grouped(source, [(text, key.sql) for text, key in self.keys.items()], calls)
-
-    def sliced(self, source: str) -> str:
-        """Return the groups of ``source``, a slice, one for each of the values of which distinct ones count."""
-        keys = [(text, key.sql) for text, key in self.keys.items()]
-        keys += [(text, f"d{i}") for i, text in enumerate(self.calls.values)]
-        parts = enumerate(self.calls.parts.items())
-        return _grouped(source, keys, [f"{call} AS a{i}" for i, (call, how) in parts if "(" not in how])
-
-    def merged(self) -> str:
-        """Return the groups of what slices have computed."""
-        calls = []
-        for i, (call, how) in enumerate(self.calls.parts.items()):
-            merged = how if "(" in how else f"{how}(a{i})"
-            calls.append(f"{f'coalesce({merged}, 0)' if call.startswith('count(') else merged} AS a{i}")
-        return _grouped(PARTS, [(key.sql, key.sql) for key in self.keys.values()], calls)
-
-
-def _grouped(source: str, keys: list[tuple[str, str]], calls: list[str]) -> str:
-    listed = [text if text == name else f"{text} AS {name}" for text, name in keys] + calls
-    by = f" GROUP BY {', '.join(text for text, _ in keys)}" if keys else ""
-    return f"(SELECT {', '.join(listed) or '1 AS one'} FROM {source}{by})"
 
 
 @dataclass

@@ -20,6 +20,7 @@ from pyiceberg.utils.config import Config
 from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native import stages as native
+from ebbflow.infra.spark.native.exchange import ranges
 from ebbflow.infra.spark.native.slices import Cut
 from ebbflow.infra.storage.filesystems import resolve
 from ebbflow.infra.tables.logs.versions import s3_settings
@@ -200,8 +201,8 @@ def test_deleted_rows_are_left_out_by_tasks_of_whole_files_and_of_row_groups(
         made.extend(found)
         return found
 
-    whole = native.cuts
-    monkeypatch.setattr(native, "cuts", cuts)
+    whole = ranges.cuts
+    monkeypatch.setattr(ranges, "cuts", cuts)
     deleted = {*gone["p=0"], *(5300 + number for number in gone["p=2"])}
     left = [row for row in rows if row["v"] not in deleted]
     asked = {  # the filters' columns are not all among those that are selected

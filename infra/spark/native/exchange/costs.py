@@ -14,12 +14,13 @@ from ebbflow.infra.tables.filefooters import read_footers
 
 PAYS = 0.8  # of the costs of slices that an exchange may have at most: what it leaves of a table is a guess
 _WRITTEN = 4.0  # what writing a byte and reading it again costs over reading it once: it is sorted, too
-_WAVE = 16 << 20  # bytes that could be read while tasks wait for those that write what they join
+WAVE = 16 << 20  # bytes that could be read while tasks wait for those that write what they join
 _KEPT = 16  # a relation of less than such a part of a task's memory is read by each task, not exchanged
 _ROW = 16  # bytes that a task holds of a row besides its values...
 _VALUE = 8  # ...and for each value of a fixed size
 _PACKED = 4.0  # times that the pages of a file may have of its bytes, before they are compressed
 _ALIKE = 1.1  # times the least costs that count as the same
+_SPARK_SQL = 6.0  # times the time of a core that Spark SQL takes for what DuckDB does: 6 to 13 were measured
 
 
 class Size(NamedTuple):
@@ -50,6 +51,19 @@ def scan_sizes(
     return found
 
 
+def bytes_read(sizes: Mapping[int, Size]) -> float:
+    """Return the bytes that reading all of some scans takes."""
+    return sum(size.read for size in sizes.values())
+
+
+def alone(sizes: Mapping[int, Size], memory: int, cores: int) -> bool:
+    """Tell whether one task that reads all of some scans, and spills what it cannot hold of all but the largest, is
+    done sooner than Spark SQL on all ``cores``."""
+    held = sorted(size.held for size in sizes.values())
+    spilled = max(sum(held[:-1]) - memory, 0.0)
+    return (bytes_read(sizes) + _WRITTEN * spilled) * cores <= _SPARK_SQL * bytes_read(sizes)
+
+
 def column_bytes(relation: Relation, names: Sequence[str]) -> tuple[float, int]:
     """Return the bytes of columns, encoded but not compressed, and the rows. Raises ``TableError``."""
     if relation.log is not None and relation.log.ids:  # a column may have another one's old name
@@ -78,10 +92,16 @@ def shared_cost(sliced: float, others: float, tasks: int) -> float:
     return (sliced + others) / max(tasks, 1)
 
 
+def waves_cost(sliced: float, others: float, left: float, waves: int, tasks: int) -> float:
+    """Return what a core reads where ``tasks`` read slices of ``sliced`` bytes in all, and ``others`` beside them, in
+    so many waves, and one more task what is ``left``."""
+    return shared_cost(sliced, others, tasks) + left + waves * WAVE
+
+
 def exchange_cost(exchanged: Sequence[Written], others: float, tasks: int) -> float:
     """Return what two waves of ``tasks`` cost a core, in bytes that it could read; ``others`` is what each task reads
     of what is not exchanged."""
-    return sum(one.read + _WRITTEN * one.kept for one in exchanged) / max(tasks, 1) + others + _WAVE
+    return sum(one.read + _WRITTEN * one.kept for one in exchanged) / max(tasks, 1) + others + WAVE
 
 
 class Statements(NamedTuple):

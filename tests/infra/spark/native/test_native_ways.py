@@ -119,6 +119,7 @@ def test_one_task_never_gathers_what_is_too_much_for_it(
 ) -> None:
     assert len(way(plan, columns)) == 4
     monkeypatch.setattr(stages, "_ALONE", 4_000)
+    monkeypatch.setattr(stages, "_LARGEST", 4_000)
     with pytest.raises(NotNativeError, match="one task"):
         way(plan, columns)
     assert len(way(scan("large", 1))) == 4
@@ -135,6 +136,7 @@ def test_distinct_values_of_much_are_counted_in_ranges_of_hashes_that_have_whole
     plan, columns = distinct(joined(scan("large", 1), scan("small", 2), (1, 2)), 1, 1), (*K, COUNTED)
     assert len(way(plan, columns)) == 4
     monkeypatch.setattr(stages, "_ALONE", 4_000)
+    monkeypatch.setattr(stages, "_LARGEST", 4_000)
     if apart:
         assert way(plan, columns) is found
     else:
@@ -161,6 +163,7 @@ def test_tasks_do_not_choose_among_equal_rows_each_for_itself(
     plan = distinct(joined(scan("large", 3), side, (3, 1)), 3, 3)
     assert len(way(plan, (*K, COUNTED), threads) or [plan]) == tasks
     monkeypatch.setattr(stages, "_ALONE", 4_000)
+    monkeypatch.setattr(stages, "_LARGEST", 4_000)
     if tasks == 1:
         with pytest.raises(NotNativeError, match="equal rows"):
             way(plan, (*K, COUNTED), threads)

@@ -1,0 +1,217 @@
+"""Statements whose operators that must see all rows are divided each by itself.
+
+Where no slices of one relation give slices of a statement's rows, as above joins of aggregates, or unions of them,
+each aggregate may still be one of what slices of its own input have computed. Tasks compute those, in waves: one that
+reads what another one has found comes later. What is left reads groups in place of tables, and runs in one task.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ebbflow.infra.protocols import Relation
+from ebbflow.infra.spark.native.catalyst import Node, NotNativeError, arms, divisible, sources
+from ebbflow.infra.spark.native.exchange.costs import Size, bytes_read, scan_sizes, waves_cost
+from ebbflow.infra.spark.native.narrowing import narrowings
+from ebbflow.infra.spark.native.programs import Program, Slice, result
+from ebbflow.infra.spark.native.statements import PARTS, Query, Writer
+from ebbflow.infra.spark.native.worker import Done, Part
+from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.places import StorageLocation
+
+_EXPRESSIONS = ("projectList", "aggregateExpressions", "groupingExpressions", "windowExpressions")
+_SUBQUERIES = ("Exists", "ScalarSubquery", "ListQuery")
+_RELATION = re.compile(rf"\b{PARTS}\d+\b")
+
+
+class Piece(NamedTuple):
+    """What tasks compute of one operator, each of a slice."""
+
+    name: str  # of the relation that what they have written is to others
+    slices: tuple[Slice, ...]
+
+    def parts(self, scans: Sequence[Relation]) -> list[Part]:
+        """Return what the tasks run over ``scans``."""
+        return [one.part(scans, f".native-{self.name}-{n:05d}.parquet") for n, one in enumerate(self.slices)]
+
+
+class Waves(NamedTuple):
+    """What tasks run wave by wave, and the statement that reads what all of them have written."""
+
+    pieces: tuple[tuple[Piece, ...], ...]
+    merge: str
+    left: Mapping[int, Size]  # of the scans that ``merge`` reads
+
+    @property
+    def slices(self) -> list[Slice]:
+        """Return all slices."""
+        return [one for wave in self.pieces for piece in wave for one in piece.slices]
+
+    def cost(self, whole: float, cores: int) -> float:
+        """Return the bytes that one of ``cores`` reads, where the statement itself reads ``whole``."""
+        slices, left = self.slices, bytes_read(self.left)
+        others, tasks = sum(one.read for one in slices), min(len(slices), cores)
+        return waves_cost(whole - left, others, left, len(self.pieces), tasks)
+
+    def run(
+        self,
+        output: StorageLocation,
+        scans: Sequence[Relation],
+        run: Callable[[list[Part], int], list[Done]],
+    ) -> tuple[Part, list[Done]]:
+        """Have ``run`` run the tasks of each wave, whose later tasks it is told the number of; return what is left to
+        run, and what became of the tasks."""
+        done, relations, later = list[Done](), list(scans), len(self.slices)
+        for wave in self.pieces:
+            parts = {piece.name: piece.parts(relations) for piece in wave}
+            later -= sum(map(len, parts.values()))
+            done += run([part for listed in parts.values() for part in listed], later)
+            for name, listed in parts.items():
+                written = tuple(FileEntry(f"{output.root}/{part.file}", 1, 0.0) for part in listed)
+                relations.append(Relation(name, output.scheme, written, ()))
+        return Part(self.merge, tuple(relations), "part-00000.parquet"), done
+
+
+def waves(
+    made: Program,
+    scans: Mapping[int, Relation],
+    memory: int,
+    least: int,
+    divided: Callable[[Program], list[Slice]],
+) -> Waves | None:
+    """Return the waves of a statement; ``None``: nothing in it can be divided.
+
+    Args:
+        made: of the whole statement.
+        scans: all of them.
+        memory: bytes that a task can hold.
+        least: bytes of tables from which on an operator is divided.
+        divided: returns the slices of a program, or raises ``NotNativeError``: the operator is left whole.
+
+    Raises ``TableError``.
+    """
+    if made.exchanger is None:
+        return None
+    exchanger = made.exchanger
+    found = _Dividing(made, exchanger.writer.anew(frozenset()), least, divided)
+    try:
+        found.visit(exchanger.plan)
+        merge = found.writer.complete(result(found.writer.query(exchanger.plan), made.columns))
+    except (NotNativeError, RecursionError):  # of the whole more may be known
+        return None
+    pieces, texts = list[tuple[Piece, ...]](), [merge]
+    for wave in reversed(found.pieces):  # a common table expression may be read by nothing
+        read = {name for text in texts for name in _RELATION.findall(text)}
+        pieces.insert(0, tuple(piece for piece in wave if piece.name in read))
+        texts += [one.made.first for piece in pieces[0] for one in piece.slices]
+    left = {number: scans[number] for number in found.scans_of(merge)}
+    sizes = scan_sizes(left, exchanger.used(merge), memory)
+    return Waves(tuple(filter(None, pieces)), merge, sizes) if any(pieces) else None
+
+
+@dataclass
+class _Dividing:
+    """Walks a plan from the bottom up; what of it is divided is read as relations by what is written later."""
+
+    made: Program
+    writer: Writer
+    least: int
+    divided: Callable[[Program], list[Slice]]
+    pieces: list[list[Piece]] = field(default_factory=list)  # by wave
+
+    def visit(self, node: Node) -> None:
+        """Divide what can be of an operator and those below it."""
+        if node.scans:
+            return
+        for plan in _apart(node):
+            self.visit(plan)
+        for child in node.children:
+            self.visit(child)
+            if child.kind == "CTERelationDef":
+                self.writer.define(child)
+        if node.kind == "Aggregate":
+            self._divide(node, node.children[0])
+        elif node.kind == "Distinct":
+            self._divide(node.children[0], node.children[0])
+        elif node.kind in ("Intersect", "Except") and not node.fields.get("isAll"):
+            for child in node.children:  # each row counts once
+                self._divide(child, child)
+
+    def scans_of(self, sql: str) -> tuple[int, ...]:
+        """Return the scans that a statement reads."""
+        return tuple(sorted({int(n) for n in re.findall(r"\bs(\d+)\b", sql)} & self.made.scans.keys()))
+
+    def _divide(self, node: Node, below: Node) -> None:
+        """Have slices of ``below`` compute what ``node`` is of: an aggregate, or an operator whose distinct rows
+        count."""
+        source = max(sources(below), key=self._size, default=None)
+        if source is None or self._size(source) < self.least:
+            return
+        name = f"{PARTS}{sum(map(len, self.pieces))}"
+        parts = arms(source) if source.kind == "Union" else [(source, frozenset[int]())]
+        try:
+            programs = [self._program(node, below, *part) for part in parts]
+            slices = tuple(one for each in programs for one in self.divided(each))
+        except (NotNativeError, RecursionError):
+            return
+        if node.kind == "Aggregate":
+            above, groups = self.writer.grouped(node)
+            self.writer.stored[id(node)] = above.over(groups.merged(name))
+        else:
+            columns = self.writer.query(node).columns
+            self.writer.stored[id(node)] = Query(f"SELECT * FROM {name}", columns)
+        wave = max((self._wave(each.first) for each in programs), default=0)
+        self.pieces += [[] for _ in range(wave + 1 - len(self.pieces))]
+        self.pieces[wave].append(Piece(name, slices))
+
+    def _wave(self, sql: str) -> int:
+        """Return the first wave in which a statement can run."""
+        read = set(_RELATION.findall(sql))
+        waves = (n for n, wave in enumerate(self.pieces) if any(piece.name in read for piece in wave))
+        return max(waves, default=-1) + 1
+
+    def _program(self, node: Node, below: Node, source: Node, others: frozenset[int]) -> Program:
+        """Return what runs on slices of ``source``, a scan or a part of a union. Raises ``NotNativeError``."""
+        exchanger = self.made.exchanger
+        assert exchanger is not None
+        own, gathers = self.writer.anew(others, keeps=True), False
+        if node.kind == "Aggregate":
+            _, groups = own.grouped(node)
+            if groups.calls.whole:
+                raise NotNativeError("it cannot be merged")
+            first, gathers = groups.sliced(own.query(below).source)[1:-1], bool(groups.calls.values)
+        else:
+            rows = own.query(below)
+            first = f"SELECT DISTINCT {', '.join(c.column for c in rows.columns)} FROM {rows.source}"
+        if own.numbered | self.writer.numbered:
+            raise NotNativeError("tasks might choose among equal rows unlike each other")
+        first = own.complete(first)
+        view = max(divisible(source), key=self._size, default=None)
+        sliced = None if view is None else own.number_of(view)
+        root = source if others else below  # columns above a union have the names of its first part's
+        found = () if view is None else narrowings(exchanger.plan, root, view, own.number_of)
+        scans = {number: self.made.scans[number] for number in self.scans_of(first)}
+        narrowed = tuple(
+            one._replace(others=tuple(pair for pair in one.others if pair[0] in scans)) for one in found
+        )
+        used = exchanger.used(first)
+        return Program(scans, sliced, first, "", first, (), narrowed, gathers=gathers, used=used)
+
+    def _size(self, node: Node) -> int:
+        """Return the bytes of what is read in slices of a scan, or of a union's parts."""
+        if node.scans:
+            return self.writer.tables[self.made.scans[self.writer.number_of(node)]]
+        return sum(max(map(self._size, sources(child)), default=0) for child in node.children)
+
+
+def _apart(node: Node) -> Iterator[Node]:
+    """Iterate over the plans of subqueries in an operator's expressions that ask nothing of its rows."""
+    for name in ("condition", *_EXPRESSIONS):
+        listed: Sequence[Node] = ()
+        if node.fields.get(name):
+            listed = [node.expression(name)] if name == "condition" else node.expressions(name)
+        for expression in listed:
+            for one in expression.walk():
+                if one.kind in _SUBQUERIES and one.fields.get("plan") and not one.fields.get("outerAttrs"):
+                    yield one.expression("plan")

@@ -1,0 +1,138 @@
+"""Aggregates of a statement that tasks compute each by itself, in waves: its rows are those of the whole."""
+
+from collections.abc import Callable
+from typing import Any
+
+import duckdb
+import pytest
+
+from ebbflow.infra.protocols import Relation
+from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
+from ebbflow.infra.spark.native.exchange.waves import Waves, waves
+from ebbflow.infra.spark.native.programs import Program, Slice, program
+from ebbflow.infra.spark.native.slices import Cut
+from ebbflow.infra.storage.files import FileEntry
+from tests.infra.spark.native.test_native_ways import (
+    SIZES,
+    calling,
+    column,
+    expression,
+    joined,
+    limited,
+    named,
+    scan,
+)
+
+LEAST = 1_000  # bytes: "small" is not divided
+HALVES = 2
+
+
+def counted(below: Node, key: int, number: int, *by: int) -> Node:
+    """Return how often there is a ``key``, by columns that are ``number`` and so on above."""
+    items = [named(number + n, f"k{number + n}", column(one)) for n, one in enumerate(by)]
+    items.append(named(number + 9, f"n{number}", calling("Count", key)))
+    fields = {"groupingExpressions": [*map(column, by)], "aggregateExpressions": items}
+    return Node("Aggregate", fields, (below,))
+
+
+def table(below: Node) -> Node:
+    return Node("CTERelationDef", {"id": 7}, (below,))
+
+
+def read(number: int) -> Node:
+    """Return a reader of ``table``, of a text and how often there is one."""
+    output = [
+        expression("AttributeReference", exprId={"id": number + n}, name=f"r{number + n}", dataType=kind)
+        for n, kind in enumerate(("string", "long"))
+    ]
+    return Node("CTERelationRef", {"cteId": 7, "output": output}, ())
+
+
+def counts(*numbers: int) -> list[tuple[str, str]]:
+    return [pair for n in numbers for pair in ((f"k{n}", "string"), (f"n{n}", "bigint"))]
+
+
+BY = counted(scan("large", 1), 1, 10, 1)
+OTHER = counted(scan("large", 2), 2, 20, 2)
+LITTLE = counted(scan("small", 2), 2, 20, 2)
+UNITED = Node("Union", {}, (scan("large", 1), scan("small", 4), scan("large", 3)))
+CASES = {
+    "joined": (joined(BY, OTHER, (10, 20)), counts(10, 20), [2]),
+    "one is little": (joined(BY, LITTLE, (10, 20)), counts(10, 20), [1]),
+    "read twice": (
+        Node("WithCTE", {}, (table(BY), joined(read(30), read(32), (30, 32)))),
+        [("r30", "string"), ("r31", "bigint"), ("r32", "string"), ("r33", "bigint")],
+        [1],
+    ),
+    "read by nothing": (Node("WithCTE", {}, (table(BY), OTHER)), counts(20), [1]),
+    "one after the other": (counted(joined(scan("large", 2), BY, (2, 10)), 2, 20, 10), counts(20), [1, 1]),
+    "a union": (joined(counted(UNITED, 1, 10, 1), LITTLE, (10, 20)), counts(10, 20), [1]),
+    "distinct rows": (
+        Node("Distinct", {}, (joined(scan("large", 1), LITTLE, (1, 20)),)),
+        [("k", "string"), *counts(20)],
+        [1],
+    ),
+    "in both": (
+        Node("Intersect", {"isAll": False}, (scan("large", 1), scan("large", 2))),
+        [("k", "string")],
+        [2],
+    ),
+    "in one only": (
+        Node("Except", {"isAll": False}, (scan("large", 1), scan("small", 2))),
+        [("k", "string")],
+        [1],
+    ),
+    "of all rows": (counted(scan("large", 1), 1, 10), [("n10", "bigint")], [1]),
+}
+
+
+def divided(
+    plan: Node, columns: Any, slices: Callable[[Program], list[Slice]]
+) -> tuple[Program, Waves | None]:
+    made = program(plan, columns, SIZES, escapes=False)
+    scans = {
+        number: Relation(name, "file", (FileEntry(f"/none/{name}", SIZES[name], 0.0),), (("k", "string"),))
+        for number, name in made.scans.items()
+    }
+    return made, waves(made, scans, 1 << 30, LEAST, slices)
+
+
+def halves(made: Program) -> list[Slice]:
+    return [Slice(Cut(()), (), 0.0, made)] * (1 if made.sliced is None else HALVES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_waves_of_slices_give_the_rows_of_the_whole_statement(case: str) -> None:
+    plan, columns, numbers = CASES[case]
+    made, found = divided(plan, columns, halves)
+    assert found is not None
+    assert [len(wave) for wave in found.pieces] == numbers
+    with duckdb.connect() as connection:
+        for number in made.scans:
+            key = f"CASE WHEN i % 7 > 0 THEN chr(97 + CAST(i * i % {19 + number} AS INTEGER)) END"
+            connection.execute(f"CREATE TABLE t{number} AS SELECT {key} AS k FROM range({40 + number}) t(i)")
+            connection.execute(f"CREATE VIEW s{number} AS FROM t{number}")
+        whole = connection.execute(made.whole).fetchall()
+        for piece in (one for wave in found.pieces for one in wave):
+            for task, one in enumerate(piece.slices):
+                sliced = one.made.sliced
+                connection.execute(
+                    f"CREATE OR REPLACE VIEW s{sliced} AS FROM t{sliced} WHERE rowid % {HALVES} = {task % HALVES}"
+                )
+                into = f"INSERT INTO {piece.name}" if task else f"CREATE TABLE {piece.name} AS"
+                connection.execute(f"{into} {one.made.first}")
+                connection.execute(f"CREATE OR REPLACE VIEW s{sliced} AS FROM t{sliced}")
+        rows = connection.execute(found.merge).fetchall()
+    assert whole
+    assert sorted(map(repr, rows)) == sorted(map(repr, whole))
+
+
+def test_nothing_is_divided_whose_tasks_would_choose_among_equal_rows_or_that_does_not_fit() -> None:
+    first = joined(scan("large", 1), limited(scan("small", 5), 3), (1, 5))
+    assert divided(joined(counted(first, 1, 10, 1), LITTLE, (10, 20)), counts(10, 20), halves)[1] is None
+
+    def none(made: Program) -> list[Slice]:
+        raise NotNativeError("it does not fit")
+
+    assert divided(*CASES["joined"][:2], none)[1] is None
+    assert divided(LITTLE, counts(20), halves)[1] is None, "it is little"
