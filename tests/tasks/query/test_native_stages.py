@@ -10,6 +10,8 @@ import pytest
 
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native import stages as native
+from ebbflow.infra.spark.native.exchange import costs as exchange_costs
+from ebbflow.infra.spark.native.exchange.waves import Waves
 from ebbflow.tasks.query import run as run_module
 from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
 from ebbflow.tasks.query.planning import Gathered, stage_engines_of
@@ -71,6 +73,30 @@ def test_stages_that_a_cut_divides_are_all_native(
     outcome = run(sql, tpch_medium, opened, tmp_path, stages="native", materialize="every-join", verify=True)
     assert outcome.report.verified
     assert natively(outcome) == len(outcome.report.stages) > 1
+
+
+def test_aggregates_of_several_tables_are_computed_in_waves(
+    opened: OpenedEngine, tpch_medium: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_costs, "WAVE", 0)
+    waves: list[Any] = []
+    whole = native.NativeStages._way
+
+    def way(self: native.NativeStages, *rest: Any) -> Any:
+        waves.append(whole(self, *rest))
+        return waves[-1]
+
+    monkeypatch.setattr(native.NativeStages, "_way", way)
+    sql = (
+        "SELECT o.k, o.n, l.v FROM (SELECT o_orderpriority AS k, count(*) AS n FROM orders GROUP BY 1) o JOIN ("
+        "SELECT o_orderpriority AS k, sum(l_tax) AS v FROM lineitem JOIN orders ON l_orderkey = o_orderkey WHERE "
+        "l_quantity > (SELECT avg(l_quantity) FROM lineitem) GROUP BY 1) l ON o.k = l.k"
+    )
+    outcome = run(sql, tpch_medium, opened, tmp_path, stages="native", materialize="none", verify=True)
+    assert outcome.report.verified
+    assert natively(outcome) == len(outcome.report.stages)
+    (found,) = (one for one in waves if isinstance(one, Waves))
+    assert [len(wave) for wave in found.pieces] == [2, 1]
 
 
 @pytest.mark.slow
