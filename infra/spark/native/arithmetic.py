@@ -99,10 +99,14 @@ def _divide(writer: Translator, node: Node) -> Typed:
     if one is None or other is None:
         raise NotNativeError(f"{left} / {right} is not proven to be equal")
     result = types.divided(one, other)
-    if types.MOST + 1 - result.scale <= min(other.precision, 30):  # Spark rounds twice, the first time there
-        raise NotNativeError("a quotient has more digits than are proven to be equal")
     shift = result.scale + other.scale - one.scale
-    return Typed(quotient(unscaled(a, one), unscaled(b, other), result, shift), result.name)
+    above, below = unscaled(a, one), unscaled(b, other)
+    value = quotient(above, below, result, shift)
+    # Spark rounds twice, first to as many digits: of a less wide divisor no other quotient is as near to a tie
+    digits = types.MOST + 1 - result.scale
+    if other.precision > digits:
+        value = failing(f"abs({below}) >= CAST('1{'0' * digits}' AS HUGEINT)", value)
+    return Typed(value, result.name)
 
 
 def _remainder(writer: Translator, node: Node) -> Typed:
@@ -160,6 +164,8 @@ def _cast(writer: Translator, node: Node) -> Typed:
     if child.kind == "BitwiseAnd" and target == "byte":
         return Typed(cast(sql, target), target)
     if kind in types.INTEGERS and target in ("double", "string"):
+        return Typed(cast(sql, target), target)
+    if a is not None and not a.scale and target in types.INTEGERS:
         return Typed(cast(sql, target), target)
     if a is not None and target == "double":  # DuckDB rounds twice where one division is not exact
         return Typed(cast(sql if a.precision <= _EXACT_DOUBLE else f"CAST({sql} AS VARCHAR)", target), target)

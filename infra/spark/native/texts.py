@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ebbflow.infra.spark.native.arithmetic import DAY
 from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
-from ebbflow.infra.spark.native.expressions import Rule, Translator, Typed, quoted
+from ebbflow.infra.spark.native.expressions import Rule, Translator, Typed, failing, quoted
 
 _MONTHS = ("interval month", "interval year", "interval year to month")  # all are counted in months
 
@@ -56,6 +56,15 @@ def _left(writer: Translator, node: Node) -> Typed:
 
 def _concat(writer: Translator, node: Node) -> Typed:
     return Typed("(" + " || ".join(_text(writer, child) for child in node.children) + ")", "string")
+
+
+def _cased(function: str) -> Rule:
+    def write(writer: Translator, node: Node) -> Typed:
+        text = _text(writer, node.children[0])
+        # of letters beyond ASCII some become several, and which do is a matter of each engine's tables
+        return Typed(failing(f"strlen({text}) > length({text})", f"{function}({text})"), "string")
+
+    return write
 
 
 def _length(writer: Translator, node: Node) -> Typed:
@@ -122,6 +131,8 @@ RULES: Mapping[str, Rule] = {
     "Left": _left,
     "Concat": _concat,
     "Length": _length,
+    "Upper": _cased("upper"),
+    "Lower": _cased("lower"),
     "Year": _part("year"),
     "Month": _part("month"),
     "DayOfMonth": _part("day"),
