@@ -1,15 +1,18 @@
-"""Tables and part files of native stages in object storage: tasks reach it by pyarrow's client, and need no JVM's.
+"""Part files of native stages, and their tables in object storage: tasks reach that by pyarrow's client, and need no
+JVM's.
 
 A table is an Arrow scan in DuckDB, which asks it for the columns of the statement and for the rows that pass its
 simple conditions; row groups that have none by their statistics are not read. A scan holds some row groups' columns.
 """
 
 import os
+import shutil
 import threading
 import uuid
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.clock import SystemClock
@@ -34,6 +37,7 @@ _LEAVE = 5.0  # s in which tasks of a cancelled stage remove their files; a kill
 _REACHED = ("file", "s3")  # what tasks read and write
 _PATTERN = frozenset("*?[]{}\\")  # in a path, DuckDB takes these for a pattern
 _BATCH = 1 << 16  # rows
+_FILE = "__ebbflow_file"  # the column by whose values rows are divided among files
 _LARGE = (
     64 << 20
 )  # bytes of a file that is scanned row group by row group, for which its footer is read first
@@ -138,6 +142,59 @@ def _groups(fragment: Any, some: Rows) -> list[int]:
     return found
 
 
+class LocalParts:
+    """``Parts`` in a file system."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._unfinished = ""
+
+    def cancelled(self) -> bool:
+        return os.path.exists(f"{self._folder}/{CANCELLED}")
+
+    def unwanted(self) -> bool:
+        return self.cancelled() or not os.path.isdir(self._folder)
+
+    def write(
+        self, cursor: Any, statement: str, name: str, check: Callable[[], None], group: int = 0, by: str = ""
+    ) -> int:
+        self._unfinished = f"{self._folder}/.{name.lstrip('.')}-{os.getpid()}.tmp"
+        path = self._unfinished.replace("'", "''")
+        options = f"FORMAT parquet, ROW_GROUP_SIZE {group}" if group else "FORMAT parquet"
+        if by:
+            private.make_folder(self._unfinished)
+            statement, options = (
+                f"SELECT *, {by} AS {_FILE} FROM ({statement})",
+                f"{options}, PARTITION_BY ({_FILE})",
+            )
+        (rows,) = cursor.execute(f"COPY ({statement}) TO '{path}' ({options})").fetchone()
+        if by:
+            self._keep(name)
+        else:
+            private.seal(self._unfinished)
+            os.replace(
+                self._unfinished, f"{self._folder}/{name}"
+            )  # a task that Spark runs twice leaves one file
+        return int(rows)
+
+    def _keep(self, name: str) -> None:
+        """Give a directory of files its name, unless the same task of Spark's, run twice, has made it already."""
+        for number, path in enumerate(sorted(Path(self._unfinished).glob("*/*"))):
+            private.seal(path)
+            path.rename(f"{self._unfinished}/{number:05d}.parquet")
+        try:
+            os.rename(self._unfinished, f"{self._folder}/{name}")
+        except OSError:
+            if not os.path.isdir(f"{self._folder}/{name}"):
+                raise
+            self.clear()
+
+    def clear(self) -> None:
+        with suppress(OSError):
+            os.unlink(self._unfinished)
+        shutil.rmtree(self._unfinished, ignore_errors=True)
+
+
 class ObjectParts:
     """The stage's directory in object storage, as one task writes into it; see ``worker.Parts``."""
 
@@ -172,7 +229,11 @@ class ObjectParts:
         self._seen = self._seen or there
         return gone
 
-    def write(self, cursor: Any, statement: str, name: str, check: Callable[[], None], group: int = 0) -> int:
+    def write(
+        self, cursor: Any, statement: str, name: str, check: Callable[[], None], group: int = 0, by: str = ""
+    ) -> int:
+        if by:
+            raise ValueError("in object storage, what a task writes is one file")
         self._unfinished = f"{self._folder}/.{name.lstrip('.')}-{uuid.uuid4().hex[:12]}.tmp"
         rows = written(cursor, statement, self._scheme, self._unfinished, check, group=group)
         check()
@@ -287,7 +348,10 @@ def remove_hidden(output: StorageLocation) -> None:
         for name in names_in(output):
             if name.startswith((".native-", ".part-")):
                 with suppress(OSError):
-                    output.remove(name)
+                    if output.local and os.path.isdir(output.path(name)):
+                        output.remove_folder(name)
+                    else:
+                        output.remove(name)
 
 
 def remove_others(output: StorageLocation, kept: Collection[str]) -> None:

@@ -306,7 +306,7 @@ class Exchanger:
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         sql = (
             f"SELECT {', '.join(listed)}, CAST(hash({key}) % {BUCKETS} AS INTEGER) AS {identifier(BUCKET)} "
-            f"FROM (SELECT * FROM {scan.source}{where}) ORDER BY {identifier(BUCKET)}"
+            f"FROM (SELECT * FROM {scan.source}{where})"
         )
         part = prod(part for _, part in reducing) * prod(
             _ONE_VALUE for test in tests if test.kind == "InSubquery"

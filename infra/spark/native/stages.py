@@ -338,8 +338,9 @@ class NativeStages:
         parts run."""
         exchanges = {f"s{number}": exchange for number, exchange in way.made.exchanges.items()}
         by_name = {relation.name: relation for relation in scans}
-        parts = hashes.writing(exchanges, by_name, self._count)
         later = self._count(sum(by_name[name].bytes for name in exchanges))
+        grain = hashes.grain(later, local=job.output.local)
+        parts = hashes.writing(exchanges, by_name, self._count, grain)
         done = self._job(job, [part for listed in parts.values() for part in listed], cancelled, later)
         by_name, sizes = hashes.exchanged(exchanges, by_name, parts, job.output, sum(d.rows for d in done))
         room = self._room - way.others
@@ -349,7 +350,7 @@ class NativeStages:
 
         split, full = way.made.split, bool(made.full)
         joins = hashes.joining(
-            split.first, by_name, sizes, f"s{made.sliced}", split.file, count, room, whole=full
+            split.first, by_name, sizes, f"s{made.sliced}", split.file, count, room, whole=full, grain=grain
         )
         if len({one.ranges for one in joins}) == len(joins):  # no key's rows are in two of them
             split = way.made.apart if len(joins) > 1 else costs.Statements(way.made.whole, "")

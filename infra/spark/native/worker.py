@@ -25,15 +25,15 @@ from ebbflow.infra.protocols import FileLayout, Relation
 from ebbflow.infra.query.duckdb_statements import BATCH, BY_NAME, register_view, scan, selected, streamed
 from ebbflow.infra.query.duckdbtypes import quoted
 from ebbflow.infra.spark.native.objects import (
-    CANCELLED,
     POLL,
+    LocalParts,
     ObjectParts,
     Rows,
     read_by_arrow,
     register_objects,
     transient,
 )
-from ebbflow.infra.storage import files, private
+from ebbflow.infra.storage import files
 from ebbflow.infra.storage.filesystems import filesystem, following
 from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
 
@@ -80,6 +80,7 @@ class Part:
     ranges: tuple[KeyRange, ...] = ()  # of other relations
     layout: FileLayout | None = None  # of a table's files, of which it writes some, in place of a part file
     group: int = 0  # rows of a row group of the file; 0: as many as is usual
+    by: str = ""  # rows with each value of this are a file of their own; then ``file`` is a directory of them
 
     def names(self, relation: Relation) -> bool:
         """Tell whether the statement may read ``relation``."""
@@ -111,9 +112,11 @@ class Parts(Protocol):
         """Tell the same, or that the directory is gone; asked again and again."""
         ...
 
-    def write(self, cursor: Any, statement: str, name: str, check: Callable[[], None], group: int = 0) -> int:
+    def write(
+        self, cursor: Any, statement: str, name: str, check: Callable[[], None], group: int = 0, by: str = ""
+    ) -> int:
         """Write a statement's rows as the file ``name``, which appears as a whole; return their number. Row groups
-        have ``group`` rows, if it is given."""
+        have ``group`` rows, if it is given. In local file systems ``by`` makes it a directory of files."""
         ...
 
     def clear(self) -> None:
@@ -166,7 +169,7 @@ class Work:
                 cursor.execute("SET enable_profiling = 'no_output'")
                 made: tuple[str, ...] = ()
                 if part.layout is None:
-                    rows = output.write(cursor, part.statement, part.file, check, part.group)
+                    rows = output.write(cursor, part.statement, part.file, check, part.group, part.by)
                 else:
                     rows, made = self._laid_out(cursor, part, output, check)
                 read, spilled = _profile(cursor)
@@ -202,33 +205,6 @@ class Work:
                         fs.delete_file(info.path)
             raise
         return found
-
-
-class LocalParts:
-    """``Parts`` in a file system."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._unfinished = ""
-
-    def cancelled(self) -> bool:
-        return os.path.exists(f"{self._folder}/{CANCELLED}")
-
-    def unwanted(self) -> bool:
-        return self.cancelled() or not os.path.isdir(self._folder)
-
-    def write(self, cursor: Any, statement: str, name: str, check: Callable[[], None], group: int = 0) -> int:
-        self._unfinished = f"{self._folder}/.{name.lstrip('.')}-{os.getpid()}.tmp"
-        path = self._unfinished.replace("'", "''")
-        options = f"FORMAT parquet, ROW_GROUP_SIZE {group}" if group else "FORMAT parquet"
-        (rows,) = cursor.execute(f"COPY ({statement}) TO '{path}' ({options})").fetchone()
-        private.seal(self._unfinished)
-        os.replace(self._unfinished, f"{self._folder}/{name}")  # a task that Spark runs twice leaves one file
-        return int(rows)
-
-    def clear(self) -> None:
-        with suppress(OSError):
-            os.unlink(self._unfinished)
 
 
 def _expected(error: Exception) -> bool:

@@ -1,17 +1,21 @@
-"""Joined relations of which none is small, exchanged between tasks: some write their rows in the order of a hash
-(``BUCKETS`` of them), and later ones read a range of hashes each, of all of them."""
+"""Joined relations of which none is small, exchanged between tasks: some write their rows by a hash (one of
+``BUCKETS``), and later ones read a range of hashes each, of all of them.
 
-from collections.abc import Callable, Mapping, Sequence
+Where few tasks are to read them from local files, rows are divided among files by ranges of hashes (the ``grain`` is
+how many a file has); else they are sorted into one file, of which row groups are read.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.catalyst import NotDoneError
 from ebbflow.infra.spark.native.slices import cuts, known, split
 from ebbflow.infra.spark.native.worker import KeyRange, Part
-from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.files import FileEntry, listing
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.filefooters import read_footers
 
@@ -19,6 +23,8 @@ BUCKET = "__ebbflow_bucket"  # the column of a row's hash
 BUCKETS = 1024
 _SKEWED = 2.0  # times the mean of what is divided from which on a range is read by several tasks
 _GROUP = 20_480  # rows of a row group of what is exchanged: tasks read whole ones
+_FINER = 4  # files of a task for each task that reads them: these are to have about the same to read
+_FEWEST, _MOST = 8, 64  # files of a task; of two columns 64 take half the time of sorting, 16 two fifths
 
 
 class HashRange(NamedTuple):
@@ -29,8 +35,21 @@ class HashRange(NamedTuple):
     files: tuple[int, ...]
 
 
+def grain(tasks: int, *, local: bool) -> int:
+    """Return how many hashes a file is to have of what ``tasks`` tasks are to read; 1: one file has all, sorted."""
+    files = _FEWEST
+    while files < _FINER * tasks:
+        files *= 2
+    return BUCKETS // files if local and files <= _MOST else 1
+
+
 def hash_ranges(
-    probed: Sequence[Sequence[float]], built: Sequence[float], count: int, *, whole: bool = False
+    probed: Sequence[Sequence[float]],
+    built: Sequence[float],
+    count: int,
+    *,
+    whole: bool = False,
+    grain: int = 1,
 ) -> list[HashRange]:
     """Return about ``count`` ranges of about equal sizes.
 
@@ -42,15 +61,17 @@ def hash_ranges(
         built: bytes by hash of the others.
         count: of tasks.
         whole: no range is read by several tasks, and one without rows of the sliced relation is read, too.
+        grain: so many hashes are in one range.
     """
-    totals = [sum(sizes) for sizes in zip(*probed, strict=True)]
-    runs = split([(n, a + b) for n, (a, b) in enumerate(zip(totals, built, strict=True))], count)
+    totals = [sum(sizes) for sizes in zip(*probed, strict=True)] or [0.0] * len(built)
+    both = [a + b for a, b in zip(totals, built, strict=True)]
+    runs = split([(n, sum(both[n : n + grain])) for n in range(0, len(both), grain)], count)
     if whole and runs:
         bounds = [0, *(run[0] for run in runs[1:]), len(built)]
         return [HashRange(low, high - 1, tuple(range(len(probed)))) for low, high in pairwise(bounds)]
     mean, found = sum(totals) / count, []
     for run in runs:
-        low, high = run[0], run[-1]
+        low, high = run[0], min(run[-1] + grain, len(both)) - 1
         own = [(number, sum(sizes[low : high + 1])) for number, sizes in enumerate(probed)]
         own = [(number, size) for number, size in own if size > 0]
         size = sum(s for _, s in own)
@@ -77,7 +98,7 @@ def bucket_sizes(relation: Relation) -> tuple[list[list[float]], list[int]]:
 
 
 class Exchange(NamedTuple):
-    """What writes a scan's rows in the order of a hash: a statement, and the columns of the scan that it has."""
+    """What writes a scan's rows with their hashes: a statement, and the columns of the scan that it has."""
 
     sql: str
     columns: tuple[str, ...]
@@ -94,24 +115,29 @@ class Exchange(NamedTuple):
 
 
 def writing(
-    exchanges: Mapping[str, Exchange], scans: Mapping[str, Relation], count: Callable[[float], int]
+    exchanges: Mapping[str, Exchange],
+    scans: Mapping[str, Relation],
+    count: Callable[[float], int],
+    grain: int = 1,
 ) -> dict[str, list[Part]]:
     """Return by scan the parts that write what is exchanged, the largest scans' first; ``count`` tells the tasks for
-    so many bytes.
+    so many bytes, ``grain`` how many hashes a file is to have.
 
     Raises ``TableError``.
     """
     found = {}
+    by = f"{BUCKET} // {grain}" if grain > 1 else ""
     for name, exchange in sorted(exchanges.items(), key=lambda item: -scans[item[0]].bytes):
         relation = scans[name]
         found[name] = [
             Part(
-                exchange.sql,
+                exchange.sql if by else f"{exchange.sql} ORDER BY {BUCKET}",
                 (replace(relation, files=cut.files), *(scans[f"s{other}"] for other in exchange.others)),
                 f".native-{name}-{number:05d}.parquet",
                 name if cut.rows else "",
                 cut.rows,
                 group=_GROUP,
+                by=by,
             )
             for number, cut in enumerate(cuts(relation, count(relation.bytes)))
         ]
@@ -129,14 +155,22 @@ def exchanged(
     file. Raises ``NotDoneError`` where it is not their number of ``rows``, and ``TableError``."""
     found, sizes, seen = dict(scans), {}, 0
     for name, exchange in exchanges.items():
-        infos = output.fs().get_file_info([output.path(part.file) for part in parts[name]])
-        entries = [FileEntry(info.path, info.size, 0.0) for info in infos]
+        entries = [
+            FileEntry(info.path, info.size, 0.0) for part in parts[name] for info in _infos(output, part)
+        ]
         found[name] = exchange.of(scans[name], output.scheme, entries)
         sizes[name], counted = bucket_sizes(found[name])
         seen += sum(counted)
     if seen != rows:
         raise NotDoneError("what its tasks have exchanged is not what they wrote")
     return found, sizes
+
+
+def _infos(output: StorageLocation, part: Part) -> list[Any]:
+    """Return what the file system tells of what a part has written."""
+    if not part.by:
+        return [output.fs().get_file_info(output.path(part.file))]
+    return [info for info in listing(output.fs(), output.path(part.file)) if info.is_file]
 
 
 def joining(
@@ -149,6 +183,7 @@ def joining(
     room: float,
     *,
     whole: bool = False,
+    grain: int = 1,
 ) -> list[Part]:
     """Return the parts that join ranges of what was exchanged.
 
@@ -161,24 +196,38 @@ def joining(
         count: tells the tasks for the bytes of ``sliced`` and of all others that are exchanged.
         room: bytes of the latter that a task can hold.
         whole: all rows of one hash must be in one part.
+        grain: how many hashes a file has.
 
     Raises ``NotDoneError`` where rows of one hash are more.
     """
     probed = sizes[sliced]
     built = [sum(one) for one in zip(*(f for n, fs in sizes.items() if n != sliced for f in fs), strict=True)]
+    built = built or [0.0] * (len(probed[0]) if probed else BUCKETS)
     tasks = count(sum(map(sum, probed)), sum(built))
     parts: list[Part] = []
     ranges_ = [
         HashRange(first, last, one.files)
-        for one in hash_ranges(probed, built, tasks, whole=whole)
+        for one in hash_ranges(probed, built, tasks, whole=whole, grain=grain)
         for first, last in _fitting(built, one.low, one.high, room)
     ]
     for low, high, some in ranges_:
-        own = replace(scans[sliced], files=tuple(scans[sliced].files[n] for n in some))
-        reads = tuple(own if name == sliced else relation for name, relation in scans.items())
+        reads = tuple(
+            _holding(relation, sizes[name], low, high, some if name == sliced else None)
+            if name in sizes
+            else relation
+            for name, relation in scans.items()
+        )
         ranges = tuple(KeyRange(name, BUCKET, low, high) for name in sizes)
         parts.append(Part(statement, reads, file.format(len(parts)), ranges=ranges))
     return parts
+
+
+def _holding(
+    relation: Relation, sizes: Sequence[Sequence[float]], low: int, high: int, some: Collection[int] | None
+) -> Relation:
+    """Return ``relation`` with those of its files, ``some`` at most, that have hashes of a range."""
+    held = (n for n in (range(len(sizes)) if some is None else some) if any(sizes[n][low : high + 1]))
+    return replace(relation, files=tuple(relation.files[n] for n in held))
 
 
 def _fitting(built: Sequence[float], low: int, high: int, room: float) -> list[tuple[int, int]]:

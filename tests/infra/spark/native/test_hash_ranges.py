@@ -1,5 +1,6 @@
 """What is exchanged between the tasks of a native stage, and which task joins what of it."""
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -23,26 +24,32 @@ from ebbflow.infra.spark.native.exchange.hashes import (
     Exchange,
     HashRange,
     bucket_sizes,
+    exchanged,
+    grain,
     hash_ranges,
     joining,
+    writing,
 )
+from ebbflow.infra.spark.native.objects import remove_hidden
 from ebbflow.infra.spark.native.programs import Program
 from ebbflow.infra.spark.native.slices import Cut
 from ebbflow.infra.spark.native.stages import NativeStages
-from ebbflow.infra.spark.native.worker import Done
+from ebbflow.infra.spark.native.worker import Done, Part, Settings, Work
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.tables.confinement import AllowedAccess
 
 MANY = 12  # hashes, instead of BUCKETS
 SIZES = st.lists(st.one_of(st.just(0.0), st.floats(0.001, 1e9)), min_size=MANY, max_size=MANY)
 
 
-@given(st.lists(SIZES, min_size=1, max_size=5), SIZES, st.integers(1, 20))
+@given(st.lists(SIZES, min_size=1, max_size=5), SIZES, st.integers(1, 20), st.sampled_from([1, 3, 5]))
 def test_each_row_of_the_sliced_relation_is_in_one_part(
-    probed: list[list[float]], built: list[float], count: int
+    probed: list[list[float]], built: list[float], count: int, few: int
 ) -> None:
-    found = hash_ranges(probed, built, count)
+    found = hash_ranges(probed, built, count, grain=few)
     assert found
+    assert all(r.low % few == 0 and (r.high + 1) % few in (0, MANY % few) for r in found)
     for file, sizes in enumerate(probed):
         for bucket, size in enumerate(sizes):
             holders = [r for r in found if file in r.files and r.low <= bucket <= r.high]
@@ -171,6 +178,79 @@ def test_sizes_by_hash_are_those_of_row_groups(tmp_path: Path) -> None:
     assert sum(sizes) == pytest.approx(4000)
     assert sizes[7] == pytest.approx(2000, rel=0.25)
     assert all(sizes), "no hash between others is taken to be absent"
+
+
+@pytest.mark.parametrize("few", [1, BUCKETS // 8])
+def test_what_tasks_exchange_is_joined_range_by_range(tmp_path: Path, few: int) -> None:
+    """Two relations of which one has a key that most rows have, one without rows, and a task that is run twice."""
+    output = StorageLocation(tmp_path / "stage")
+    texts = {
+        "s0": "SELECT CASE WHEN v % 3 = 0 THEN v ELSE 7 END AS v, 'n' || v AS name FROM range(6000) t(v)",
+        "s1": "SELECT v, 'm' || v AS name FROM range(3000) t(v)",
+        "s2": "SELECT v, 'm' || v AS name FROM range(10) t(v) WHERE v > 10",
+    }
+    scans, exchanges = {}, {}
+    hashed = f"CAST(hash(v) % {BUCKETS} AS INTEGER) AS {BUCKET}"
+    (tmp_path / "stage").mkdir()
+    with duckdb.connect() as connection:
+        for name, text in texts.items():
+            path = tmp_path / f"{name}.parquet"
+            connection.execute(f"COPY ({text}) TO '{path}' (FORMAT parquet, ROW_GROUP_SIZE 2048)")
+            entry = FileEntry(str(path), path.stat().st_size, 0.0)
+            scans[name] = Relation(name, "file", (entry,), (("v", "bigint"), ("name", "string")))
+            exchanges[name] = Exchange(f"SELECT *, {hashed} FROM {name}", ("v", "name"))
+    reach = AllowedAccess.of(tuple(scans.values()), [output])
+
+    def run(part: Part) -> int:
+        done = Work(Settings(reach, 2, 256), output.root, (part,), last=True).here()
+        assert not done.error
+        return done.rows
+
+    parts = writing(exchanges, scans, lambda size: 2, few)
+    rows = sum(run(part) for listed in parts.values() for part in listed)
+    run(parts["s0"][0])
+    assert rows == 9000
+    with pytest.raises(NotDoneError, match="not what they wrote"):
+        exchanged(exchanges, scans, parts, output, rows + 1)
+    scans, sizes = exchanged(exchanges, scans, parts, output, rows)
+    if few > 1:
+        assert all(
+            size == 0 or n // few == min(m for m, s in enumerate(f) if s) // few
+            for fs in sizes.values()
+            for f in fs
+            for n, size in enumerate(f)
+        ), "a file has one range of hashes"
+    joins = "s0 JOIN s1 ON s0.v = s1.v LEFT JOIN s2 ON s0.v = s2.v"
+    statement = f"SELECT s0.v, s0.name, s1.name AS other, s2.name AS none FROM {joins}"
+    joined = joining(statement, scans, sizes, "s0", "part-{:05d}.parquet", lambda *_: 3, 1e9, grain=few)
+    assert len(joined) >= 3
+    assert all(len(one.relations[1].files) < len(scans["s1"].files) for one in joined) or few == 1
+    assert sum(map(run, joined)) == 5000
+    with duckdb.connect() as connection:
+        found = connection.execute(f"SELECT * FROM '{output.root}/part-*.parquet' ORDER BY name").fetchall()
+        tables = ", ".join(f"{name} AS ({text})" for name, text in texts.items())
+        assert found == connection.execute(f"WITH {tables} {statement} ORDER BY s0.name").fetchall()
+    remove_hidden(output)
+    assert sorted({name[:5] for name in os.listdir(output.root)}) == ["part-"]
+
+
+def test_files_of_hashes_are_made_where_few_tasks_read_them_from_local_files() -> None:
+    assert [grain(tasks, local=True) for tasks in (1, 3, 16, 17)] == [
+        BUCKETS // 8,
+        BUCKETS // 16,
+        BUCKETS // 64,
+        1,
+    ]
+    assert grain(3, local=False) == 1
+
+
+def test_a_task_that_fails_leaves_no_files(tmp_path: Path) -> None:
+    output = StorageLocation(tmp_path)
+    statement = "SELECT CASE WHEN v = 900000 THEN error('too much') ELSE v END AS v FROM range(1000000) t(v)"
+    part = Part(statement, (), ".native-s0-00000.parquet", by="v // 200000")
+    done = Work(Settings(AllowedAccess.of((), [output]), 1, 256), str(tmp_path), (part,), last=True).here()
+    assert "too much" in done.error
+    assert os.listdir(tmp_path) == []
 
 
 def test_whoever_watches_is_told_of_the_tasks_that_are_to_join_with_those_that_write(
