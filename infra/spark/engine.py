@@ -217,8 +217,8 @@ class SparkEngine:
 
     def checksums(self, scheme: str, entries: Sequence[FileEntry]) -> list[str]:
         """Return the files' checksums (``infra.storage.checksums.of_files``), computed where that is sooner."""
-        cores = self._context.defaultParallelism
         near = stays_on_this_machine(self.master)
+        cores = 0 if near else self._context.defaultParallelism
         reached = scheme == "file" or not self._missing
         if self._closed or not reached or not executors.by_executors(entries, cores, near=near):
             return checksums.of_files(scheme, entries)
@@ -298,15 +298,8 @@ class SparkEngine:
         context.setLocalProperty("spark.scheduler.pool", self._pools.name(running.pool))
         try:
             session = self._job_session()
-            partitions = job.partitions or self._partitions
-            if partitions:
-                session.conf.set("spark.sql.shuffle.partitions", str(partitions))
-            if job.split_bytes:
-                session.conf.set("spark.sql.files.maxPartitionBytes", str(job.split_bytes))
             lacking = self._lack(job.relations, [job.output])
-            for relation in job.relations:
-                (relations.register_columns if lacking else relations.register)(session, relation)
-            frame = relations.storable(session.sql(job.sql))
+            frame = relations.frame_of(session, job, lacking=bool(lacking), proven=job.native)
             columns = relations.columns(frame)
             if running.cancelled.is_set():
                 raise StageCancelledError(f"{job.name} was cancelled before it began")
@@ -324,6 +317,12 @@ class SparkEngine:
             if lacking:  # the frame has no rows
                 why = f"; {job.name} runs on Spark SQL, for {remark}" if remark else ""
                 raise EngineUnavailableError(f"{lacking}{why}")
+            if partitions := job.partitions or self._partitions:
+                session.conf.set("spark.sql.shuffle.partitions", str(partitions))
+            if job.split_bytes:
+                session.conf.set("spark.sql.files.maxPartitionBytes", str(job.split_bytes))
+            if job.native:  # which looks at the files
+                frame = relations.frame_of(session, job)
             relations.write(frame, job)
             return columns, None, remark
         finally:

@@ -96,12 +96,25 @@ def register(session: Any, relation: Relation) -> None:
 
 def register_columns(session: Any, relation: Relation) -> None:
     """Make ``relation`` visible to ``session`` without its rows, for statements that Spark is to resolve and not to
-    run: its JVM need not reach the files."""
+    run: its JVM need not reach the files, and looks at none."""
     if relation.external or not relation.files:
         register(session, relation)
         return
-    frame = session.read.schema(schema(relation.columns)).parquet()  # of no file at all
-    frame.createOrReplaceTempView(quoted(relation.name))
+    # by Spark's own reader: PySpark's asks it a dozen things more
+    reader = session._jsparkSession.read().schema(schema(relation.columns)).format("parquet")
+    reader.load().createOrReplaceTempView(quoted(relation.name))
+
+
+def frame_of(session: Any, job: StageJob, *, lacking: bool = False, proven: bool = False) -> Any:
+    """Return the data frame of a job's statement, with names and types that files can have.
+
+    It has no rows where Spark is ``lacking`` what it needs to read them. Nor has it where what the statement means is
+    only to be ``proven``: then no file is looked at, but where columns are not in the files as they are called.
+    """
+    for relation in job.relations:
+        plain = relation.log is None and not relation.partitions
+        (register_columns if lacking or (proven and plain) else register)(session, relation)
+    return storable(session.sql(job.sql))
 
 
 def _live(session: Any, reader: Any, relation: Relation) -> Any:

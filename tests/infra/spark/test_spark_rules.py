@@ -17,6 +17,7 @@ from ebbflow.infra.errors import (
     TableError,
 )
 from ebbflow.infra.machine.network import registry
+from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.failures import headline, is_own, parse, translate
 from ebbflow.infra.spark.groupwatch import GroupWatch
@@ -30,6 +31,7 @@ from ebbflow.infra.spark.settings import (
     settings,
     stays_on_this_machine,
 )
+from ebbflow.infra.storage.places import StorageLocation
 from tests.free_ports import free_port
 
 TOO_LARGE = BroadcastTooLargeError
@@ -313,3 +315,23 @@ def test_native_tasks_that_are_to_come_count_until_spark_sql_takes_over() -> Non
     assert seen[-1] == (6, 0, False)
     watch.finish()
     assert (seen[-1], watch.stages()) == ((6, 6, False), {2})
+
+
+@pytest.mark.parametrize(
+    ("lacking", "proven", "unread"),
+    [(False, False, []), (False, True, ["plain"]), (True, False, ["plain", "parted"])],
+    ids=["to run", "to prove", "out of reach"],
+)
+def test_files_are_not_looked_at_where_a_statement_is_only_proven(
+    monkeypatch: pytest.MonkeyPatch, lacking: bool, proven: bool, unread: list[str]
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(relations, "register", lambda session, relation: None)
+    monkeypatch.setattr(relations, "register_columns", lambda session, relation: seen.append(relation.name))
+    monkeypatch.setattr(relations, "storable", lambda frame: frame)
+    plain = Relation("plain", "file", (), (("a", "int"),))
+    parted = Relation("parted", "file", (), (("a", "int"),), partitions=("a",))
+    job = StageJob("id", "it", "SELECT 1", (plain, parted), StorageLocation("file:///none"), native=True)
+    session = SimpleNamespace(sql=lambda text: text)
+    assert relations.frame_of(session, job, lacking=lacking, proven=proven) == "SELECT 1"
+    assert seen == unread
