@@ -12,6 +12,7 @@ from ebbflow.infra.clock import Clock
 
 _TIMEOUT = 30.0  # seconds per request; the first one of a driver on a busy machine has taken over 10
 _SETTLE = 10.0  # seconds that the status API may lag behind the scheduler
+_LEAST_PAUSE, _PAUSE = 0.005, 0.05  # seconds between two questions: at first, and at last
 _PAGE = 1000
 
 
@@ -97,9 +98,10 @@ def group_metrics(api: StatusApi, stages: Iterable[int], clock: Clock) -> GroupM
     """Sum up the finished ``stages``. Waits up to ten seconds until the API has seen them finish."""
     wanted = sorted(set(stages))
     attempts = api.attempts(wanted)
-    deadline = clock.now() + _SETTLE
+    deadline, pause = clock.now() + _SETTLE, _LEAST_PAUSE
     while any(a["status"] == "ACTIVE" for a in attempts) and clock.now() < deadline:
-        clock.sleep(0.05)
+        clock.sleep(pause)  # mostly it lags by milliseconds
+        pause = min(2 * pause, _PAUSE)
         attempts = api.attempts(wanted)
     torn = [(a["stageId"], a["attemptId"]) for a in attempts if a["numFailedTasks"]]
     # Spark sums run times when a task reports; one whose executor vanished never does.
