@@ -103,12 +103,12 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def spill_folders(context: Any) -> list[Path]:
+def spill_folders(master: str, conf: Any) -> list[Path]:
     """Return where killed tasks may leave what they have spilled, if it is this process' to remove: elsewhere the
     next task does it, or Spark with the executor."""
-    if not is_local(context.master):
+    if not is_local(master):
         return []
-    said = os.environ.get("SPARK_LOCAL_DIRS") or context.getConf().get("spark.local.dir")
+    said = os.environ.get("SPARK_LOCAL_DIRS") or conf.get("spark.local.dir", "")
     bases = (said or tempfile.gettempdir()).split(",")
     return [folder for base in bases for folder in Path(base).glob("blockmgr-*")]
 

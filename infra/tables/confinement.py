@@ -5,7 +5,9 @@ sandbox: the process keeps the rights of its user.
 """
 
 import os
+import threading
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +103,49 @@ def lock(connection: Any, reach: AllowedAccess) -> None:
         connection.execute(f"SET {setting}")
 
 
+class Ahead:
+    """A database of one thread, opened before it is needed: that takes longer than a small statement does.
+
+    Nobody has it before it is taken; who takes it sets what it lacks, and locks it. Safe for several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._opening: tuple[int, Future[Any]] | None = None  # by which process
+
+    def begin(self) -> None:
+        """Open the next one in a thread, unless it is there or on its way. Raises nothing."""
+        with self._lock:
+            if self._opening is None or self._opening[0] != os.getpid():
+                found: Future[Any] = Future()
+                self._opening = os.getpid(), found
+                threading.Thread(
+                    target=self._open, args=(found,), name="ebbflow-database", daemon=True
+                ).start()
+
+    def take(self, **settings: str) -> Any:
+        """Return a connection to an empty database with these settings, which nothing else has. Raises
+        ``duckdb.Error``."""
+        with self._lock:
+            opening, self._opening = self._opening, None
+        if opening is None or opening[0] != os.getpid():  # a child cannot use its parent's
+            opening = os.getpid(), Future()
+            self._open(opening[1])
+        connection = opening[1].result()
+        for name, value in settings.items():
+            connection.execute(f"SET {name} = {_text(value)}")
+        return connection
+
+    @staticmethod
+    def _open(found: "Future[Any]") -> None:
+        try:
+            import duckdb
+
+            found.set_result(duckdb.connect(config={**configuration(), "threads": "1", "TimeZone": "UTC"}))
+        except BaseException as error:  # told to who takes it
+            found.set_exception(error)
+
+
 def opened_on(name: str, rows: Any) -> Any:
     """Return a connection to a new database that holds the ``pyarrow.Table`` ``rows`` as the table ``name`` and
     reaches nothing else: for predicates, which are the user's text."""
@@ -116,4 +161,8 @@ def opened_on(name: str, rows: Any) -> Any:
 
 
 def _listed(texts: Iterable[str]) -> str:
-    return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in sorted(texts)) + "]"
+    return "[" + ", ".join(map(_text, sorted(texts))) + "]"
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

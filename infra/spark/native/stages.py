@@ -33,7 +33,7 @@ from ebbflow.infra.spark.native.probe import trouble
 from ebbflow.infra.spark.native.programs import Program, Slice, program
 from ebbflow.infra.spark.native.slices import Cut, arm_parts
 from ebbflow.infra.spark.native.statements import PARTS
-from ebbflow.infra.spark.native.worker import Done, Part, Settings, Work, sweep
+from ebbflow.infra.spark.native.worker import Done, Part, Settings, Work, ahead, sweep
 from ebbflow.infra.spark.settings import (
     LEAST_MEMORY,
     addresses,
@@ -55,6 +55,7 @@ _FEW = 20_000  # rows that tasks have written and this process can merge sooner 
 _TIDIED = 10.0  # s in which tasks of a cancelled stage are told, and what they have left is removed
 _log = logging.getLogger(__name__)
 _probed: dict[str, str] = {}  # by application: what is wrong with its executors
+_empty: dict[tuple[str, int], Any] = {}  # RDDs by application and number of partitions: making one takes time
 _probing = threading.Lock()  # engines may share an application, and do share cloudpickle's registry
 _POLL = 0.2  # s after which whoever waits for another's answer sees that it was cancelled
 
@@ -78,6 +79,7 @@ class NativeStages:
 
     def __init__(self, context: Any, *, owned: bool) -> None:
         self._context = context
+        self._application = str(context.applicationId)
         if owned and has_nodes_here(context.master) and "PYSPARK_PYTHON" not in os.environ:
             context.pythonExec = sys.executable
         self._access = NOTHING
@@ -86,6 +88,8 @@ class NativeStages:
         self._threads = max(1, int(conf.get("spark.task.cpus", "1")))
         self._memory = native_memory(conf, context.master, context.defaultParallelism, self._threads)
         self._room = self._memory << 20  # bytes of tables that each task may read
+        self._cores = max(1, int(context.defaultParallelism) // self._threads)  # tasks that run at once
+        self._spilling = spill_folders(context.master, conf)
 
     def confine(self, access: AllowedAccess) -> None:
         """Hold later stages to ``access``, or what they read and write where that is more."""
@@ -96,17 +100,16 @@ class NativeStages:
 
         Raises ``StageCancelledError``; then the next call asks again.
         """
-        application = str(self._context.applicationId)
-        while (found := _probed.get(application)) is None:
+        while (found := _probed.get(self._application)) is None:
             if cancelled.is_set():
                 raise StageCancelledError("cancelled before it began")
             if _probing.acquire(timeout=_POLL):
                 try:
-                    if application not in _probed:
-                        _probed[application] = self._without_memory() or trouble(self._context)
+                    if self._application not in _probed:
+                        _probed[self._application] = self._without_memory() or trouble(self._context)
                 except Exception as error:
                     if not cancelled.is_set():
-                        _probed[application] = f"executors cannot run Python: {first_line(error)}"
+                        _probed[self._application] = f"executors cannot run Python: {first_line(error)}"
                 finally:
                     _probing.release()
         return found
@@ -121,7 +124,7 @@ class NativeStages:
     @property
     def known_trouble(self) -> str:
         """Return what ``trouble`` has said; empty if it was not asked."""
-        return _probed.get(str(self._context.applicationId), "")
+        return _probed.get(self._application, "")
 
     def run(
         self,
@@ -142,6 +145,7 @@ class NativeStages:
         if why := self.trouble(cancelled):
             raise NotNativeError(why)
         check_places(job)
+        self._cores = max(1, int(self._context.defaultParallelism) // self._threads)
         run = partial(self._armed, job, cancelled)
         if not job.arms:
             sizes = {r.name.lower(): r.bytes for r in job.relations}
@@ -151,7 +155,6 @@ class NativeStages:
             except (RecursionError, TableError) as error:
                 raise NotNativeError(f"it cannot be planned: {first_line(error)}") from error
             run = partial(self._carried_out, made, job, way, cancelled)
-        spilling = spill_folders(self._context)
         self._begun[job.id] = begun
         try:
             return run()
@@ -178,7 +181,7 @@ class NativeStages:
                 tidy_within(_TIDIED, job)
             else:
                 remove_hidden(job.output)
-            for folder in spilling:
+            for folder in self._spilling:
                 sweep(folder)
 
     # --- what is run --------------------------------------------------------------------------------------
@@ -267,10 +270,6 @@ class NativeStages:
             raise NotNativeError("a part of a union cannot be divided, and one task would read too much")
         return [Slice(Cut(()), (), 0.0, arm)]
 
-    @property
-    def _cores(self) -> int:
-        return max(1, int(self._context.defaultParallelism) // self._threads)
-
     def _count(self, size: float, expected: float = 0.0) -> int:
         """Return how many slices of a relation, or of several that are exchanged, there are to be."""
         count = min(self._cores, max(math.ceil(size / _SMALLEST), math.ceil(expected / _SHORTEST)))
@@ -306,6 +305,7 @@ class NativeStages:
             parts, before, split = self._exchanged(made, job, way, scans, cancelled)
         else:
             split = way[0].made.split
+            ahead.begin()  # for merging
             parts = [one.part(scans, split.file.format(number)) for number, one in enumerate(way)]
         done = self._job(job, parts, cancelled)
         every = [*before, *done]
@@ -389,9 +389,10 @@ class NativeStages:
         return done
 
     def _collected(self, work: Work) -> list[Done]:
-        count = len(work.parts)
-        rdd = self._context.parallelize(range(count), count)
-        found: list[Done] = rdd.mapPartitionsWithIndex(work.run).collect()
+        key = self._application, len(work.parts)
+        if key not in _empty:
+            _empty[key] = self._context.parallelize([], len(work.parts))
+        found: list[Done] = _empty[key].mapPartitionsWithIndex(work.run).collect()
         return found
 
 

@@ -35,12 +35,15 @@ from ebbflow.infra.spark.native.objects import (
 )
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.filesystems import filesystem, following
-from ebbflow.infra.tables.confinement import AllowedAccess, configuration, lock
+from ebbflow.infra.tables.confinement import Ahead, AllowedAccess, configuration, lock
 
 _SPILL = "ebbflow-native-"
 _REPEATED = 2  # times that Spark repeats a task whose network has failed
 
+_LATER = 0.25  # s after a task: what it has done is told first
 _databases: dict["Settings", Any] = {}  # of this process: one at most
+ahead = Ahead()
+"""The next database of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +140,10 @@ class Work:
     ] = ()  # ``public_settings`` of the driver; credentials are each executor's own
     last: bool = False  # a task that fails is not repeated
 
-    def run(self, index: int, _: Iterator[Any]) -> Iterator[Done]:
+    def run(self, index: int, rows: Iterator[Any]) -> Iterator[Done]:
         """Compute one slice; what Spark calls. An error of the network is raised twice: Spark repeats the task."""
+        for _ in rows:  # there are none: Spark keeps a worker that has read to their end
+            pass
         with following(dict(self.s3)):  # the worker's next task may be another query's
             done = self._done(self.parts[index], _connection)
         yield done
@@ -224,6 +229,7 @@ def warm_up() -> None:
 
     with duckdb.connect(config={**configuration(), "threads": "1", "TimeZone": "UTC"}) as connection:
         connection.execute("SELECT 1").fetchall()
+    ahead.begin()
 
 
 def _attempt() -> int:
@@ -250,9 +256,7 @@ def _register(cursor: Any, relation: Relation, part: Part) -> None:
 @contextmanager
 def _passing(settings: Settings) -> Iterator[Any]:
     """Give a database for one statement over little."""
-    import duckdb
-
-    with duckdb.connect(config={**_configured(settings), "temp_directory": ""}) as connection:
+    with ahead.take(**_configured(settings), temp_directory="") as connection:
         lock(connection, settings.access)
         yield connection
 
@@ -261,10 +265,12 @@ def _passing(settings: Settings) -> Iterator[Any]:
 def _connection(settings: Settings) -> Iterator[Any]:
     import duckdb
 
+    later: threading.Timer | None = None
     if settings not in _databases:
         while _databases:
             _databases.popitem()[1].close()
         _databases[settings] = _opened(settings)
+        later = threading.Timer(_LATER, ahead.begin)
     cursor = _databases[settings].cursor()
     try:
         yield cursor
@@ -273,11 +279,12 @@ def _connection(settings: Settings) -> Iterator[Any]:
         raise
     finally:
         cursor.close()
+        if later is not None:
+            later.daemon = True
+            later.start()
 
 
 def _opened(settings: Settings) -> Any:
-    import duckdb
-
     sweep(_base())
     if threading.current_thread() is threading.main_thread():
         for number in (
@@ -285,18 +292,16 @@ def _opened(settings: Settings) -> Any:
             signal.SIGTERM,
         ):  # how Spark ends its workers; it has no handlers of its own
             signal.signal(number, _left_at_once)
-    connection = duckdb.connect(config={**_configured(settings), "temp_directory": str(_spill_folder())})
+    connection = ahead.take(**_configured(settings), temp_directory=str(_spill_folder()))
     lock(connection, settings.access)
     return connection
 
 
-def _configured(settings: Settings) -> dict[str, Any]:
+def _configured(settings: Settings) -> dict[str, str]:
     return {
-        **configuration(),
         "threads": str(settings.threads),
         "memory_limit": f"{settings.memory}MiB",
         "preserve_insertion_order": "true",
-        "TimeZone": "UTC",
     }
 
 

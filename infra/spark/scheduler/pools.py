@@ -27,7 +27,8 @@ class Pools:
         self._name = f"ebbflow-{next(_numbers)}"
         self._free: list[int] = []
         self._count = 0
-        self._parent = self._add(None, self._name, max(1, round(weight)))
+        self._parent: Any = None
+        self._parent = self._add(self._name, max(1, round(weight)))
 
     def take(self) -> int:
         """Return the number of a pool that no other job has."""
@@ -36,7 +37,7 @@ class Pools:
                 return heapq.heappop(self._free)
             number, self._count = self._count, self._count + 1
             if self._parent is not None:
-                self._add(self._parent, self.name(number), 1)
+                self._add(self.name(number), 1)
             return number
 
     def give(self, number: int) -> None:
@@ -58,16 +59,19 @@ class Pools:
     def _root(self) -> Any:
         return self._context._jsc.sc().taskScheduler().rootPool()
 
-    def _add(self, parent: Any, name: str, weight: int) -> Any:
+    def _add(self, name: str, weight: int) -> Any:
+        """Make a pool: the query's own, or once that is there, a job's in it."""
         try:
-            jvm = self._context._jvm.org.apache.spark.scheduler
-            root = self._root()
-            fair = getattr(getattr(jvm, "SchedulingMode$"), "MODULE$").FAIR()
-            if parent is None and not root.schedulingMode().equals(fair):
-                return None
-            inner = fair if parent is None else getattr(getattr(jvm, "SchedulingMode$"), "MODULE$").FIFO()
-            pool = jvm.Pool(name, inner, 0, weight)
-            (parent or root).addSchedulable(pool)
+            if self._parent is None:
+                self._spark = self._context._jvm.org.apache.spark.scheduler
+                self._modes = getattr(getattr(self._spark, "SchedulingMode$"), "MODULE$")
+                inner, above = self._modes.FAIR(), self._root()
+                if not above.schedulingMode().equals(inner):
+                    return None
+            else:
+                inner, above = self._modes.FIFO(), self._parent
+            pool = self._spark.Pool(name, inner, 0, weight)
+            above.addSchedulable(pool)
             return pool
         except Exception as error:  # not a part of Spark that it promises to keep
             _log.debug("no pool %s of weight %d: %s", name, weight, first_line(error))

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,7 @@ from ebbflow.infra.protocols import Relation, StageJob, StageProgress
 from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
-from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess, configuration, lock
+from ebbflow.infra.tables.confinement import NOTHING, Ahead, AllowedAccess, configuration, lock
 from ebbflow.infra.tables.statistics import collect, selectivity
 
 TIMEOUT = 150.0  # seconds
@@ -242,3 +243,32 @@ def test_the_order_of_the_lock_matters() -> None:
         connection.execute("SET enable_external_access = false")
         with pytest.raises(duckdb.Error):  # places cannot be named any more
             lock(connection, AllowedAccess(frozenset({"/x.parquet"})))
+
+
+def test_a_database_that_is_opened_ahead_is_taken_once_and_can_be_locked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ahead = Ahead()
+    ahead.begin()
+    ahead.begin()
+    first, second = ahead.take(threads="2", memory_limit="300MiB"), ahead.take()
+    first.execute("CREATE TABLE t AS SELECT 1 AS x")
+    with pytest.raises(duckdb.CatalogException):
+        second.execute("SELECT * FROM t")
+    told = "SELECT current_setting('threads'), current_setting('memory_limit'), current_setting('TimeZone')"
+    assert first.execute(told).fetchone() == (2, "300.0 MiB", "UTC")
+    lock(first, NOTHING)
+    with pytest.raises(duckdb.Error):
+        first.execute("SELECT * FROM read_csv('/etc/passwd')")
+    ahead.begin()
+    own = ahead._opening
+    monkeypatch.setattr("os.getpid", lambda: -1)  # as in a child that was forked meanwhile
+    assert own is not None
+    assert ahead.take() is not own[1].result(TIMEOUT)
+
+
+def test_why_a_database_cannot_be_opened_ahead_is_told_to_who_takes_it() -> None:
+    ahead = Ahead()
+    with pytest.raises(duckdb.Error, match="no_such_setting"):
+        ahead.take(no_such_setting="1")
+    assert ahead.take().execute("SELECT 1").fetchone() == (1,)
