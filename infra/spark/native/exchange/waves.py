@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.spark.native.catalyst import Node, NotNativeError, arms, divisible, sources
+from ebbflow.infra.spark.native.catalyst import Node, NotDoneError, NotNativeError, arms, divisible, sources
 from ebbflow.infra.spark.native.exchange.costs import Size, bytes_read, scan_sizes, waves_cost
 from ebbflow.infra.spark.native.narrowing import narrowings
 from ebbflow.infra.spark.native.programs import Program, Slice, result
@@ -22,6 +22,7 @@ from ebbflow.infra.storage.places import StorageLocation
 
 _EXPRESSIONS = ("projectList", "aggregateExpressions", "groupingExpressions", "windowExpressions")
 _SUBQUERIES = ("Exists", "ScalarSubquery", "ListQuery")
+_MERGED = 2 << 30  # bytes of files that one task may merge
 _RELATION = re.compile(rf"\b{PARTS}\d+\b")
 
 
@@ -61,15 +62,18 @@ class Waves(NamedTuple):
         run: Callable[[list[Part], int], list[Done]],
     ) -> tuple[Part, list[Done]]:
         """Have ``run`` run the tasks of each wave, whose later tasks it is told the number of; return what is left to
-        run, and what became of the tasks."""
+        run, and what became of the tasks. Raises ``NotDoneError`` where they have written too much for one task."""
         done, relations, later = list[Done](), list(scans), len(self.slices)
         for wave in self.pieces:
             parts = {piece.name: piece.parts(relations) for piece in wave}
             later -= sum(map(len, parts.values()))
             done += run([part for listed in parts.values() for part in listed], later)
             for name, listed in parts.items():
-                written = tuple(FileEntry(f"{output.root}/{part.file}", 1, 0.0) for part in listed)
+                infos = output.fs().get_file_info([output.path(part.file) for part in listed])
+                written = tuple(FileEntry(info.path, info.size, 0.0) for info in infos)
                 relations.append(Relation(name, output.scheme, written, ()))
+            if sum(one.bytes for one in relations[len(scans) :]) > _MERGED:
+                raise NotDoneError("slices have found too many groups for one task")
         return Part(self.merge, tuple(relations), "part-00000.parquet"), done
 
 

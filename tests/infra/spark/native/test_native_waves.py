@@ -1,17 +1,20 @@
 """Aggregates of a statement that tasks compute each by itself, in waves: its rows are those of the whole."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
+from ebbflow.infra.spark.native.catalyst import Node, NotDoneError, NotNativeError
 from ebbflow.infra.spark.native.exchange.waves import Waves, waves
 from ebbflow.infra.spark.native.programs import Program, Slice, program
 from ebbflow.infra.spark.native.slices import Cut
+from ebbflow.infra.spark.native.worker import Done, Part
 from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.places import StorageLocation
 from tests.infra.spark.native.test_native_ways import (
     SIZES,
     calling,
@@ -136,3 +139,24 @@ def test_nothing_is_divided_whose_tasks_would_choose_among_equal_rows_or_that_do
 
     assert divided(*CASES["joined"][:2], none)[1] is None
     assert divided(LITTLE, counts(20), halves)[1] is None, "it is little"
+
+
+def test_one_task_is_not_given_more_than_it_can_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two aggregates of two slices each: four files of 100 bytes."""
+    made, found = divided(*CASES["joined"][:2], halves)
+    assert found is not None
+    scans = [Relation(f"s{number}", "file", (), (("k", "string"),)) for number in made.scans]
+
+    def run(parts: list[Part], later: int) -> list[Done]:
+        for part in parts:
+            (tmp_path / part.file).write_bytes(b"x" * 100)
+        return [Done(1)] * len(parts)
+
+    merge, done = found.run(StorageLocation(tmp_path), scans, run)
+    assert len(done) == 4
+    assert {one.name: one.bytes for one in merge.relations if one.files} == {"parts0": 200, "parts1": 200}
+    monkeypatch.setattr("ebbflow.infra.spark.native.exchange.waves._MERGED", 399)
+    with pytest.raises(NotDoneError, match="too many groups"):
+        found.run(StorageLocation(tmp_path), scans, run)
