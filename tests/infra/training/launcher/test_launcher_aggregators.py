@@ -97,7 +97,7 @@ def test_a_node_that_is_not_admitted_does_not_start(problem: str, monkeypatch: p
     assert not workforce.may_start("new")
 
 
-def test_a_run_ends_whether_or_not_the_ledger_can_be_told() -> None:
+def test_a_run_ends_whether_or_not_the_ledger_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     loop = Loop.__new__(Loop)
     record = Record(SystemClock())
@@ -105,7 +105,8 @@ def test_a_run_ends_whether_or_not_the_ledger_can_be_told() -> None:
     stage._members = SimpleNamespace(names=["a"], end=lambda names: done.append("nodes"))
     stage._aggregators, stage._record = Aggregators(), record
     stage._look_for_refusals = lambda everything: done.append("refusals")
-    stage._write = done.append
+    stage._job = stage._pool = None
+    monkeypatch.setattr(record, "write", lambda job, pool, state: done.append(state))
     stage.over = SimpleNamespace(set=lambda: done.append("over"))
     loop._finish(Halt("finished", "the script finished"), lambda: done.append("released"))
     assert done == ["nodes", "refusals", "finished", "released", "over"]
