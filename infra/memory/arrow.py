@@ -5,8 +5,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from pyarrow import PythonFile
 from pyarrow.fs import FileInfo, FileSelector, FileSystemHandler, PyFileSystem
-from pyarrow.lib import PythonFile
 
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.memory.blocks import BlockSettings

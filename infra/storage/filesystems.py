@@ -183,7 +183,7 @@ def translated(action: str, kind: type[InfraError] = StorageError) -> Iterator[N
 
     ``action`` completes "cannot ...", such as ``"write the checkpoint to s3://b/k"``. Our own errors pass.
     """
-    from pyarrow.lib import ArrowException
+    from pyarrow import ArrowException
 
     try:
         yield

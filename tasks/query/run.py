@@ -144,15 +144,15 @@ def execute(
 
     Raises errors of the ``EbbflowError`` family; finished stages stay in the store whatever happens.
     """
-    clock = clock or SystemClock()
-    orchestrator = orchestrator or PlainOrchestrator()
+    import pyarrow  # noqa: F401 - whole: of threads that import it at once, one may find it half done
+
+    clock, orchestrator = clock or SystemClock(), orchestrator or PlainOrchestrator()
     if opened is None and on_connect(request):
         with connected(request, clock) as (inner, engine):
             return execute(inner, orchestrator, clock, engine, follow, app, stop)
     request = choose_engine(request, clock, opened)
     store = ParquetCheckpointStore(request.store_place, clock=clock, durable=request.durable)
-    pins = _pins(request, store, clock, app)
-    began = clock.now()
+    pins, began = _pins(request, store, clock, app), clock.now()
     with (
         _memory(request, store) as opened_memory,
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed

@@ -432,11 +432,11 @@ def test_a_query_on_a_prefect_server_is_recorded_there(tables: str, prefect_serv
 @pytest.mark.parametrize("runner", ["plain", "prefect"])
 def test_a_failed_query_is_one_line_on_standard_error(runner: str, tables: str, prefect_server: str) -> None:
     """Neither Prefect's trace nor DuckDB's complaints at exit are shown."""
-    sql = "SELECT no_such_function(name) FROM nation"
-    given = ["--tables", tables, "--engine", "duckdb", "--runner", runner, "-q"]
+    sql = "SELECT CAST(name AS INT) FROM nation"
+    given = ["--tables", tables, "--engine", "duckdb", "--dialect", "duckdb", "--runner", runner, "-q"]
     done = run_cli("query", sql, *given, PREFECT_API_URL=prefect_server)
     assert done.returncode == 1
-    assert re.fullmatch(r"error: .*no_such_function.*\n", done.stderr)
+    assert re.fullmatch(r"error: .*Conversion Error.*\n", done.stderr)
 
 
 @pytest.mark.prefect
