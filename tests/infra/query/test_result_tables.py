@@ -41,6 +41,7 @@ from ebbflow.infra.tables.targets import iceberg as iceberg_target
 from ebbflow.infra.tables.targets.delta import DeltaTarget
 from ebbflow.infra.tables.targets.folder import FolderTarget
 from ebbflow.infra.tables.targets.iceberg import IcebergTarget
+from ebbflow.infra.tables.targets.model import folder_name
 from ebbflow.planners.errors import OptionError
 from tests.infra.tables.deleting import DELETING, delete_by_vector, edited
 from tests.infra.tables.reading import read
@@ -455,6 +456,15 @@ def test_tries_at_once_write_once(embedded: DuckDbEngine, lake: Lake, result: Ma
         assert len(lake.rows(format)) == 4
         if format == "delta":
             subprocess.run(["rm", "-r", str(lake.path)], check=True, timeout=60)
+
+
+def test_what_another_try_has_not_moved_yet_does_not_keep_a_table_from_being_made(
+    embedded: DuckDbEngine, lake: Lake, result: Make
+) -> None:
+    begun = lake.path / folder_name("run1")
+    begun.mkdir(parents=True)
+    (begun / "part-00000.parquet").write_bytes(b"PAR1")
+    assert write_into(result(pa.table({"k": [1]})), lake.into("delta"), "run1", embedded)
 
 
 def test_rows_that_do_not_fit_are_refused(embedded: DuckDbEngine, lake: Lake, result: Make) -> None:
