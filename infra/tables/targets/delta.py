@@ -140,12 +140,11 @@ class DeltaTarget:
     def _check_empty(self) -> None:
         """Refuse a directory that holds other files than those of tries that were lost before they made the table."""
         for item in files.listing(self.place.fs(), self.place.root, recursive=True):
-            name, inside = (
-                item.base_name,
-                item.path.removeprefix(f"{self.place.root.rstrip('/')}/").split("/"),
-            )
-            of_a_try = any(files.hidden(part) or part.startswith(MARK) for part in inside)
-            if item.path.endswith(f"/{RUNS}") or (item.is_file and not of_a_try):
+            name = item.base_name
+            inside = item.path.removeprefix(f"{self.place.root.rstrip('/')}/")
+            # in a directory of a try whatever name an engine gives; elsewhere, as in ``_date=1``, only what is ours
+            of_a_try = inside.startswith(f".{MARK}") or name.startswith(MARK)
+            if item.path.endswith(f"/{RUNS}") or (item.is_file and not of_a_try and not files.hidden(name)):
                 raise TableError(
                     f"{self.place} is no table of Delta Lake and not empty: it holds {name}; --into-format parquet "
                     f"writes into a directory of Parquet files"

@@ -467,6 +467,18 @@ def test_what_another_try_has_not_moved_yet_does_not_keep_a_table_from_being_mad
     assert write_into(result(pa.table({"k": [1]})), lake.into("delta"), "run1", embedded)
 
 
+@pytest.mark.parametrize("folder", ["_k=1", ".k=1", "ebbflow-k=1"])
+def test_files_of_others_in_directories_keep_a_table_from_being_made(
+    embedded: DuckDbEngine, lake: Lake, result: Make, folder: str
+) -> None:
+    theirs = lake.path / folder / "x.parquet"
+    theirs.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"v": [1]}), theirs)
+    with pytest.raises(TableError, match=r"no table of Delta Lake and not empty: it holds x\.parquet"):
+        write_into(result(pa.table({"k": [1]})), lake.into("delta"), "run1", embedded)
+    assert list(lake.path.rglob("*.parquet")) == [theirs]
+
+
 def test_rows_that_do_not_fit_are_refused(embedded: DuckDbEngine, lake: Lake, result: Make) -> None:
     for format in FORMATS:
         write_into(result(pa.table({"k": [1], "v": ["a"]})), lake.into(format), "run1", embedded)
