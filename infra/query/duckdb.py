@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,7 +31,7 @@ from ebbflow.infra.query.duckdb_statements import (
 )
 from ebbflow.infra.query.results import count_rows
 from ebbflow.infra.storage import private
-from ebbflow.infra.storage.filesystems import filesystem
+from ebbflow.infra.storage.filesystems import filesystem, translated
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.storage.scratch import ScratchFolder
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess, configuration, lock
@@ -60,6 +61,7 @@ class DuckDbEngine:
     Threads and memory belong to the database as a whole, so ``StageJob.partitions`` and ``split_bytes`` have
     no effect. ``StageProgress`` counts hundredths of the statement. Progress listeners are called from a
     thread of their own. A job that was finished when its cancellation arrived returns its result.
+    Jobs may read and write in ``scratch`` as well, a directory that goes with the engine.
     """
 
     name: Literal["duckdb"] = "duckdb"
@@ -70,6 +72,10 @@ class DuckDbEngine:
         self._left: list[Any] = []  # databases that were moved from, of jobs that still run
         self._settings: dict[str, str] = {}  # of the share
         self._folder = folder  # for what does not fit in memory
+        self.scratch = StorageLocation(folder.path / "shared")
+        with translated(f"make {self.scratch}"):
+            private.make_folder(self.scratch.root)
+        self._own = AllowedAccess.of((), (self.scratch,))
         self._clock = clock
         self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
@@ -81,7 +87,7 @@ class DuckDbEngine:
     ) -> "DuckDbEngine":
         """Return an engine with ``threads`` threads (all cores) and ``memory_gb`` GiB (80 % of all).
 
-        Raises ``EngineUnavailableError`` without DuckDB.
+        Raises ``EngineUnavailableError`` without DuckDB, ``StorageError`` where there is no room to spill.
         """
         if importlib.util.find_spec("duckdb") is None:
             raise EngineUnavailableError("DuckDB is missing: pip install duckdb")
@@ -171,8 +177,10 @@ class DuckDbEngine:
     def _database(self) -> Any:
         """Return a connection to the database, which is open and locked from now on."""
         if self._connection is None:
-            connection = _connect({**self._settings, "temp_directory": str(self._folder.path)})
-            lock(connection, self._reach)
+            with translated("make a directory for what does not fit in memory"):
+                spills = tempfile.mkdtemp(dir=self._folder.path)  # files of all databases have the same names
+            connection = _connect({**self._settings, "temp_directory": spills})
+            lock(connection, self._reach.joined(self._own))
             self._connection = connection
         return self._connection
 
@@ -232,7 +240,7 @@ class DuckDbEngine:
             if job.id in self._running:
                 raise ValueError(f"job ids must be unique; {job.id!r} is running already")
             needed = AllowedAccess.of(job.relations, [job.output])
-            if not self._reach.covers(needed):
+            if not self._reach.joined(self._own).covers(needed):
                 self._move(self._reach.joined(needed))
             connection = self._database()
             running = _Running(job, connection, connection.cursor())

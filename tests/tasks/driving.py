@@ -65,6 +65,10 @@ class Scripted:
     sizes: list[tuple[float, float]] = field(default_factory=list)
     _events: dict[str, threading.Event] = field(default_factory=dict)
 
+    @property
+    def scratch(self) -> StorageLocation:
+        return self.inner.scratch
+
     def run(self, job: StageJob, on_progress: Callable[[StageProgress], None] | None = None) -> StageResult:
         before, event = self.runs[fp_of(job)], threading.Event()
         self.runs[fp_of(job)] += 1

@@ -169,6 +169,25 @@ def test_a_job_that_runs_when_the_engine_moves_ends_well(engine: DuckDbEngine, t
     assert engine._left == []
 
 
+def test_databases_spill_into_directories_of_their_own_and_share_one(
+    engine: DuckDbEngine, tmp_path: Path
+) -> None:
+    """Their files have the same names: one would read or delete the other's."""
+    shared, out = engine.scratch.under("x"), engine.scratch.under("y")
+    for place in (shared, out):
+        Path(place.root).mkdir()
+    places = []
+    for name in ("one", "two"):
+        engine.confine([relation(tmp_path / name, name)], [])
+        connection = engine._database()
+        places += connection.execute("SELECT current_setting('temp_directory')").fetchone()
+        engine.run(StageJob(name, name, "SELECT 1 AS v", (), shared))
+        engine.run(StageJob(name, name, f"SELECT v FROM '{shared.root}/*.parquet'", (), out))
+        assert engine._database() is connection
+    assert len({*places}) == 2
+    assert all(Path(place).parent == Path(shared.root).parent.parent for place in places)
+
+
 def test_a_query_that_may_read_files_reads_them_and_changes_no_setting(
     engine: DuckDbEngine, tmp_path: Path
 ) -> None:
