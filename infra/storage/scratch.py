@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.files import NO_LOCKS
+from ebbflow.infra.storage.filesystems import translated
 
 _LOCK = ".lock"
 _TRIES = 100  # of making one; each fails only where another process removes it at that moment
@@ -30,15 +31,19 @@ class ScratchFolder:
     Args:
         kind: what it is for; part of its name.
 
-    Raises ``OSError`` where the temporary directory cannot take it.
+    Raises ``StorageError`` where the temporary directory cannot take it.
     """
 
     def __init__(self, kind: str) -> None:
         # a shared temporary directory may have locks that count on one machine alone
         host = hashlib.sha256(platform.node().encode()).hexdigest()[:6]
         prefix = f"ebbflow-{kind}-{host}-"
-        _sweep(Path(tempfile.gettempdir()), prefix)
-        self.path, descriptor = _made(prefix)
+        try:
+            _sweep(Path(tempfile.gettempdir()), prefix)
+            self.path, descriptor = _made(prefix)
+        except OSError:
+            with translated("make a temporary directory"):  # only now: it imports pyarrow
+                raise
         self._end = weakref.finalize(self, _remove, self.path, descriptor, os.getpid())
 
     def close(self) -> None:

@@ -1,12 +1,14 @@
 """Runs a stage slice by slice: what one slice has computed stays, whatever becomes of the others."""
 
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from ebbflow.infra.errors import StageCancelledError
+from ebbflow.infra.errors import StageCancelledError, StorageError
 from ebbflow.infra.protocols import (
     Checkpoint,
     CheckpointStore,
@@ -19,8 +21,8 @@ from ebbflow.infra.protocols import (
 from ebbflow.infra.query.slices import Cells, FilePruning, SliceIndex, covers, together
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.places import StorageLocation
-from ebbflow.infra.storage.scratch import ScratchFolder
 from ebbflow.planners.query.costs.operators import split_bytes
 from ebbflow.planners.query.plan.partial import bound
 from ebbflow.planners.query.plan.qep import SharedPart, Slicing, Stage, Statement
@@ -62,6 +64,7 @@ class StageRun:
     native: bool = False  # tasks of DuckDB's may compute it
     remark: str = ""  # why they are not to
     cold: float = 0.0  # cores that were cold when it began
+    apart: bool = False  # each of its slices computes what they would have shared
     progress: StageProgress = field(default_factory=lambda: StageProgress(0, 0))
     cancelled: threading.Event = field(default_factory=threading.Event)
     slices: "SliceRunner | None" = None  # of a stage that runs in slices
@@ -100,9 +103,10 @@ class SliceRunner:
     """Runs the slices of one stage that are not in the store yet.
 
     ``relations`` are all that its statement names, ``text`` gives a statement in the engine's dialect. ``notify``
-    hears of progress, summed over slices, and of every slice that is done. Job ids of slices are the run's, a dash
-    and the cells; ``cancel`` stops them. What they share is computed first, into a folder of this process that goes
-    when they end: a run that takes the stage up computes it again.
+    hears of progress, summed over slices, of every slice that is done, and of trouble, as a sentence. Job ids of
+    slices are the run's, a dash and the cells; ``cancel`` stops them. What they share is computed first, into a
+    folder of the engine's that goes when they end: a run that takes the stage up computes it again. Where it cannot
+    be kept, each slice computes it.
     """
 
     def __init__(
@@ -113,7 +117,7 @@ class SliceRunner:
         engine: SqlEngine,
         store: CheckpointStore,
         known: KnownSlices,
-        notify: Callable[[StageProgress | SlicesDone], None],
+        notify: Callable[[StageProgress | SlicesDone | str], None],
     ) -> None:
         assert run.stage.slicing is not None
         self._run = run
@@ -162,18 +166,32 @@ class SliceRunner:
         if not self._slicing.shared:
             yield
             return
-        folder = ScratchFolder("shared")
+        scratch: StorageLocation | None = getattr(self._engine, "scratch", None)  # statements reach it
+        folder = ""
         try:
-            there = {relation.name for relation in self._relations}
-            for part in self._slicing.shared:
-                if checkpoint_name(part.fingerprint) not in there:  # else another stage has computed the same
-                    self._compute(part, StorageLocation(folder.path).under(part.fingerprint))
+            try:
+                with translated("make a directory for what slices share"):
+                    folder = tempfile.mkdtemp(dir=None if scratch is None else scratch.root)
+                self._share(StorageLocation(folder))
+            except StorageError as error:  # such as a full disk
+                self._run.apart = True
+                self._shared.clear()
+                shutil.rmtree(folder, ignore_errors=True)
+                self._notify(f"each slice of {self._run.stage.name} computes what they would share: {error}")
             yield
         finally:
-            folder.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _share(self, place: StorageLocation) -> None:
+        """Compute what the slices share into directories below ``place``."""
+        there = {relation.name for relation in self._relations}
+        for part in self._slicing.shared:
+            if checkpoint_name(part.fingerprint) not in there:  # else another stage has computed the same
+                self._compute(part, place.under(part.fingerprint))
 
     def _compute(self, part: SharedPart, place: StorageLocation) -> None:
-        private.make_folder(place.root)
+        with translated(f"make {place}"):
+            private.make_folder(place.root)
         job = StageJob(
             f"{self._run.job_id}-{part.fingerprint[:12]}",
             f"{self._run.stage.name} [shared by its slices]",
@@ -183,7 +201,8 @@ class SliceRunner:
         )
         result = self._on_engine(job, None, self._run.cancelled)
         self._results.append(replace(result, rows=0))
-        files = tuple(FileEntry(info.path, info.size, info.mtime_ns / 1e9) for info in place.entries())
+        with translated(f"read {place}"):
+            files = tuple(FileEntry(info.path, info.size, info.mtime_ns / 1e9) for info in place.entries())
         self._shared.append(Relation(checkpoint_name(part.fingerprint), place.scheme, files, result.columns))
 
     def _on_engine(
@@ -262,7 +281,7 @@ class SliceRunner:
         return StageJob(
             job_id,
             f"{stage.name} [{cells[0]}-{cells[1]} of {self._slicing.grid.cells}]",
-            run.bound(self._text(self._slicing.statement(*cells))),
+            run.bound(self._text(self._slicing.statement(*cells, apart=run.apart))),
             (*relations, *self._shared),
             output,
             stage.partitions,

@@ -3,6 +3,7 @@
 What keeps an engine from one of its ways of running stages is told here, too.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -61,6 +62,7 @@ class StageWork:
         self._sampled = sampled
         self._engines = engines
         self._logged = False  # that nothing can run natively
+        self._told = deque[str]()  # of slices, not yet asked for
         self.engine = engine
         self.inbox = inbox
         self._store = store
@@ -75,8 +77,10 @@ class StageWork:
         self.engine.resize(share.total.cores, share.total.memory)
 
     def problems(self) -> Sequence[str]:
-        """Return what has been wrong with the store since the last call, as sentences."""
+        """Return what has been wrong with the store and where slices run since the last call, as sentences."""
         found = list(self._store.problems())
+        while self._told:
+            found.append(self._told.popleft())
         trouble = getattr(self.engine, "native_trouble", "") if self._engines is not None else ""
         if trouble and not self._logged:
             self._logged = True
@@ -143,8 +147,8 @@ class StageWork:
         """Return the figures of a run that costs may be fitted to: of a stage that was computed as a whole, by an
         engine that tells how long tasks took. ``cold`` are cores that had yet to warm up while it ran."""
         result = outcome.result
-        if result is None or outcome.reused_slices or result.task_seconds <= 0.0:
-            return None
+        if result is None or outcome.reused_slices or run.apart or result.task_seconds <= 0.0:
+            return None  # apart: it was more work than that
         seconds = result.task_seconds
         seconds -= min(run.stage.waiting, seconds / 2)  # tasks count the time in which they wait as theirs
         wall = _outside_tasks(outcome, run.cores) + seconds / max(min(run.cores, result.tasks), 1.0)
@@ -226,8 +230,11 @@ class StageWork:
     def _in_slices(
         self, run: StageRun, relations: Sequence[Relation], text: Callable[[Statement], str]
     ) -> StageOutcome:
-        def notify(what: StageProgress | SlicesDone) -> None:
-            self.inbox.put((run.job_id, what) if isinstance(what, StageProgress) else what)
+        def notify(what: StageProgress | SlicesDone | str) -> None:
+            if isinstance(what, str):
+                self._told.append(what)
+            else:
+                self.inbox.put((run.job_id, what) if isinstance(what, StageProgress) else what)
 
         run.slices = SliceRunner(run, relations, text, self.engine, self._store, self._slices, notify)
         done = run.slices.run()

@@ -27,12 +27,14 @@ _LIMITS = (exp.Limit, exp.Offset, exp.Fetch)
 @dataclass(frozen=True)
 class Sharing:
     """What all slices of a unit read alike: of ``block`` the parts over relations ``masks``. ``inside`` is the choice
-    that cuts there, too, ``once`` the work of writing them and of reading them for the first slice."""
+    that cuts there, too, ``apart`` the one that does not, if another; ``once`` the work of writing them and of reading
+    them for the first slice."""
 
     inside: Choice
     block: BlockId
     masks: tuple[int, ...] = ()
     once: Work = field(default_factory=Work)
+    apart: Choice | None = None
 
     @classmethod
     def of(cls, choice: Choice, block: BlockId, masks: Collection[int], once: Work) -> "Sharing":
@@ -40,7 +42,7 @@ class Sharing:
         if not masks:
             return cls(choice, block)
         cuts = {**choice.cuts, block: choice.cuts.get(block, frozenset()).union(masks)}
-        return cls(replace(choice, cuts=cuts), block, tuple(masks), once)
+        return cls(replace(choice, cuts=cuts), block, tuple(masks), once, choice)
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ class Divider:
             self.read_once(unit, plan.grid),
             at_once,
             tuple(shared),
+            None if sharing.apart is None else Rendered(Staging(self._analysis, sharing.apart), unit),
         )
 
     def grids(self, unit: Unit, choice: Choice, known: Callable[[View, str], RelationInput]) -> list[Grid]:

@@ -69,10 +69,12 @@ class Slicing:
     ]  # of the divided columns: alias -> base table that the statement names only once
     at_once: int = AT_ONCE  # slices that run side by side
     shared: tuple[SharedPart, ...] = ()  # computed once where the slices run, and never durable
+    apart: Sliceable | None = None  # computes them itself; only where something is shared
 
-    def statement(self, first: int, last: int) -> Statement:
-        """Return the statement of the cells ``first`` to ``last`` (exclusive)."""
-        return self.source.sliced(self.grid.conditions(first, last))
+    def statement(self, first: int, last: int, *, apart: bool = False) -> Statement:
+        """Return the statement of the cells ``first`` to ``last`` (exclusive); ``apart``: that reads nothing shared."""
+        source = self.source if self.apart is None or not apart else self.apart
+        return source.sliced(self.grid.conditions(first, last))
 
     def fingerprint(self, output_fp: str, first: int, last: int) -> str:
         """Return what the slice of the stage ``output_fp`` computes: equal under every join order."""

@@ -6,10 +6,12 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from ebbflow.infra.errors import StorageFullError
 from ebbflow.infra.storage.scratch import ScratchFolder
 
 _HOLDS_ONE = """
@@ -78,6 +80,15 @@ def test_what_cannot_be_removed_keeps_its_lock_for_the_next(monkeypatch: pytest.
     assert sorted(path.name for path in one.path.iterdir()) == [".lock", "spills"]
     ScratchFolder("test").close()
     assert not one.path.exists()
+
+
+def test_a_full_disk_is_told_in_our_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with pytest.raises(StorageFullError, match="cannot make a temporary directory: no space left"):
+        ScratchFolder("test")
 
 
 def test_of_another_machine_stays(monkeypatch: pytest.MonkeyPatch) -> None:

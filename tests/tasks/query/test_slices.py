@@ -1,7 +1,7 @@
 """Stages in slices: what a slice has computed stays, whatever becomes of the others."""
 
 import re
-import tempfile
+import shutil
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import duckdb
 import pytest
 
-from ebbflow.infra.errors import StageCancelledError, StageFailedError
+from ebbflow.infra.errors import StageCancelledError, StageFailedError, StorageFullError
 from ebbflow.infra.protocols import StageJob, StageProgress, StageResult
+from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.query.slices import SliceIndex
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.query.costs.cost import DEFAULTS, DUCKDB
@@ -80,15 +81,28 @@ def test_every_cell_is_computed_once_and_the_answer_is_right(
     assert (report.status, report.note) == ("completed", f"{stage.slicing.slices} slices")
 
 
-def test_what_all_slices_read_alike_is_computed_once_in_each_run(
-    request_: QueryRequest, engine: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # of folders that go
+@pytest.fixture(name="sharing")
+def _sharing(request_: QueryRequest, monkeypatch: pytest.MonkeyPatch) -> QueryRequest:
     slow = replace(DUCKDB.rates, scanned_bytes=1e-6)  # so that it pays for a small table
     monkeypatch.setitem(DEFAULTS, "duckdb", DUCKDB.with_rates(slow, DUCKDB.latency))
-    request = replace(request_, sql=SHARING)
-    ride = Ride(request, hazard=OFTEN)
-    plan = next(p for p in ride.plans if any(s.slicing and s.slicing.shared for s in p.stages))
+    return replace(request_, sql=SHARING)
+
+
+def shares(plan: QueryExecutionPlan) -> bool:
+    return any(s.slicing and s.slicing.shared for s in plan.stages)
+
+
+def test_what_all_slices_read_alike_is_computed_once_in_each_run(
+    sharing: QueryRequest, engine: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves = []
+    move = DuckDbEngine._move
+    monkeypatch.setattr(
+        DuckDbEngine, "_move", lambda engine, reach: (moves.append(reach), move(engine, reach))[1]
+    )
+    ride = Ride(sharing, hazard=OFTEN)
+    engine.confine(ride.gathered.read(), [sharing.store_place])
+    plan = next(p for p in ride.plans if shares(p))
 
     def breaks(job: StageJob, before: int, _event: object) -> None:
         running.append(job)
@@ -102,9 +116,11 @@ def test_what_all_slices_read_alike_is_computed_once_in_each_run(
     engine.before = breaks
     with pytest.raises(StageFailedError, match="out of luck"):
         ride.drive(engine, chosen=plan)
+    assert len(moves) == 1  # one database serves it all
+    assert not list(Path(engine.scratch.root).iterdir())
     again = Scripted()
     try:
-        second = Ride(request, hazard=OFTEN)
+        second = Ride(sharing, hazard=OFTEN)
         driver = second.drive(again, chosen=next(p for p in second.plans if p.id == plan.id))
     finally:
         again.close()
@@ -113,7 +129,30 @@ def test_what_all_slices_read_alike_is_computed_once_in_each_run(
         (shared,) = (job for job in jobs if "shared by its slices" in job.name)
         assert "part" in shared.sql
         assert not any("green" in job.sql for job in jobs if cells(job) is not None)
-    assert not list(tmp_path.glob("ebbflow-shared-*"))
+
+
+@pytest.mark.parametrize("trouble", ["full while it is written", "no directory for it"])
+def test_where_there_is_no_room_for_what_slices_share_each_computes_it(
+    sharing: QueryRequest, engine: Scripted, trouble: str
+) -> None:
+    ride = Ride(sharing, hazard=OFTEN)
+    plan = next(p for p in ride.plans if shares(p))
+
+    def breaks(job: StageJob, _before: int, _event: object) -> None:
+        if cells(job) is None and "shared by its slices" in job.name:
+            raise StorageFullError("no space left")
+
+    if trouble == "no directory for it":
+        shutil.rmtree(engine.scratch.root)
+    engine.before = breaks
+    driver = ride.drive(engine, chosen=plan)
+    assert right(ride, driver)
+    computed = [job for job in engine.jobs if cells(job) is not None]
+    assert computed
+    assert all("green" in job.sql for job in computed)
+    assert sum("computes what they would share: " in note for note in ride.listener.notes) == 1
+    # figures of a stage that did more work than was planned would mislead calibration
+    assert len(driver.session.measured) == len(plan.stages) - 1
 
 
 def test_the_embedded_engine_divides_stages_where_interruptions_are_stated(
