@@ -6,6 +6,7 @@ What a launcher knows of its run and tells others: where it stands, what happene
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -24,6 +25,7 @@ from ebbflow.planners.model.trainings import RunSettings
 _FORMAT = 2
 _RUN = "run.json"
 _EVENTS = "events.jsonl"
+_AGAIN = 1.0  # seconds after which a write that was refused is tried again while somebody waits for it
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +143,9 @@ class JournalWriter:
         self._events: list[TrainingEvent] = []  # to be written, as is the run
         self._run: tuple[TrainingJob, Mapping[str, int], str, int, str] | None = None
         self._busy = False
+        self._again = False  # what was refused is to be tried again, too
+        self._late = False  # events were refused, which the journal keeps
+        self._refused: tuple[TrainingJob, Mapping[str, int], str, int, str] | None = None  # the run that was
 
     def append(self, event: TrainingEvent) -> None:
         """Add an event, as it is now."""
@@ -157,39 +162,70 @@ class JournalWriter:
             self._begin()
 
     def flush(self, timeout: float) -> None:
-        """Wait until nothing is left to be written, or for ``timeout`` seconds."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._busy, timeout):
-                log.warning("%s has not taken what was to be written within %g s", self.journal.uri, timeout)
+        """Wait until all is written, or for ``timeout`` seconds; until then what was refused is tried again.
 
-    def _begin(self) -> None:
+        Where no thread can be started, this one writes.
+        """
+        end = time.monotonic() + timeout
+        pause = 0.0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._busy, max(end - time.monotonic(), 0.0))
+                if not (self._busy or self._events or self._run or self._late or self._refused):
+                    return
+                if self._busy or (pause and time.monotonic() + pause > end):
+                    log.warning("%s has not taken what was to be written within %g s", self.journal.uri, timeout)
+                    return
+                if pause and self._changed.wait(pause):
+                    continue  # another has begun, and ended, meanwhile
+                pause, self._again = _AGAIN, True
+                alone = not self._begin()
+                self._busy = True
+            if alone:
+                self._write()
+
+    def _begin(self) -> bool:
+        """Have a thread write, unless one does; tell whether one does then."""
         if not self._busy:
-            self._busy = True
-            threading.Thread(target=self._write, name="ebbflow-journal", daemon=True).start()
+            try:
+                threading.Thread(target=self._write, name="ebbflow-journal", daemon=True).start()
+            except RuntimeError as exc:  # as many as there may be: the next call tries again
+                log.warning("%s does not get what is to be recorded yet: %s", self.journal.uri, exc)
+            else:
+                self._busy = True
+        return self._busy
 
     def _write(self) -> None:
         while True:
             with self._changed:
                 (events, self._events), (run, self._run) = (self._events, []), (self._run, None)
-                if not events and run is None:
+                again, self._again = self._again, False
+                if again:
+                    run = run or self._refused
+                if not (events or run or (again and self._late)):
                     self._busy = False
                     self._changed.notify_all()
                     return
-            if events:
-                _try(
-                    partial(self.journal.append, *events), f"{len(events)} of its events are not recorded yet"
+            if events or (again and self._late):
+                count = f"{len(events)} of its" if events else "earlier"
+                self._late = not _try(
+                    partial(self.journal.append, *events), f"{count} events are not recorded yet"
                 )
             if run is not None:
-                _try(partial(self.journal.write_run, *run), "a launcher that resumes the run will lack this")
+                write = partial(self.journal.write_run, *run)
+                self._refused = None if _try(write, "a launcher that resumes the run will lack this") else run
 
 
-def _try(act: Callable[[], None], without: str) -> None:
+def _try(act: Callable[[], None], without: str) -> bool:
     try:
         act()
     except StorageError as exc:
         log.warning("%s; %s", exc, without)
     except Exception:  # a defect must not keep what comes later from being written
         log.exception("%s", without)
+    else:
+        return True
+    return False
 
 
 class Record:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent, TrainingJob
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.channel.wire import AgentEnd, Failure, RankState
@@ -330,6 +330,50 @@ def test_a_directory_that_is_away_holds_no_launcher_up_and_gets_its_events_later
         (1, "first", {"nodes": ["node-1"]}),
         (2, "second", {}),
     ]
+    assert Journal(place).read_run()[2] == "finished"
+
+
+def test_where_no_thread_can_be_started_the_record_is_written_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, job = StorageLocation(tmp_path / "run"), TrainingJob("r", "train.py", (), "", RunSettings())
+    record = Record(SystemClock())
+    record.begin(Journal(place), job, "pool")
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        record.note("ended")
+        record.write(job, "pool", "finished")
+        record.flush(150)
+    assert Journal(place).read_run()[2] == "finished"
+    record.note("more")
+    record.flush(150)
+    assert [event.kind for event in Journal(place).events()] == ["ended", "more"]
+
+
+def test_how_a_run_has_ended_is_tried_again_until_the_directory_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, job = StorageLocation(tmp_path / "run"), TrainingJob("r", "train.py", (), "", RunSettings())
+    record, refused, write = Record(SystemClock()), [True] * 1000, Journal.write_run
+    record.begin(Journal(place), job, "pool")
+
+    def refuse(journal: Journal, *said: Any) -> None:
+        if refused and refused.pop():
+            raise StorageError("no space left")
+        write(journal, *said)
+
+    monkeypatch.setattr(journals, "_AGAIN", 0.01)
+    monkeypatch.setattr(Journal, "write_run", refuse)
+    record.write(job, "pool", "finished")
+    record.flush(0.0)  # once, and not for ever
+    assert Journal(place).read_run()[2] == "running"
+    del refused[2:]
+    record.flush(150)
+    assert refused == []
     assert Journal(place).read_run()[2] == "finished"
 
 
