@@ -226,9 +226,10 @@ class TierHandler(FileSystemHandler):  # type: ignore[misc]
     def _make_way(self, path: str) -> None:
         """Let the store behind have the file that is replaced at ``path``, before what replaces it."""
         if self._tier.find(path) is not None:
+            end = time.monotonic() + self._settings.store_timeout
             with suppress(StorageError, OSError):  # what it refuses is replaced, too
                 self._tier.flush(path)
-            self._tier.drop_below(path)
+            self._tier.drop_below(path, max(end - time.monotonic(), 0.0))
 
     def open_append_stream(self, path: str, metadata: Any) -> Any:
         """Open a file for appending, in the store behind alone."""

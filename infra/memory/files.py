@@ -4,8 +4,10 @@ A file is written once, from its start to its end, and read as often as one like
 it, else from the store behind. Names, directories and sizes are those of the store.
 """
 
+import logging
 import os
 import threading
+import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -21,6 +23,8 @@ from ebbflow.infra.storage.filesystems import MEMORY, filesystem
 from ebbflow.planners.memory.slab_table import BlockRange, SlabState
 
 _SOURCES = 16  # files that are kept open in the store behind, as opening one takes a request there
+
+log = logging.getLogger(__name__)
 
 
 class TierFile:
@@ -105,16 +109,24 @@ class MemoryTier:
         # behind what is queued for it, which finds the file by its blocks
         self.store.then(file, lambda: self._release(file), always=True)
 
-    def drop_below(self, path: str) -> None:
-        """Forget the file at ``path``, and all below it; nothing of them is on its way to the store behind then.
+    def drop_below(self, path: str, timeout: float | None = None) -> None:
+        """Forget the file at ``path``, and all below it, and wait until nothing of them is on its way to the store
+        behind: what is deleted or replaced there next would be followed by it.
 
-        What is deleted or replaced there next would be followed by it.
+        ``timeout`` is for all of them, in seconds; by default that of the store behind. What it has not taken then
+        is told to the log.
         """
+        end = time.monotonic() + (self._settings.store_timeout if timeout is None else timeout)
         files = [file for file in (self.find(path), *self.below(path)) if file is not None]
         for file in files:
             self.drop(file)
-        for file in files:
-            file.released.wait(self._settings.store_timeout)
+        late = [file for file in files if not file.released.wait(max(end - time.monotonic(), 0.0))]
+        if late:
+            log.warning(
+                "%d files at %s, which is deleted or replaced, are still on their way to the store behind the memory",
+                len(late),
+                path,
+            )
 
     def discard(self, file: TierFile) -> None:
         """Forget a file that is not written to its end, in the store behind as well."""

@@ -1,0 +1,44 @@
+"""How long a store that takes nothing holds up who deletes or replaces what is there."""
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ebbflow.infra.memory.arrow import TierHandler
+from ebbflow.infra.memory.blocks import BlockSettings
+from ebbflow.infra.memory.files import MemoryTier, TierFile
+
+
+def test_all_files_of_a_directory_and_their_way_to_the_store_have_one_deadline(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, settings = [100.0], BlockSettings(store_timeout=600.0)
+    tier = MemoryTier("memory+file", settings)
+
+    class Never(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            now[0] += timeout
+            return False
+
+    def flush(_: TierFile) -> None:
+        now[0] += 400.0
+
+    store: Any = SimpleNamespace(then=lambda *_, **__: None, flush=flush)
+    tier.store = store
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    for module in ("files", "arrow"):
+        monkeypatch.setattr(f"ebbflow.infra.memory.{module}.time", clock)
+    for name in ("d/a", "d/b", "d/c", "e"):
+        file = TierFile(f"/{name}")
+        file.released = Never()
+        tier.add(file)
+    tier.drop_below("/d")
+    assert now == [700.0]
+    assert "3 files at /d, which is deleted or replaced, are still on their way" in caplog.text
+    TierHandler(tier, settings)._make_way("/e")
+    assert now == [1300.0]
+    assert "1 files at /e" in caplog.text
