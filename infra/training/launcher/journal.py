@@ -174,7 +174,9 @@ class JournalWriter:
                 if not (self._busy or self._events or self._run or self._late or self._refused):
                     return
                 if self._busy or (pause and time.monotonic() + pause > end):
-                    log.warning("%s has not taken what was to be written within %g s", self.journal.uri, timeout)
+                    log.warning(
+                        "%s has not taken what was to be written within %g s", self.journal.uri, timeout
+                    )
                     return
                 if pause and self._changed.wait(pause):
                     continue  # another has begun, and ended, meanwhile

@@ -27,7 +27,7 @@ _LIMITS = (exp.Limit, exp.Offset, exp.Fetch)
 @dataclass(frozen=True)
 class Sharing:
     """What all slices of a unit read alike: of ``block`` the parts over relations ``masks``. ``inside`` is the choice
-    that cuts there, too, ``apart`` the one that does not, if another; ``once`` the work of writing them and of reading
+    that cuts there, too, ``apart`` the one that does not, if another, ``once`` the work of writing them and reading
     them for the first slice."""
 
     inside: Choice

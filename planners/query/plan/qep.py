@@ -72,7 +72,7 @@ class Slicing:
     apart: Sliceable | None = None  # computes them itself; only where something is shared
 
     def statement(self, first: int, last: int, *, apart: bool = False) -> Statement:
-        """Return the statement of the cells ``first`` to ``last`` (exclusive); ``apart``: that reads nothing shared."""
+        """Return the statement of the cells ``first`` to ``last`` (exclusive); ``apart``: without shared parts."""
         source = self.source if self.apart is None or not apart else self.apart
         return source.sliced(self.grid.conditions(first, last))
 
