@@ -34,7 +34,9 @@ _SORTED = (exp.ArrayMax, exp.ArrayMin, exp.ArraySort)
 _BY_OTHERS = (exp.ArgMax, exp.ArgMin)
 _RANKED = (exp.Greatest, exp.Least, exp.Max, exp.Min, exp.Ordered, *_BY_OTHERS, *_SORTED)
 _NESTED = (exp.DType.ARRAY, exp.DType.LIST, exp.DType.STRUCT)
-_COMPARED = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Between, exp.In)
+_COMPARED = (
+    exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Between, exp.In, exp.NullSafeEQ, exp.NullSafeNEQ,
+)  # fmt: skip
 _OF_ONE_TYPE = (
     exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.Coalesce, exp.Greatest, exp.Least, *_COMPARED,
 )  # fmt: skip
@@ -89,7 +91,7 @@ def _widened(node: exp.Expr, typed: exp.Expr) -> None:
     parts = list(zip(list(node.iter_expressions()), list(typed.iter_expressions()), strict=True))
     known = {kind_of(one) for _, one in parts} - {exp.DType.UNKNOWN, exp.DType.NULL}
     for part, one in parts if len(known) > 1 or isinstance(node, exp.Div) else ():
-        if kind_of(one) == exp.DType.FLOAT:
+        if part.arg_key != "query" and kind_of(one) == exp.DType.FLOAT:  # a cast of IN's query has one value
             part.replace(exp.cast(part.copy(), exp.DType.DOUBLE))
 
 

@@ -75,16 +75,30 @@ def test_what_spark_orders_by_outputs_is_ordered_so_on_duckdb() -> None:
 
 def test_a_float_beside_what_is_none_is_a_double_in_sparks_sql() -> None:
     known = Catalogue({"t": Table("t", (("f", "float"), ("i", "int")), "")})
-    items = "f > 0.1 AS a, f IN (0.1) AS b, f BETWEEN 0 AND 0.1 AS c, f = f AS d, f + 0.1 AS e, f / i AS g"
+    items = (
+        "f > 0.1 AS a, f IN (0.1) AS b, f BETWEEN 0 AND 0.1 AS c, f = f AS d, f <=> 0.1 AS n, "
+        "f IS DISTINCT FROM 0.1 AS o, f + 0.1 AS e, f / i AS g"
+    )
     text = f"SELECT {items} FROM t"
     now = datetime(2026, 11, 27, tzinfo=UTC)
     told = duckdb_sql(parse_query(text, known, now=now).expression)
     with duckdb.connect() as connection:
         connection.execute("CREATE TABLE t AS SELECT 0.1::FLOAT AS f, 3 AS i")
         (row,) = connection.sql(told).fetchall()
-    assert row[:4] == (True, False, False, True)
-    assert row[4:] == pytest.approx((0.2 + 1.5e-9, 0.1 / 3 + 0.5e-9), abs=1e-10)
+    assert row[:6] == (True, False, False, True, False, True)
+    assert row[6:] == pytest.approx((0.2 + 1.5e-9, 0.1 / 3 + 0.5e-9), abs=1e-10)
     assert "f > 0.1" in duckdb_sql(parse_query(text, known, now=now, dialect="duckdb").expression)
+
+
+def test_floats_that_a_subquery_gives_are_compared_with_as_they_are() -> None:
+    known = Catalogue({"t": Table("t", (("d", "double"),), ""), "u": Table("u", (("f", "float"),), "")})
+    text = "SELECT d FROM t WHERE d IN (SELECT f FROM u)"
+    told = duckdb_sql(parse_query(text, known, now=datetime(2026, 11, 27, tzinfo=UTC)).expression)
+    with duckdb.connect() as connection:
+        connection.execute("CREATE TABLE u AS SELECT unnest([0.1, 0.5])::FLOAT AS f")
+        connection.execute("CREATE TABLE t AS SELECT f::DOUBLE AS d FROM u UNION ALL SELECT 0.1")
+        rows = sorted(row for (row,) in connection.sql(told).fetchall())
+    assert rows == [pytest.approx(0.1 + 1.5e-9, abs=1e-10), 0.5]
 
 
 def test_a_pivot_that_counts_is_not_passed_to_duckdb() -> None:
