@@ -183,9 +183,10 @@ def _supported(select: exp.Select) -> bool:
         return False
     group = select.args.get("group")
     if group is not None and any(value for key, value in group.args.items() if key != "expressions"):
-        return False  # ROLLUP, CUBE, GROUPING SETS
-    if group is not None and any(isinstance(k, exp.Literal) for k in group.expressions):
-        return False  # by position
+        return False  # WITH ROLLUP, ALL
+    no_key = exp.Literal | exp.Rollup | exp.Cube | exp.GroupingSets  # by position, or several sets of keys
+    if group is not None and any(isinstance(key, no_key) for key in group.expressions):
+        return False
     above = [*select.selects, *(select.args.get(k) for k in _ABOVE)]
     parts = [p for p in above if isinstance(p, exp.Expr)]
     if any(isinstance(w.this, exp.Filter) for p in parts for w in p.find_all(exp.Window)):
