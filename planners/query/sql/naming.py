@@ -63,7 +63,7 @@ def ordered_by_outputs(query: exp.Query, catalogue: Catalogue, dialect: str) -> 
                 found = outputs.get(key.this.unnest()) if isinstance(key, exp.Ordered) else None
                 if found is not None:
                     key.set("this", exp.column(found))
-        elif order is not None and dialect.lower() != "duckdb":
+        elif order is not None and dialect.lower() == "spark":
             _write_out(select, order, {item.alias: item.this for item in items}, catalogue)
     return query
 

@@ -67,8 +67,9 @@ def test_what_spark_orders_by_outputs_is_ordered_so_on_duckdb() -> None:
             found = parse_query(one, KNOWN, now=now).expression
             check_said(found, "spark", "duckdb")
             assert [row[0] for row in connection.sql(duckdb_sql(found)).fetchall()] == rows
-    own = parse_query(text, KNOWN, now=now, dialect="duckdb").expression
-    assert "ORDER BY i + 1" in duckdb_sql(own)
+    for dialect in ("duckdb", "postgres"):
+        other = parse_query(text, KNOWN, now=now, dialect=dialect).expression
+        assert "ORDER BY i + 1" in duckdb_sql(other)
     exploded = parse_query("SELECT explode(l) AS l FROM t ORDER BY l", KNOWN, now=now).expression
     assert not duckdb_lacks(exploded, "spark")
 
