@@ -52,7 +52,8 @@ def ordered_by_outputs(query: exp.Query, catalogue: Catalogue, dialect: str) -> 
     Changes ``query``, which is qualified.
 
     Before: ``SELECT DISTINCT t.a AS a FROM t ORDER BY t.a``; after: ``... ORDER BY a``. Before:
-    ``SELECT -t.a AS a FROM t ORDER BY a + 1``; after: ``... ORDER BY (-t.a) + 1``.
+    ``SELECT -t.a AS a FROM t ORDER BY a + 1``; after: ``... ORDER BY (-t.a) + 1``. Where DuckDB's column is the same,
+    nothing changes: above GROUPING SETS Spark may know no columns of FROM.
     """
     for select in query.find_all(exp.Select):
         order = select.args.get("order")
@@ -71,16 +72,26 @@ def ordered_by_outputs(query: exp.Query, catalogue: Catalogue, dialect: str) -> 
 def _write_out(
     select: exp.Select, order: exp.Order, values: Mapping[str, exp.Expr], catalogue: Catalogue
 ) -> None:
-    """Replace names of ``values`` within expressions of ``order`` that columns of FROM have too."""
+    """Replace names of ``values`` within expressions of ``order`` that columns of FROM have too, where such a column
+    is not the value itself."""
     keys = [key for key in order.find_all(exp.Ordered) if not isinstance(key.this, exp.Column)]
     used = [column for key in keys for column in key.find_all(exp.Column) if not column.table]
     start = select.args.get("from_")
     items = [one.this for one in (start, *(select.args.get("joins") or ())) if one is not None]
-    below = {name.lower() for one in items for name in _source_columns(one, catalogue)} if used else set()
+    read = items if used else []
+    below = [(one.alias_or_name, name.lower()) for one in read for name in _source_columns(one, catalogue)]
     for column in used:
         value = values.get(column.name)
-        if value is not None and column.name.lower() in below and not value.find(exp.Window, exp.UDTF):
+        owners = [source for source, name in below if name == column.name.lower()]
+        if value is None or not owners or _is_column(value, owners, column.name):
+            continue
+        if not value.find(exp.Window, exp.UDTF):
             column.replace(exp.paren(value))
+
+
+def _is_column(value: exp.Expr, owners: Sequence[str], name: str) -> bool:
+    inner = value.unnest()
+    return isinstance(inner, exp.Column) and inner.name == name and owners == [inner.table]
 
 
 def _source_columns(source: exp.Expr, catalogue: Catalogue) -> list[str]:

@@ -74,6 +74,19 @@ def test_what_spark_orders_by_outputs_is_ordered_so_on_duckdb() -> None:
     assert not duckdb_lacks(exploded, "spark")
 
 
+def test_what_is_the_same_column_to_both_is_ordered_by_as_it_is_written() -> None:
+    known = Catalogue({"t": Table("t", COLUMNS, ""), "u": Table("u", (("i", "int"), ("b", "bigint")), "")})
+    now = datetime(2026, 11, 27, tzinfo=UTC)
+    for text, order in {
+        "SELECT s, sum(i) AS n FROM t GROUP BY ROLLUP(s) ORDER BY s IS NULL, s": "ORDER BY s IS NULL, s",
+        "SELECT t.s FROM t JOIN u ON t.i = u.i ORDER BY s || '!'": "ORDER BY s || '!'",
+        "SELECT t.i FROM t JOIN u ON t.i = u.i ORDER BY i + 1": "ORDER BY (t.i) + 1",
+        "SELECT i2 AS i FROM t ORDER BY i + 1": "ORDER BY (t.i2) + 1",
+        "SELECT (SELECT t.b AS b FROM u ORDER BY b + 1 LIMIT 1) AS c FROM t": "ORDER BY (t.b) + 1 LIMIT 1)",
+    }.items():
+        assert order in spark_sql(parse_query(text, known, now=now).expression)
+
+
 def test_a_float_beside_what_is_none_is_a_double_in_sparks_sql() -> None:
     known = Catalogue({"t": Table("t", (("f", "float"), ("i", "int")), "")})
     items = (
