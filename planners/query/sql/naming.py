@@ -8,7 +8,9 @@ from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.model.tables import distinct_names, renaming_notes
+from ebbflow.planners.query.sql.freezing import is_volatile
 from ebbflow.planners.query.sql.predicates import sources
+from ebbflow.planners.query.sql.translation.rules import UNLIKE
 
 _MADE_UP = re.compile(r"_(col_)?\d+")  # a name that qualifying gives
 _WORD = re.compile(r"\w*")
@@ -73,11 +75,12 @@ def _write_out(
     select: exp.Select, order: exp.Order, values: Mapping[str, exp.Expr], catalogue: Catalogue
 ) -> None:
     """Replace names of ``values`` within expressions of ``order`` that columns of FROM have too, where such a column
-    is not the value itself."""
+    is not the value itself, or mark them where a second time the value may be another, or nothing that is allowed."""
     keys = [key for key in order.find_all(exp.Ordered) if not isinstance(key.this, exp.Column)]
     used = [column for key in keys for column in key.find_all(exp.Column) if not column.table]
     start = select.args.get("from_")
     items = [one.this for one in (start, *(select.args.get("joins") or ())) if one is not None]
+    items += select.args.get("laterals") or ()
     read = items if used else []
     below = [(one.alias_or_name, name.lower()) for one in read for name in _source_columns(one, catalogue)]
     for column in used:
@@ -85,7 +88,9 @@ def _write_out(
         owners = [source for source, name in below if name == column.name.lower()]
         if value is None or not owners or _is_column(value, owners, column.name):
             continue
-        if not value.find(exp.Window, exp.UDTF):
+        if value.find(exp.Window, exp.UDTF, exp.Query) or is_volatile(value):
+            column.meta[UNLIKE] = "Spark orders by the SELECT's column"
+        else:
             column.replace(exp.paren(value))
 
 
@@ -95,6 +100,8 @@ def _is_column(value: exp.Expr, owners: Sequence[str], name: str) -> bool:
 
 
 def _source_columns(source: exp.Expr, catalogue: Catalogue) -> list[str]:
+    if source.alias_column_names:
+        return list(source.alias_column_names)
     if isinstance(source, exp.Subquery):
         return list(source.this.named_selects)
     return table_columns(source, catalogue) if isinstance(source, exp.Table) else []

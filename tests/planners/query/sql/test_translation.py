@@ -59,11 +59,16 @@ def test_joins_whose_word_spark_takes_for_an_alias_are_not_passed_to_it() -> Non
 
 def test_what_spark_orders_by_outputs_is_ordered_so_on_duckdb() -> None:
     text = "SELECT -i AS i FROM t ORDER BY i + 1"
-    text_of_rows = "SELECT -k AS k FROM (SELECT i + 1 AS k FROM t) ORDER BY k * 2"
+    of_sources = {
+        "(SELECT i + 1 AS k FROM t)": [None, -3, -2, 6],
+        "VALUES (1), (3), (2) AS v(k)": [-3, -2, -1],
+        "range(1, 4) AS r(k)": [-3, -2, -1],
+    }
+    of_rows = {f"SELECT -k AS k FROM {source} ORDER BY k * 2": rows for source, rows in of_sources.items()}
     now = datetime(2026, 11, 27, tzinfo=UTC)
     with duckdb.connect() as connection:
         connection.execute(f"CREATE TABLE t AS {ROWS}")
-        for one, rows in ((text, [None, -2, -1, 7]), (text_of_rows, [None, -3, -2, 6])):
+        for one, rows in {text: [None, -2, -1, 7], **of_rows}.items():
             found = parse_query(one, KNOWN, now=now).expression
             check_said(found, "spark", "duckdb")
             assert [row[0] for row in connection.sql(duckdb_sql(found)).fetchall()] == rows
@@ -74,6 +79,16 @@ def test_what_spark_orders_by_outputs_is_ordered_so_on_duckdb() -> None:
     assert not duckdb_lacks(exploded, "spark")
 
 
+@pytest.mark.parametrize("value", ["rank() OVER (ORDER BY i)", "rand()", "(SELECT max(b) FROM t)"])
+def test_what_only_spark_orders_by_is_not_passed_to_duckdb(value: str) -> None:
+    text = f"SELECT {value} AS i FROM t ORDER BY i + 1"
+    found = parse_query(text, KNOWN, now=datetime(2026, 11, 27, tzinfo=UTC)).expression
+    assert "ORDER BY i + 1" in spark_sql(found)
+    assert "Spark orders by" in duckdb_lacks(found, "spark")
+    plain = parse_query(text.removesuffix(" + 1"), KNOWN, now=datetime(2026, 11, 27, tzinfo=UTC)).expression
+    assert not duckdb_lacks(plain, "spark")
+
+
 def test_what_is_the_same_column_to_both_is_ordered_by_as_it_is_written() -> None:
     known = Catalogue({"t": Table("t", COLUMNS, ""), "u": Table("u", (("i", "int"), ("b", "bigint")), "")})
     now = datetime(2026, 11, 27, tzinfo=UTC)
@@ -82,6 +97,7 @@ def test_what_is_the_same_column_to_both_is_ordered_by_as_it_is_written() -> Non
         "SELECT t.s FROM t JOIN u ON t.i = u.i ORDER BY s || '!'": "ORDER BY s || '!'",
         "SELECT t.i FROM t JOIN u ON t.i = u.i ORDER BY i + 1": "ORDER BY (t.i) + 1",
         "SELECT i2 AS i FROM t ORDER BY i + 1": "ORDER BY (t.i2) + 1",
+        "SELECT -k AS k FROM t LATERAL VIEW explode(l) v AS k ORDER BY k * 2": "ORDER BY (-v.k) * 2",
         "SELECT (SELECT t.b AS b FROM u ORDER BY b + 1 LIMIT 1) AS c FROM t": "ORDER BY (t.b) + 1 LIMIT 1)",
     }.items():
         assert order in spark_sql(parse_query(text, known, now=now).expression)
