@@ -249,8 +249,10 @@ def _output_names(
     """Return the names that the engine gives to the columns of the result; ``None`` where no engine can tell."""
     own = request.dialect.lower() == request.engine
     if request.engine == "duckdb":
-        text = request.sql if own else duckdb_sql(alike(tree.copy(), request.dialect))
-        return output_names(text, read, reaches_out(frozenset(request.allow_functions)))
+        texts = [request.sql] if own else [duckdb_sql(tree), duckdb_sql(alike(tree.copy(), request.dialect))]
+        allowed = reaches_out(frozenset(request.allow_functions))
+        answers = (output_names(text, read, allowed) for text in texts)  # as written, or else as told
+        return next((names for names in answers if names is not None), None)
     running, text = engine(), request.sql if own else spark_sql(alike(tree.copy(), request.dialect))
     return None if running is None else running.output_names(text, read)
 

@@ -7,9 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 import sqlglot.parser
 
+from ebbflow.infra.clock import SystemClock
 from ebbflow.planners.errors import UnknownColumnError, UnsupportedQueryError
 from ebbflow.planners.query.sql.parse import parse
 from ebbflow.tasks.query.opening import opened_engine
+from ebbflow.tasks.query.planning import tables_of
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
 from tests.tasks.driving import SHARED_SPARK
@@ -107,6 +109,18 @@ def test_a_resumed_query_keeps_its_names(planner: str, tmp_path: Path) -> None:
         outcome = execute(request, PlainOrchestrator())
         assert outcome.to_arrow().to_pydict() == {"(k + 1)": [2, 3], "count_star()": [1, 1]}
         assert outcome.report.stages[-1].status == status
+
+
+def test_columns_of_sparks_sql_are_called_by_the_calls_that_duckdb_has_too(tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    pq.write_table(pa.table({"k": [1, 2]}), tmp_path / "tables" / "t.parquet")
+
+    def names(items: str) -> list[str]:
+        request = QueryRequest(f"SELECT {items} FROM t", tables=str(tmp_path / "tables"), engine="duckdb")
+        return tables_of(request, SystemClock())[0].expression.named_selects
+
+    assert names("ln(k), log10(k)") == ["ln(k)", "log10(k)"]
+    assert names("isnull(k)") == ["(k IS NULL)"]
 
 
 @pytest.mark.spark(shared=True)
