@@ -83,12 +83,15 @@ def _write_out(
     items += select.args.get("laterals") or ()
     read = items if used else []
     below = [(one.alias_or_name, name.lower()) for one in read for name in _source_columns(one, catalogue)]
+    group = select.args.get("group")
+    sets = group is not None and group.find(exp.Rollup, exp.Cube, exp.GroupingSets) is not None
     for column in used:
         value = values.get(column.name)
         owners = [source for source, name in below if name == column.name.lower()]
         if value is None or not owners or _is_column(value, owners, column.name):
             continue
-        if value.find(exp.Window, exp.UDTF, exp.Query) or is_volatile(value):
+        of_set = sets and not value.find(exp.AggFunc)  # which Spark does not know again
+        if of_set or value.find(exp.Window, exp.UDTF, exp.Query) or is_volatile(value):
             column.meta[UNLIKE] = "Spark orders by the SELECT's column"
         else:
             column.replace(exp.paren(value))

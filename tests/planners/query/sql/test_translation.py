@@ -94,6 +94,7 @@ def test_what_is_the_same_column_to_both_is_ordered_by_as_it_is_written() -> Non
     now = datetime(2026, 11, 27, tzinfo=UTC)
     for text, order in {
         "SELECT s, sum(i) AS n FROM t GROUP BY ROLLUP(s) ORDER BY s IS NULL, s": "ORDER BY s IS NULL, s",
+        "SELECT upper(s) AS s FROM t GROUP BY ROLLUP(upper(s)) ORDER BY s IS NULL": "ORDER BY s IS NULL",
         "SELECT t.s FROM t JOIN u ON t.i = u.i ORDER BY s || '!'": "ORDER BY s || '!'",
         "SELECT t.i FROM t JOIN u ON t.i = u.i ORDER BY i + 1": "ORDER BY (t.i) + 1",
         "SELECT i2 AS i FROM t ORDER BY i + 1": "ORDER BY (t.i2) + 1",
