@@ -220,7 +220,7 @@ class Groups:
 def _grouped(source: str, keys: list[tuple[str, str]], calls: list[str]) -> str:
     listed = [text if text == name else f"{text} AS {name}" for text, name in keys] + calls
     by = f" GROUP BY {', '.join(text for text, _ in keys)}" if keys else ""
-    return f"(SELECT {', '.join(listed) or '1 AS one'} FROM {source}{by})"
+    return f"(SELECT {', '.join(listed) or 'count(*) AS one'} FROM {source}{by})"
 
 
 def direction(item: Node) -> str:

@@ -261,6 +261,8 @@ def test_sets_of_groups_are_computed_natively(spark: SparkEngine, folder: Path, 
     [
         "SELECT upper(s) AS c, lower(s) AS d FROM one WHERE s NOT IN ('ähnlich', '日本語', '😀x')",
         "SELECT CAST(round(e, 0) AS INT) AS c FROM one",
+        "SELECT 1 AS c FROM one HAVING true",
+        "SELECT 1 AS c FROM one WHERE false HAVING true",
         "SELECT CAST(e AS DECIMAL(21,2)) / CAST(nullif(d, 0) AS DECIMAL(27,2)) AS c FROM one",
     ],
 )
