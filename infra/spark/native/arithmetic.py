@@ -159,13 +159,15 @@ def _cast(writer: Translator, node: Node) -> Typed:
     a, b = decimal(kind), decimal(target)
     if (kind in types.INTEGERS or a is not None) and b is not None:
         return Typed(cast(sql, target), target)
+    if (kind, target) == ("long", "integer"):
+        _check_constants(child, kind)
     if kind in (*types.INTEGERS, "byte") and target in types.INTEGERS:
         return Typed(cast(sql, target), target)
     if child.kind == "BitwiseAnd" and target == "byte":
         return Typed(cast(sql, target), target)
     if kind in types.INTEGERS and target in ("double", "string"):
         return Typed(cast(sql, target), target)
-    if a is not None and not a.scale and target in types.INTEGERS:
+    if a is not None and not a.scale and target in types.INTEGERS and not _constant_only(child):
         return Typed(cast(sql, target), target)
     if a is not None and target == "double":  # DuckDB rounds twice where one division is not exact
         return Typed(cast(sql if a.precision <= _EXACT_DOUBLE else f"CAST({sql} AS VARCHAR)", target), target)

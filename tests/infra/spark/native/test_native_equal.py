@@ -386,6 +386,8 @@ def test_what_subqueries_leave_of_a_table_is_computed_before_joins(
         ("SELECT s RLIKE 'a+' AS c FROM one", "RLike"),
         ("SELECT CAST(s AS INT) AS c FROM one", "cast from string"),
         ("SELECT CAST(e AS INT) AS c FROM one", "cast from decimal"),
+        ("SELECT CAST(99999999999999999999 AS BIGINT) AS c FROM one WHERE k < 0", "cast from decimal"),
+        ("SELECT CAST(CAST(3000000000 AS BIGINT) AS INT) AS c FROM one WHERE k < 0", "of constants"),
         ("SELECT substring(s, -2, 1) AS c FROM one", "substring"),
         ("SELECT ntile(4) OVER (ORDER BY k) AS c FROM one", "NTile over a window"),
         ("SELECT sum(i) OVER (ORDER BY k ROWS 2 PRECEDING) AS c FROM one", "frame"),
