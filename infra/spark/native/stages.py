@@ -338,12 +338,12 @@ class NativeStages:
         parts run."""
         exchanges = {f"s{number}": exchange for number, exchange in way.made.exchanges.items()}
         by_name = {relation.name: relation for relation in scans}
-        later = self._count(sum(by_name[name].bytes for name in exchanges))
-        grain = hashes.grain(later, local=job.output.local)
+        size, room = sum(by_name[name].bytes for name in exchanges), self._room - way.others
+        later = self._count(size)
+        grain = hashes.grain(later, size / room, local=job.output.local)
         parts = hashes.writing(exchanges, by_name, self._count, grain)
         done = self._job(job, [part for listed in parts.values() for part in listed], cancelled, later)
         by_name, sizes = hashes.exchanged(exchanges, by_name, parts, job.output, sum(d.rows for d in done))
-        room = self._room - way.others
 
         def count(probed: float, built: float) -> int:
             return min(max(self._count(probed + built), math.ceil(2 * built / room)), hashes.BUCKETS)

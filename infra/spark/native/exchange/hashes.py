@@ -35,10 +35,15 @@ class HashRange(NamedTuple):
     files: tuple[int, ...]
 
 
-def grain(tasks: int, *, local: bool) -> int:
-    """Return how many hashes a file is to have of what ``tasks`` tasks are to read; 1: one file has all, sorted."""
+def grain(tasks: int, rooms: float, *, local: bool) -> int:
+    """Return how many hashes a file is to have of what ``tasks`` tasks are to read, ``rooms`` times what one of them
+    can hold; 1: one file has all, sorted.
+
+    Hashes of one file, if all have about the same rows, are a quarter at most of what a task can hold: only of sorted
+    rows it is told which hashes have many.
+    """
     files = _FEWEST
-    while files < _FINER * tasks:
+    while files < _FINER * max(tasks, rooms):
         files *= 2
     return BUCKETS // files if local and files <= _MOST else 1
 
@@ -198,7 +203,7 @@ def joining(
         whole: all rows of one hash must be in one part.
         grain: how many hashes a file has.
 
-    Raises ``NotDoneError`` where rows of one hash are more.
+    Raises ``NotDoneError`` where rows of one hash, or of those of one file, are more.
     """
     probed = sizes[sliced]
     built = [sum(one) for one in zip(*(f for n, fs in sizes.items() if n != sliced for f in fs), strict=True)]
@@ -208,7 +213,7 @@ def joining(
     ranges_ = [
         HashRange(first, last, one.files)
         for one in hash_ranges(probed, built, tasks, whole=whole, grain=grain)
-        for first, last in _fitting(built, one.low, one.high, room)
+        for first, last in _fitting(built, one.low, one.high, room, grain)
     ]
     for low, high, some in ranges_:
         reads = tuple(
@@ -230,15 +235,19 @@ def _holding(
     return replace(relation, files=tuple(relation.files[n] for n in held))
 
 
-def _fitting(built: Sequence[float], low: int, high: int, room: float) -> list[tuple[int, int]]:
-    """Cut a range of hashes into runs whose rows fit. Raises ``NotDoneError`` where those of one hash do not."""
+def _fitting(built: Sequence[float], low: int, high: int, room: float, grain: int) -> list[tuple[int, int]]:
+    """Cut a range of hashes into runs of whole grains whose rows fit: of a grain's file each task reads all.
+
+    Raises ``NotDoneError`` where those of one grain do not.
+    """
     runs: list[tuple[int, int]] = []
     first, held = low, 0.0
-    for number in range(low, high + 1):
-        if built[number] > room:
+    for number in range(low, high + 1, grain):
+        size = sum(built[number : min(number + grain, high + 1)])
+        if size > room:
             raise NotDoneError("rows of one key do not fit into a task's memory")
-        if held + built[number] > room:
+        if held + size > room:
             runs.append((first, number - 1))
             first, held = number, 0.0
-        held += built[number]
+        held += size
     return [*runs, (first, high)]

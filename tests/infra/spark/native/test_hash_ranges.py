@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import duckdb
 import pytest
@@ -152,14 +152,20 @@ def test_each_scan_of_a_full_join_is_exchanged_and_no_hash_is_left_out() -> None
 def test_no_task_gets_more_rows_of_one_key_than_it_can_hold() -> None:
     scans = {n: Relation(n, "file", (FileEntry(f"/{n}", 10, 0.0),), (("v", "bigint"),)) for n in ("s0", "s1")}
 
-    def parts(built: list[float]) -> int:
+    def begins(built: list[float], few: int = 1, tasks: int = 4) -> list[Any]:
         sizes = {"s0": [[10.0] * MANY], "s1": [built]}
-        return len(joining("SELECT 1", scans, sizes, "s0", "{}", lambda *_: 4, 50.0))
+        found = joining("SELECT 1", scans, sizes, "s0", "{}", lambda *_: tasks, 50.0, grain=few)
+        return [part.ranges[0].low for part in found]
 
-    assert parts([10.0] * MANY) == 4
-    assert parts([30.0] * MANY) == MANY, "ranges of several keys are cut"
+    for few in (1, 3):
+        assert begins([10.0] * MANY, few) == [0, 3, 6, 9]
+    assert begins([30.0] * MANY) == [*range(MANY)], "ranges of several keys are cut"
+    assert begins([10.0] * MANY, 3, 2) == [0, 3, 6, 9], "files of three hashes are read by one task each"
+    for few in (1, 3):
+        with pytest.raises(NotDoneError, match="do not fit"):
+            begins([60.0] + [1.0] * (MANY - 1), few)
     with pytest.raises(NotDoneError, match="do not fit"):
-        parts([60.0] + [1.0] * (MANY - 1))
+        begins([20.0] * 3 + [1.0] * (MANY - 3), 3)  # a footer spreads a frequent key over all of its file
 
 
 def test_sizes_by_hash_are_those_of_row_groups(tmp_path: Path) -> None:
@@ -235,13 +241,14 @@ def test_what_tasks_exchange_is_joined_range_by_range(tmp_path: Path, few: int) 
 
 
 def test_files_of_hashes_are_made_where_few_tasks_read_them_from_local_files() -> None:
-    assert [grain(tasks, local=True) for tasks in (1, 3, 16, 17)] == [
+    assert [grain(tasks, 0.5, local=True) for tasks in (1, 3, 16, 17)] == [
         BUCKETS // 8,
         BUCKETS // 16,
         BUCKETS // 64,
         1,
     ]
-    assert grain(3, local=False) == 1
+    assert [grain(1, rooms, local=True) for rooms in (2.0, 2.1, 16.1)] == [BUCKETS // 8, BUCKETS // 16, 1]
+    assert grain(3, 0.5, local=False) == 1
 
 
 def test_a_task_that_fails_leaves_no_files(tmp_path: Path) -> None:
@@ -263,6 +270,7 @@ def test_whoever_watches_is_told_of_the_tasks_that_are_to_join_with_those_that_w
         _access=SimpleNamespace(covers=lambda access: True),
         _threads=1,
         _memory=100,
+        _room=100,
         _count=lambda size: size // 10,
         _collected=lambda work: [Done(error="no Spark")],
     )
