@@ -332,11 +332,19 @@ def tidy_within(seconds: float, job: StageJob) -> None:
     thread.join(seconds)
 
 
-def rows_of(output: StorageLocation, name: str) -> int:
-    """Return the rows of a part file."""
+def rows_of(output: StorageLocation, name: str) -> int | None:
+    """Return the rows of a part that is written, a file or a directory of files; ``None`` for one that is not.
+
+    Raises ``OSError``.
+    """
     import pyarrow.parquet as pq
 
-    return int(pq.read_metadata(output.path(name), filesystem=output.fs()).num_rows)
+    fs = output.fs()
+    info = fs.get_file_info(output.path(name))
+    if not _is_there(info):
+        return None
+    found = [info] if info.is_file else files.listing(fs, info.path)
+    return sum(int(pq.read_metadata(one.path, filesystem=fs).num_rows) for one in found if one.is_file)
 
 
 def remove_hidden(output: StorageLocation) -> None:

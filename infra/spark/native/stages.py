@@ -378,13 +378,13 @@ class NativeStages:
             if cancelled.is_set() or not is_local(self._context.master):
                 raise
             _log.warning("a task of %s failed and is repeated: %s", job.name, first_line(error))
-            left = [p for p in parts if p.layout is not None or not output.is_file(p.file)]
-            done = [Done(rows_of(output, p.file)) for p in parts if p not in left]
-            done += self._collected(replace(work, parts=tuple(left), last=True))
+            rows = {p.file: rows_of(output, p.file) for p in parts if p.layout is None}
+            left = tuple(p for p in parts if rows.get(p.file) is None)
+            done = [Done(count) for count in rows.values() if count is not None]
+            done += self._collected(replace(work, parts=left, last=True)) if left else []
         if cancelled.is_set():
             raise StageCancelledError(f"{job.name} was cancelled")
-        errors = [d.error for d in done if d.error]
-        if errors:
+        if errors := [d.error for d in done if d.error]:
             raise NotDoneError(f"DuckDB refused it ({errors[0]})")
         return done
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -258,6 +259,38 @@ def test_a_task_that_fails_leaves_no_files(tmp_path: Path) -> None:
     done = Work(Settings(AllowedAccess.of((), [output]), 1, 256), str(tmp_path), (part,), last=True).here()
     assert "too much" in done.error
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("before", [2, 3])
+def test_what_tasks_have_written_before_one_was_killed_is_not_written_again(
+    tmp_path: Path, before: int
+) -> None:
+    asked: list[list[str]] = []
+
+    def collected(work: Work) -> list[Done]:
+        asked.append([part.file for part in work.parts])
+        these = work.parts[:before] if len(asked) == 1 else work.parts
+        done = [replace(work, parts=(part,)).here() for part in these]
+        if len(asked) == 1:
+            raise RuntimeError("a worker was killed")
+        return done
+
+    running = SimpleNamespace(
+        _begun={"job": lambda tasks, later: None},
+        _access=SimpleNamespace(covers=lambda access: False),
+        _context=SimpleNamespace(master="local[2]"),
+        _threads=1,
+        _memory=256,
+        _collected=collected,
+    )
+    parts = [
+        Part(f"SELECT v FROM range({10 + n}) t(v)", (), f".native-s0-{n:05d}.parquet", by=by)
+        for n, by in enumerate(("v // 5", "", "v // 5"))
+    ]
+    job = StageJob("job", "AB", "", (), StorageLocation(tmp_path))
+    done = NativeStages._job(running, job, parts, Event())  # type: ignore[arg-type]
+    assert [one.rows for one in done] == [10, 11, 12]
+    assert asked[1:] == ([[parts[2].file]] if before == 2 else [])
 
 
 def test_whoever_watches_is_told_of_the_tasks_that_are_to_join_with_those_that_write(
