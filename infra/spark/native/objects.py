@@ -158,7 +158,9 @@ class LocalParts:
     def write(
         self, cursor: Any, statement: str, name: str, check: Callable[[], None], group: int = 0, by: str = ""
     ) -> int:
-        self._unfinished = f"{self._folder}/.{name.lstrip('.')}-{os.getpid()}.tmp"
+        # another container's processes have the same numbers
+        own = f"{uuid.uuid4().hex[:8]}-{os.getpid()}"
+        self._unfinished = f"{self._folder}/.{name.lstrip('.')}-{own}.tmp"
         path = self._unfinished.replace("'", "''")
         options = f"FORMAT parquet, ROW_GROUP_SIZE {group}" if group else "FORMAT parquet"
         if by:

@@ -31,7 +31,7 @@ from ebbflow.infra.spark.native.exchange.hashes import (
     joining,
     writing,
 )
-from ebbflow.infra.spark.native.objects import remove_hidden
+from ebbflow.infra.spark.native.objects import LocalParts, remove_hidden, rows_of
 from ebbflow.infra.spark.native.programs import Program
 from ebbflow.infra.spark.native.slices import Cut
 from ebbflow.infra.spark.native.stages import NativeStages
@@ -259,6 +259,21 @@ def test_a_task_that_fails_leaves_no_files(tmp_path: Path) -> None:
     done = Work(Settings(AllowedAccess.of((), [output]), 1, 256), str(tmp_path), (part,), last=True).here()
     assert "too much" in done.error
     assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_that_a_killed_task_has_left_hinders_no_process_of_the_same_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of two containers may have one number."""
+    statement, name = "SELECT v FROM range(10) t(v)", ".native-s0-00000.parquet"
+    output = StorageLocation(tmp_path)
+    with duckdb.connect() as connection:
+        with monkeypatch.context() as killed:
+            killed.setattr(LocalParts, "_keep", lambda *_: None)
+            LocalParts(str(tmp_path)).write(connection, statement, name, lambda: None, by="v // 5")
+        assert rows_of(output, name) is None
+        assert LocalParts(str(tmp_path)).write(connection, statement, name, lambda: None, by="v // 5") == 10
+    assert rows_of(output, name) == 10
 
 
 @pytest.mark.parametrize("before", [2, 3])
