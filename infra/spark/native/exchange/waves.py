@@ -43,6 +43,7 @@ class Waves(NamedTuple):
     pieces: tuple[tuple[Piece, ...], ...]
     merge: str
     left: Mapping[int, Size]  # of the scans that ``merge`` reads
+    room: int  # bytes that each task of a later wave can hold of what earlier ones have found
 
     @property
     def slices(self) -> list[Slice]:
@@ -62,9 +63,10 @@ class Waves(NamedTuple):
         run: Callable[[list[Part], int], list[Done]],
     ) -> tuple[Part, list[Done]]:
         """Have ``run`` run the tasks of each wave, whose later tasks it is told the number of; return what is left to
-        run, and what became of the tasks. Raises ``NotDoneError`` where they have written too much for one task."""
+        run, and what became of the tasks. Raises ``NotDoneError`` where they have written too much for one task, or
+        for each of a later wave."""
         done, relations, later = list[Done](), list(scans), len(self.slices)
-        for wave in self.pieces:
+        for number, wave in enumerate(self.pieces, start=1):
             parts = {piece.name: piece.parts(relations) for piece in wave}
             later -= sum(map(len, parts.values()))
             done += run([part for listed in parts.values() for part in listed], later)
@@ -72,9 +74,17 @@ class Waves(NamedTuple):
                 infos = output.fs().get_file_info([output.path(part.file) for part in listed])
                 written = tuple(FileEntry(info.path, info.size, 0.0) for info in infos)
                 relations.append(Relation(name, output.scheme, written, ()))
-            if sum(one.bytes for one in relations[len(scans) :]) > _MERGED:
+            found, read = relations[len(scans) :], _read(self.pieces[number:])
+            held = sum(one.bytes for one in found if one.name in read)
+            if held > self.room or sum(one.bytes for one in found) > _MERGED:
                 raise NotDoneError("slices have found too many groups for one task")
         return Part(self.merge, tuple(relations), "part-00000.parquet"), done
+
+
+def _read(pieces: Sequence[Sequence[Piece]]) -> set[str]:
+    """Return the names of the relations of others that the tasks of some waves read."""
+    texts = {one.made.first for wave in pieces for piece in wave for one in piece.slices}
+    return {name for text in texts for name in _RELATION.findall(text)}
 
 
 def waves(
@@ -111,7 +121,7 @@ def waves(
         texts += [one.made.first for piece in pieces[0] for one in piece.slices]
     left = {number: scans[number] for number in found.scans_of(merge)}
     sizes = scan_sizes(left, exchanger.used(merge), memory)
-    return Waves(tuple(filter(None, pieces)), merge, sizes) if any(pieces) else None
+    return Waves(tuple(filter(None, pieces)), merge, sizes, memory) if any(pieces) else None
 
 
 @dataclass

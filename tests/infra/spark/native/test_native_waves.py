@@ -160,3 +160,19 @@ def test_one_task_is_not_given_more_than_it_can_merge(
     monkeypatch.setattr("ebbflow.infra.spark.native.exchange.waves._MERGED", 399)
     with pytest.raises(NotDoneError, match="too many groups"):
         found.run(StorageLocation(tmp_path), scans, run)
+
+
+def test_a_task_of_a_later_wave_is_not_given_more_than_it_can_hold(tmp_path: Path) -> None:
+    """Groups of two slices, two files of 100 bytes, are read by each of two tasks."""
+    made, found = divided(*CASES["one after the other"][:2], halves)
+    assert found is not None
+    scans = [Relation(f"s{number}", "file", (), (("k", "string"),)) for number in made.scans]
+
+    def run(parts: list[Part], later: int) -> list[Done]:
+        for part in parts:
+            (tmp_path / part.file).write_bytes(b"x" * 100)
+        return [Done(1)] * len(parts)
+
+    assert len(found._replace(room=200).run(StorageLocation(tmp_path), scans, run)[1]) == 4
+    with pytest.raises(NotDoneError, match="too many groups"):
+        found._replace(room=199).run(StorageLocation(tmp_path), scans, run)
