@@ -92,8 +92,13 @@ def cast(sql: str, kind: str) -> str:
 
 
 def failing(test: str, value: str) -> str:
-    """Return ``value``, or an error where ``test`` holds."""
-    return f"(CASE WHEN {test} THEN error('Spark decides') ELSE {value} END)"
+    """Return ``value``, or an error where ``test`` holds.
+
+    By a cast, as DuckDB computes subqueries with ``error()``, which is volatile, anew for each row around them.
+    """
+    return (
+        f"(CASE WHEN CAST(CASE WHEN {test} THEN 'Spark decides' ELSE 'true' END AS BOOLEAN) THEN {value} END)"
+    )
 
 
 def unscaled(sql: str, kind: Decimal) -> str:
@@ -110,10 +115,10 @@ def quotient(above: str, below: str, result: Decimal, shift: int) -> str:
         raise NotNativeError("a quotient has more digits than are proven to be equal")
     ten = f"CAST('1{'0' * shift}' AS HUGEINT)"
     # from inside out: numerator and denominator are computed once each
-    whole = (
-        "(CASE WHEN d = 0 THEN error('Spark decides') ELSE "
+    whole = failing(
+        "d = 0",
         "(CASE WHEN (n < 0) = (d < 0) THEN CAST(1 AS HUGEINT) ELSE CAST(-1 AS HUGEINT) END)"
-        " * ((2 * abs(n) + abs(d)) // (2 * abs(d))) END)"
+        " * ((2 * abs(n) + abs(d)) // (2 * abs(d)))",
     )
     digits = whole.replace("abs(n)", f"abs({above} * {ten})").replace("(n < 0)", f"({above} < 0)")
     digits = digits.replace("abs(d)", f"abs({below})").replace("(d < 0)", f"({below} < 0)")
