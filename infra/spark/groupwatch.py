@@ -9,7 +9,7 @@ from typing import Any
 
 from ebbflow.infra.protocols import StageProgress
 from ebbflow.infra.spark.failures import headline, is_own, parse
-from ebbflow.infra.spark.metrics import StatusApi
+from ebbflow.infra.spark.metrics import StatusApi, TaskFailure
 
 OWN_FAILURES = 4  # of one task, as Spark's default for all failures together
 _log = logging.getLogger(__name__)
@@ -39,7 +39,14 @@ class GroupWatch:
         self._begun = 0  # those with what is to come
         self._withdrawn: frozenset[int] = frozenset()  # stages of native tasks whose work was in vain
         self._reporting = threading.Lock()
-        self.verdict: str | None = None  # why the group must be stopped
+        self._verdict: TaskFailure | None = None
+
+    @property
+    def verdict(self) -> str | None:
+        """Return why the group must be stopped; ``None``: it need not be. A failure of what was in vain is no
+        reason."""
+        found = self._verdict
+        return None if found is None or found.stage in self._withdrawn else found.message
 
     def stages(self) -> set[int]:
         """Return the ids of the stages that have run, as of the last look, and were not in vain."""
@@ -61,7 +68,7 @@ class GroupWatch:
                     torn = True
         if torn and self.verdict is None:
             self._judge()
-        self._report(StageProgress(total, done, sum(self._failed.values()), running))
+        self._report(StageProgress(total, done, self._failures(), running))
 
     def begun(self, tasks: int, later: int = 0) -> None:
         """Note that Spark was given native ``tasks``, before it tells of them, and is to be given about as many as
@@ -82,7 +89,7 @@ class GroupWatch:
         for job in self._tracker.getJobIdsForGroup(self._group):
             self._started(job)
         total = max(1, self._begun, sum(self._totals[stage] for stage in self.stages()))
-        self._report(StageProgress(total, total, sum(self._failed.values()), 0))
+        self._report(StageProgress(total, total, self._failures(), 0))
 
     def _started(self, job: int) -> list[Any]:
         """Return the stages of ``job`` that count: not those whose output an earlier job has left behind."""
@@ -102,9 +109,12 @@ class GroupWatch:
                 self._totals.pop(stage.stageId, None)
         return kept
 
+    def _failures(self) -> int:
+        return sum(n for (stage, _), n in self._failed.items() if stage not in self._withdrawn)
+
     def _judge(self) -> None:
         try:
-            failures = self._api.failures(sorted(self._failed))
+            failures = self._api.failures(sorted(a for a in self._failed if a[0] not in self._withdrawn))
         except OSError as error:
             _log.debug("cannot ask why tasks of %s failed: %s", self._group, error)
             return
@@ -112,7 +122,7 @@ class GroupWatch:
         for (stage, index), count in Counter((f.stage, f.index) for f in own).items():
             if count >= OWN_FAILURES:
                 last = [f for f in own if (f.stage, f.index) == (stage, index)][-1]
-                self.verdict = last.message
+                self._verdict = last
                 _log.info("task %d failed %d times: %s", index, count, headline(parse(last.message)))
                 return
 

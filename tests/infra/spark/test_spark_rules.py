@@ -21,7 +21,7 @@ from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.failures import headline, is_own, parse, translate
 from ebbflow.infra.spark.groupwatch import GroupWatch
-from ebbflow.infra.spark.metrics import StatusApi, group_metrics
+from ebbflow.infra.spark.metrics import StatusApi, TaskFailure, group_metrics
 from ebbflow.infra.spark.session import check_master
 from ebbflow.infra.spark.settings import (
     addresses,
@@ -223,8 +223,6 @@ class _Api:
         ]
 
     def failures(self, attempts: list[tuple[int, int]]) -> list[Any]:
-        from ebbflow.infra.spark.metrics import TaskFailure
-
         assert attempts == [(1, 0)]
         return [
             TaskFailure(1, 0, 0, "ExecutorLostFailure (executor 1 ...)", 3.0),
@@ -315,6 +313,49 @@ def test_native_tasks_that_are_to_come_count_until_spark_sql_takes_over() -> Non
     assert seen[-1] == (6, 0, False)
     watch.finish()
     assert (seen[-1], watch.stages()) == ((6, 6, False), {2})
+
+
+def test_failures_of_native_tasks_that_were_in_vain_do_not_stop_spark_sql() -> None:
+    stages: dict[int, SimpleNamespace] = {}
+    tracker = SimpleNamespace(
+        getJobIdsForGroup=lambda group: list(stages),
+        getJobInfo=lambda job: SimpleNamespace(stageIds=[job], status="RUNNING"),
+        getStageInfo=stages.get,
+    )
+
+    def failed(number: int, times: int) -> str | None:
+        stages[number] = SimpleNamespace(
+            stageId=number,
+            currentAttemptId=0,
+            numTasks=2,
+            numActiveTasks=1,
+            numCompletedTasks=0,
+            numFailedTasks=times,
+        )
+        watch.look()
+        return watch.verdict
+
+    def failures(attempts: list[tuple[int, int]]) -> list[TaskFailure]:
+        return [
+            TaskFailure(stage, 0, attempt, f"java.io.IOException: of stage {stage}", 1.0)
+            for stage, attempt in attempts
+            for _ in range(stages[stage].numFailedTasks)
+        ]
+
+    seen: list[int] = []
+    watch = GroupWatch(
+        SimpleNamespace(statusTracker=lambda: tracker),
+        cast(StatusApi, SimpleNamespace(failures=failures)),
+        "a-job",
+        lambda progress: seen.append(progress.tasks_failed),
+    )
+    assert failed(0, 3) is None
+    assert failed(0, 4) == "java.io.IOException: of stage 0"
+    watch.withdrawn()
+    assert watch.verdict is None
+    assert failed(1, 1) is None
+    assert failed(1, 4) == "java.io.IOException: of stage 1"
+    assert seen == [3, 4, 1, 4]
 
 
 @pytest.mark.parametrize(
