@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,34 +117,42 @@ class Ahead:
     def begin(self) -> None:
         """Open the next one in a thread, unless it is there or on its way. Raises nothing."""
         with self._lock:
-            if self._opening is None or self._opening[0] != os.getpid():
-                found: Future[Any] = Future()
-                self._opening = os.getpid(), found
-                threading.Thread(
-                    target=self._open, args=(found,), name="ebbflow-database", daemon=True
-                ).start()
+            if self._opening is not None and self._opening[0] == os.getpid():
+                return
+            found: Future[Any] = Future()
+            opener = threading.Thread(target=self._open, args=(found,), name="ebbflow-database", daemon=True)
+            try:
+                opener.start()
+            except RuntimeError:  # there may be no more threads: whoever takes it opens it
+                return
+            self._opening = os.getpid(), found
 
     def take(self, **settings: str) -> Any:
         """Return a connection to an empty database with these settings, which nothing else has. Raises
         ``duckdb.Error``."""
         with self._lock:
             opening, self._opening = self._opening, None
-        if opening is None or opening[0] != os.getpid():  # a child cannot use its parent's
-            opening = os.getpid(), Future()
-            self._open(opening[1])
-        connection = opening[1].result()
+        connection = None
+        if opening is not None and opening[0] == os.getpid():  # a child cannot use its parent's
+            with suppress(Exception):  # what was in the way then may not be now
+                connection = opening[1].result()
+        if connection is None:
+            connection = self._opened()
         for name, value in settings.items():
             connection.execute(f"SET {name} = {_text(value)}")
         return connection
 
-    @staticmethod
-    def _open(found: "Future[Any]") -> None:
+    def _open(self, found: "Future[Any]") -> None:
         try:
-            import duckdb
-
-            found.set_result(duckdb.connect(config={**configuration(), "threads": "1", "TimeZone": "UTC"}))
-        except BaseException as error:  # told to who takes it
+            found.set_result(self._opened())
+        except BaseException as error:  # whoever takes it tries again
             found.set_exception(error)
+
+    @staticmethod
+    def _opened() -> Any:
+        import duckdb
+
+        return duckdb.connect(config={**configuration(), "threads": "1", "TimeZone": "UTC"})
 
 
 def opened_on(name: str, rows: Any) -> Any:

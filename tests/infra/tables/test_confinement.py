@@ -291,3 +291,25 @@ def test_why_a_database_cannot_be_opened_ahead_is_told_to_who_takes_it() -> None
     with pytest.raises(duckdb.Error, match="no_such_setting"):
         ahead.take(no_such_setting="1")
     assert ahead.take().execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_database_that_cannot_be_opened_ahead_is_opened_when_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*args: object, **named: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ahead = Ahead()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        ahead.begin()
+        assert ahead._opening is None  # else whoever takes it waits for ever
+    assert ahead.take().execute("SELECT 1").fetchone() == (1,)
+    ahead = Ahead()
+    with monkeypatch.context() as patch:
+        patch.setattr(duckdb, "connect", refused)
+        ahead.begin()
+        opening = ahead._opening
+        assert opening is not None
+        assert isinstance(opening[1].exception(TIMEOUT), RuntimeError)
+    assert ahead.take().execute("SELECT 1").fetchone() == (1,)
