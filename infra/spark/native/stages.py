@@ -55,7 +55,7 @@ _FEW = 20_000  # rows that tasks have written and this process can merge sooner 
 _TIDIED = 10.0  # s in which tasks of a cancelled stage are told, and what they have left is removed
 _log = logging.getLogger(__name__)
 _probed: dict[str, str] = {}  # by application: what is wrong with its executors
-_empty: dict[tuple[str, int], Any] = {}  # RDDs by application and number of partitions: making one takes time
+_empty: dict[str, dict[int, Any]] = {}  # RDDs by application and number of partitions: making one takes time
 _probing = threading.Lock()  # engines may share an application, and do share cloudpickle's registry
 _POLL = 0.2  # s after which whoever waits for another's answer sees that it was cancelled
 
@@ -389,11 +389,12 @@ class NativeStages:
         return done
 
     def _collected(self, work: Work) -> list[Done]:
-        key = self._application, len(work.parts)
-        if key not in _empty:
-            _empty[key] = self._context.parallelize([], len(work.parts))
-        found: list[Done] = _empty[key].mapPartitionsWithIndex(work.run).collect()
-        return found
+        if self._application not in _empty:
+            _empty.clear()  # of applications that have ended: a process has one at a time
+        rdds, tasks = _empty.setdefault(self._application, {}), len(work.parts)
+        if tasks not in rdds:
+            rdds[tasks] = self._context.parallelize([], tasks)
+        return list(rdds[tasks].mapPartitionsWithIndex(work.run).collect())
 
 
 def _summed(last: Sequence[Done], all_: Sequence[Done], tasks: int) -> Native:

@@ -254,3 +254,28 @@ def test_a_plan_that_spark_cannot_write_down_is_left_to_it() -> None:
     query = SimpleNamespace(queryExecution=lambda: SimpleNamespace(analyzed=lambda: plan))
     with pytest.raises(NotNativeError, match=r"cannot be read: java\.lang\.StackOverflowError$"):
         resolved(SimpleNamespace(_jdf=query))
+
+
+def test_what_tasks_are_mapped_over_is_made_once_and_not_kept_of_applications_that_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: dict[str, dict[int, Any]] = {}
+    monkeypatch.setattr(stages, "_empty", kept)
+    made: list[int] = []
+
+    class Empty:
+        def __init__(self, rows: list[Any], tasks: int) -> None:
+            made.append(tasks)
+
+        def mapPartitionsWithIndex(self, run: Any) -> "Empty":
+            return self
+
+        def collect(self) -> list[Any]:
+            return []
+
+    for application, tasks in (("first", 2), ("first", 2), ("first", 3), ("second", 2)):
+        native: Any = SimpleNamespace(_application=application, _context=SimpleNamespace(parallelize=Empty))
+        work: Any = SimpleNamespace(parts=[None] * tasks, run=None)
+        assert stages.NativeStages._collected(native, work) == []
+    assert made == [2, 3, 2]
+    assert {one: list(rdds) for one, rdds in kept.items()} == {"second": [2]}
