@@ -22,7 +22,6 @@ from ebbflow.planners.model import Measured, Share
 from ebbflow.planners.query.costs.links import cold_tasks
 from ebbflow.planners.query.costs.stage_engines import StageEngineName, StageEngines
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
-from ebbflow.planners.query.plan.slicing import AT_ONCE
 from ebbflow.tasks.query.listening import Inbox, StageOutcome
 from ebbflow.tasks.query.planning import Gathered, stage_engines_of
 from ebbflow.tasks.query.request import QueryRequest, settings_of_meaning
@@ -249,9 +248,10 @@ class StageWork:
 
 
 def _outside_tasks(outcome: StageOutcome, cores: float) -> float:
-    """Return the seconds in which no task of a stage ran; of slices, which run side by side, those of one."""
-    result, slices, at_once = outcome.result, max(outcome.slices, 1), AT_ONCE if outcome.slices else 1
+    """Return the seconds in which no task of a stage ran; of slices, which may run side by side, those of one."""
+    result, slicing, slices = outcome.result, outcome.stage.slicing, max(outcome.slices, 1)
     assert result is not None
+    at_once = 1 if slicing is None else min(slicing.at_once, slices)
     width = max(min(cores, at_once * result.tasks / slices), 1.0)
     return max(result.seconds - at_once * result.task_seconds / width, 0.0) / slices
 

@@ -348,12 +348,19 @@ def test_slices_run_natively_where_their_stage_is_to(request_: QueryRequest, eng
     assert job.expected == pytest.approx(stage.core_seconds / 4)
 
 
-@pytest.mark.parametrize(("slices", "seconds"), [(0, 5.5), (8, 14.0)], ids=["one statement", "slices"])
+@pytest.mark.parametrize(
+    ("slices", "at_once", "seconds"),
+    [(0, 2, 5.5), (8, 2, 14.0), (8, 1, 9.0), (1, 2, 5.5)],
+    ids=["one statement", "slices", "slices one by one", "one slice"],
+)
 def test_what_a_statement_takes_beside_its_tasks_is_measured_without_waits_and_the_slice_beside_it(
-    request_: QueryRequest, slices: int, seconds: float
+    request_: QueryRequest, slices: int, at_once: int, seconds: float
 ) -> None:
-    """Tasks of 10 s in all on two cores: 5 s, and half a second a statement, of slices two at once."""
-    stage = replace(sliced(Ride(request_, hazard=OFTEN).plans)[0][1], waiting=2.0)
+    """Tasks of 10 s in all on two cores: 5 s, and half a second a statement."""
+    stage = sliced(Ride(request_, hazard=OFTEN).plans)[0][1]
+    assert stage.slicing is not None
+    assert stage.slicing.at_once == 1  # of DuckDB, which has all cores for each
+    stage = replace(stage, waiting=2.0, slicing=replace(stage.slicing, at_once=at_once))
     result = StageResult(rows=1, columns=(), seconds=seconds, task_seconds=10.0, tasks=20)
     outcome = StageOutcome(stage, "job", result=result, slices=slices)
     work = SimpleNamespace(engine=SimpleNamespace(name="spark"))
