@@ -200,8 +200,11 @@ class Execution:
         actions = self._reconsider(now, trigger, candidates_changed=True)
         return actions + self._advance(now)
 
-    def on_progress(self, fp: str, total: int, done: int, now: float, running: int | None = None) -> None:
-        """Note the engine's task counts of a running stage. ``running``: tasks in flight, if it tells."""
+    def on_progress(
+        self, fp: str, total: int, done: int, now: float, running: int | None = None, *, native: bool = False
+    ) -> None:
+        """Note the engine's task counts of a running stage. ``running``: tasks in flight, if it tells. ``native``: of
+        DuckDB's tasks; where others follow, those were in vain."""
         run = self._running.get(fp)
         if run is None:
             return
@@ -211,7 +214,9 @@ class Execution:
         if done < run.done:  # the engine has begun what was lost again
             run.lost = 0
         run.ran, run.told = run.ran_until(now), now
-        run.total, run.done, run.running = total, done, running
+        if run.native and not native:
+            run.ran, run.lost, run.wave = 0.0, 0, now
+        run.total, run.done, run.running, run.native = total, done, running, native
 
     def on_loss(self, fp: str, fraction: float) -> None:
         """Note that nodes went with ``fraction`` of what a running stage's tasks have done."""

@@ -141,6 +141,7 @@ class TrackedStage:
     lost: int = 0  # of the tasks done, until the engine no longer counts them as done
     told: float = 0.0  # when ``running`` was told
     ran: float = 0.0  # task-seconds until then, of tasks that were told of
+    native: bool = False  # its tasks are DuckDB's
 
     def ran_until(self, now: float) -> float:
         """Return for how long tasks have run, all together."""

@@ -273,7 +273,7 @@ class Session:
             # Native tasks are not those that Spark SQL would have.
             submitted = 0 if native else math.ceil(stage.work.tasks)
             total = max(total, submitted, done + 1)
-            self.execution.on_progress(stage.output_fp, total, done, now, running)
+            self.execution.on_progress(stage.output_fp, total, done, now, running, native=native)
 
     def on_slices(self, output_fp: str, fraction: float) -> None:
         """Note that ``fraction`` of a running stage exists in slices."""

@@ -300,6 +300,18 @@ def test_what_went_into_a_stage_does_not_shrink_when_one_of_its_tasks_finishes()
     assert spent(query.state(90).running["A"]) == 85
 
 
+def test_native_tasks_that_were_in_vain_have_not_gone_into_a_stage() -> None:
+    query = execution(plans=(plan("q", stage("A", tasks=6, duration=30)),))
+    query.begin(share(6), {}, 0)
+    query.on_progress("A", 2, 0, 0, 2, native=True)
+    query.on_progress("A", 2, 1, 10, 1, native=True)
+    assert query.state(10).running["A"].seconds_seen == 20
+    query.on_loss("A", 0.5)
+    query.on_progress("A", 6, 1, 12, 5)  # Spark SQL has taken it over
+    after = query.state(14).running["A"]
+    assert (after.seconds_seen, after.tasks_lost, after.task_seconds_spent) == (10, 0, 2)
+
+
 def test_an_overdue_task_is_expected_a_tenth_of_its_age_later() -> None:
     query = execution(plans=(plan("q", stage("A", duration=4)),))
     query.begin(share(1), {}, 0)
