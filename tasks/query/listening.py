@@ -25,6 +25,7 @@ class StageOutcome:
     error: Exception | None = None
     slices: int = 0  # that the stage was computed in; 0 for one statement
     reused_slices: int = 0  # of them, those that an earlier run had left
+    mixed: bool = False  # some of them ran natively, and some on Spark SQL
     keys: Mapping[str, Sequence[Hashable]] = field(
         default_factory=dict
     )  # samples of the checkpoint's columns

@@ -46,6 +46,7 @@ class SlicedOutput:
     result: StageResult
     slices: int
     reused: int  # slices that had been there before
+    mixed: bool = False  # some of them ran natively, and some on Spark SQL
 
 
 @dataclass
@@ -156,8 +157,9 @@ class SliceRunner:
             with self._sharing():
                 self._run_all(todo, reused)
         assert covers(self._done, grid.cells)
+        mixed = len({result.native for result in self._results}) > 1
         return SlicedOutput(
-            together(stage.output_fp, self._done), _summed(self._results), len(self._done), reused
+            together(stage.output_fp, self._done), _summed(self._results), len(self._done), reused, mixed
         )
 
     @contextmanager

@@ -146,8 +146,9 @@ class StageWork:
         """Return the figures of a run that costs may be fitted to: of a stage that was computed as a whole, by an
         engine that tells how long tasks took. ``cold`` are cores that had yet to warm up while it ran."""
         result = outcome.result
-        if result is None or outcome.reused_slices or run.apart or result.task_seconds <= 0.0:
-            return None  # apart: it was more work than that
+        several = run.apart or outcome.mixed  # it was more work than that, or partly another engine's
+        if result is None or outcome.reused_slices or several or result.task_seconds <= 0.0:
+            return None
         seconds = result.task_seconds
         seconds -= min(run.stage.waiting, seconds / 2)  # tasks count the time in which they wait as theirs
         wall = _outside_tasks(outcome, run.cores) + seconds / max(min(run.cores, result.tasks), 1.0)
@@ -244,6 +245,7 @@ class StageWork:
             done.result,
             slices=done.slices,
             reused_slices=done.reused,
+            mixed=done.mixed,
         )
 
 

@@ -4,6 +4,7 @@ import re
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,6 +80,22 @@ def test_every_cell_is_computed_once_and_the_answer_is_right(
     assert len(done) == stage.slicing.slices > 1
     report = next(s for s in driver.recorder.stages if s.fingerprint == stage.output_fp)
     assert (report.status, report.note) == ("completed", f"{stage.slicing.slices} slices")
+    assert [one.work for one in driver.session.measured] == [stage.work, plan.sink.work]
+
+
+def test_a_stage_whose_slices_ran_both_ways_does_not_say_what_either_costs(
+    request_: QueryRequest, engine: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ride = Ride(request_, hazard=OFTEN)
+    plan, _ = sliced(ride.plans)[0]
+    plain = engine.run
+
+    def run(job: StageJob, on_progress: Callable[[StageProgress], None] | None = None) -> StageResult:
+        return replace(plain(job, on_progress), native=(cells(job) or (1, 1))[0] == 0)
+
+    monkeypatch.setattr(engine, "run", run)
+    driver = ride.drive(engine, chosen=plan)
+    assert [one.work for one in driver.session.measured] == [plan.sink.work]
 
 
 @pytest.fixture(name="sharing")
