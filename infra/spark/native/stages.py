@@ -88,7 +88,6 @@ class NativeStages:
         self._threads = max(1, int(conf.get("spark.task.cpus", "1")))
         self._memory = native_memory(conf, context.master, context.defaultParallelism, self._threads)
         self._room = self._memory << 20  # bytes of tables that each task may read
-        self._cores = max(1, int(context.defaultParallelism) // self._threads)  # tasks that run at once
         self._spilling = spill_folders(context.master, conf)
 
     def confine(self, access: AllowedAccess) -> None:
@@ -145,7 +144,7 @@ class NativeStages:
         if why := self.trouble(cancelled):
             raise NotNativeError(why)
         check_places(job)
-        self._cores = max(1, int(self._context.defaultParallelism) // self._threads)
+        self._cores = max(1, int(self._context.defaultParallelism) // self._threads)  # tasks that run at once
         run = partial(self._armed, job, cancelled)
         if not job.arms:
             sizes = {r.name.lower(): r.bytes for r in job.relations}
