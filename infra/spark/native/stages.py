@@ -88,6 +88,7 @@ class NativeStages:
         self._threads = max(1, int(conf.get("spark.task.cpus", "1")))
         self._memory = native_memory(conf, context.master, context.defaultParallelism, self._threads)
         self._room = self._memory << 20  # bytes of tables that each task may read
+        self._cores = max(1, int(context.defaultParallelism) // self._threads)  # tasks that run at once
         self._spilling = spill_folders(context.master, conf)
 
     def confine(self, access: AllowedAccess) -> None:
@@ -144,7 +145,7 @@ class NativeStages:
         if why := self.trouble(cancelled):
             raise NotNativeError(why)
         check_places(job)
-        self._cores = max(1, int(self._context.defaultParallelism) // self._threads)  # tasks that run at once
+        self._cores = max(1, int(self._context.defaultParallelism) // self._threads)
         run = partial(self._armed, job, cancelled)
         if not job.arms:
             sizes = {r.name.lower(): r.bytes for r in job.relations}
@@ -186,8 +187,7 @@ class NativeStages:
     # --- what is run --------------------------------------------------------------------------------------
 
     def _way(self, made: Program, job: StageJob) -> list[Slice] | ByHash | Waves:
-        """Return the slices of the relation that is cut, none: the stage runs in one task; or what is exchanged, or
-        what is computed in waves.
+        """Return slices of the relation that is cut, none: it runs in one task; or what is exchanged; or waves.
 
         Raises ``NotNativeError`` where tables that each task reads do not fit into its memory.
         """
