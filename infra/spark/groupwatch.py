@@ -37,19 +37,19 @@ class GroupWatch:
         self._failed: dict[tuple[int, int], int] = {}  # (stage, attempt) -> failures seen
         self._given = 0  # native tasks that Spark was given, which it may not have told of
         self._begun = 0  # those with what is to come
-        self._withdrawn: frozenset[int] = frozenset()  # stages of native tasks whose work was in vain
+        self._withdrawn: frozenset[int] = frozenset()  # stages of native tasks whose work was wasted
         self._reporting = threading.Lock()
         self._verdict: TaskFailure | None = None
 
     @property
     def verdict(self) -> str | None:
-        """Return why the group must be stopped; ``None``: it need not be. A failure of what was in vain is no
+        """Return why the group must be stopped; ``None``: it need not be. A failure of wasted work is no
         reason."""
         found = self._verdict
         return None if found is None or found.stage in self._withdrawn else found.message
 
     def stages(self) -> set[int]:
-        """Return the ids of the stages that have run, as of the last look, and were not in vain."""
+        """Return the ids of the stages that have run, as of the last look, and were not wasted."""
         return set(self._totals) - self._withdrawn
 
     def look(self) -> None:

@@ -204,7 +204,7 @@ class Execution:
         self, fp: str, total: int, done: int, now: float, running: int | None = None, *, native: bool = False
     ) -> None:
         """Note the engine's task counts of a running stage. ``running``: tasks in flight, if it tells. ``native``: of
-        DuckDB's tasks; where others follow, those were in vain."""
+        DuckDB's tasks; where others follow, those were wasted."""
         run = self._running.get(fp)
         if run is None:
             return

@@ -274,7 +274,7 @@ def test_tasks_that_were_told_of_are_not_taken_back_by_a_look_that_does_not_see_
 
 
 def test_native_tasks_that_are_to_come_count_until_spark_sql_takes_over() -> None:
-    """Three tasks write what about four join, which turn out to be two. What was in vain counts no more."""
+    """Three tasks write what about four join, which turn out to be two. Wasted work counts no more."""
     stages: dict[int, SimpleNamespace] = {}
     tracker = SimpleNamespace(
         getJobIdsForGroup=lambda group: list(stages),

@@ -141,19 +141,24 @@ def test_nothing_is_divided_whose_tasks_would_choose_among_equal_rows_or_that_do
     assert divided(LITTLE, counts(20), halves)[1] is None, "it is little"
 
 
+def ran(made: Program, folder: Path) -> tuple[list[Relation], Callable[[list[Part], int], list[Done]]]:
+    """Return a program's scans, and what runs tasks that write 100 bytes each into ``folder``."""
+
+    def run(parts: list[Part], later: int) -> list[Done]:
+        for part in parts:
+            (folder / part.file).write_bytes(b"x" * 100)
+        return [Done(1)] * len(parts)
+
+    return [Relation(f"s{number}", "file", (), (("k", "string"),)) for number in made.scans], run
+
+
 def test_one_task_is_not_given_more_than_it_can_merge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two aggregates of two slices each: four files of 100 bytes."""
     made, found = divided(*CASES["joined"][:2], halves)
     assert found is not None
-    scans = [Relation(f"s{number}", "file", (), (("k", "string"),)) for number in made.scans]
-
-    def run(parts: list[Part], later: int) -> list[Done]:
-        for part in parts:
-            (tmp_path / part.file).write_bytes(b"x" * 100)
-        return [Done(1)] * len(parts)
-
+    scans, run = ran(made, tmp_path)
     merge, done = found.run(StorageLocation(tmp_path), scans, run)
     assert len(done) == 4
     assert {one.name: one.bytes for one in merge.relations if one.files} == {"parts0": 200, "parts1": 200}
@@ -166,13 +171,7 @@ def test_a_task_of_a_later_wave_is_not_given_more_than_it_can_hold(tmp_path: Pat
     """Groups of two slices, two files of 100 bytes, are read by each of two tasks."""
     made, found = divided(*CASES["one after the other"][:2], halves)
     assert found is not None
-    scans = [Relation(f"s{number}", "file", (), (("k", "string"),)) for number in made.scans]
-
-    def run(parts: list[Part], later: int) -> list[Done]:
-        for part in parts:
-            (tmp_path / part.file).write_bytes(b"x" * 100)
-        return [Done(1)] * len(parts)
-
+    scans, run = ran(made, tmp_path)
     assert len(found._replace(room=200).run(StorageLocation(tmp_path), scans, run)[1]) == 4
     with pytest.raises(NotDoneError, match="too many groups"):
         found._replace(room=199).run(StorageLocation(tmp_path), scans, run)

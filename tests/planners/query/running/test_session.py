@@ -523,4 +523,4 @@ def test_native_tasks_are_not_those_that_spark_sql_would_have() -> None:
         assert query.execution.state(3.0).running["AB"].seconds_seen == 1.0
         query.on_progress(sink, 9, 9, 0, 4.0)  # Spark SQL has taken it over
         assert query.execution.state(4.0).running["AB"].tasks_total == 40
-        assert query.execution.state(4.0).running["AB"].seconds_seen == 0, "what was in vain"
+        assert query.execution.state(4.0).running["AB"].seconds_seen == 0, "wasted work"
