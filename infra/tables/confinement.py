@@ -120,7 +120,8 @@ class Ahead:
             if self._opening is not None and self._opening[0] == os.getpid():
                 return
             found: Future[Any] = Future()
-            opener = threading.Thread(target=self._open, args=(found,), name="ebbflow-database", daemon=True)
+            # no daemon: Python ends those in the middle of DuckDB's C++, which then aborts the process
+            opener = threading.Thread(target=self._open, args=(found,), name="ebbflow-database", daemon=False)
             try:
                 opener.start()
             except RuntimeError:  # there may be no more threads: whoever takes it opens it

@@ -1,6 +1,8 @@
 """DuckDB's own lock, which holds what gets past the check where SQL is parsed: these statements go to it directly."""
 
 import os
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -313,3 +315,18 @@ def test_a_database_that_cannot_be_opened_ahead_is_opened_when_it_is_taken(
         assert opening is not None
         assert isinstance(opening[1].exception(TIMEOUT), RuntimeError)
     assert ahead.take().execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_process_that_ends_while_its_next_database_is_opened_ends_well() -> None:
+    program = (
+        "import threading, time, duckdb\n"
+        "from ebbflow.infra.tables.confinement import Ahead\n"
+        "begun = threading.Event()\n"
+        "Ahead._opened = staticmethod(lambda: [begun.set() or duckdb.connect() for _ in range(30)])\n"
+        "Ahead().begin()\n"
+        "begun.wait()\n"
+        "time.sleep(0.02)\n"  # into the middle of it
+    )
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=150)
+    assert ended.returncode == 0, ended.stderr
