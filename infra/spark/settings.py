@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from ebbflow.infra.machine.network import registry
 from ebbflow.infra.query.local import machine_memory
+from ebbflow.infra.spark.native.probe import DAEMON
 from ebbflow.infra.storage.private import hadoop_umask
 from ebbflow.planners.errors import OptionError
 
@@ -183,6 +185,8 @@ def settings(
         # the machine's own name may resolve slowly, or to an address that a VPN takes away
         chosen["spark.driver.host"] = "127.0.0.1"
         chosen["spark.driver.bindAddress"] = "127.0.0.1"
+    if has_nodes_here(master) and environment.get("PYSPARK_PYTHON", sys.executable) == sys.executable:
+        chosen["spark.python.daemon.module"] = DAEMON
     chosen |= dict(conf or {})
     heap = chosen.get("spark.driver.memory" if is_local(master) else "spark.executor.memory", "1g")
     if limit := broadcast_limit(heap):

@@ -21,7 +21,7 @@ SPARK = {
     "deploy.master.Master": "master",
     "deploy.worker.Worker": "worker",
     "CoarseGrainedExecutorBackend": "executor",
-    "pyspark.daemon": "executor's Python",
+    "spark.native.probe": "executor's Python",
     "deploy.SparkSubmit": "driver's JVM",
     "ebbflow query": "driver's Python",
 }

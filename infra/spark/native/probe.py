@@ -1,9 +1,11 @@
 """Whether executors can run native stages, and what their Python workers import before the first one.
 
-Executors get this module's source to be asked, since they may not have it.
+Executors get this module's source to be asked, since they may not have it. Run as a program it is Spark's daemon of
+Python workers (``DAEMON``).
 """
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -16,6 +18,10 @@ _LONGEST = 60.0  # s that workers may take for their imports
 _CLOSING = 10  # times that what runs is cancelled...
 _IDLE = 50.0  # s after which Spark may soon end workers that it has nothing for
 _AGAIN = 0.1  # ...each so many s after the last one: Spark forgets what it was told before a job begins
+DAEMON = "ebbflow.infra.spark.native.probe"
+"""Value of ``spark.python.daemon.module`` where executors have this package for certain: without it they would have
+no Python at all. Spark ends workers that it has nothing for after a minute, and this daemon forks others that have
+their imports done."""
 _log = logging.getLogger(__name__)
 _warmed: dict[tuple[str, str], float] = {}  # when, by application and executor
 
@@ -89,6 +95,7 @@ class WarmUp:
         self._context = context
         self._application = str(context.applicationId)
         self._trouble = trouble
+        self._forked = context.getConf().get("spark.python.daemon.module", "") == DAEMON
         self._lock = threading.Lock()
         self._known: set[str] = set()
         self._slots = 0  # to be warmed up
@@ -102,7 +109,8 @@ class WarmUp:
         with self._lock:
             if self._closed.is_set() or present.keys() <= self._known:
                 return
-            recent = time.monotonic() - _IDLE  # by another engine of the application
+            # by another engine of the application
+            recent = 0.0 if self._forked else time.monotonic() - _IDLE
             self._known |= {one for one in present if _warmed.get((self._application, one), 0.0) > recent}
             if present.keys() <= self._known:
                 return
@@ -159,3 +167,23 @@ class WarmUp:
         if group := self._group:
             with suppress(Exception):  # a JVM that is gone runs nothing
                 self._context.cancelJobGroup(group)
+
+
+def serve() -> None:
+    """Be Spark's daemon of Python workers, with what these import already there."""
+    from pyspark import daemon
+
+    with suppress(Exception):  # a worker that needs what is missing tells
+        threads = len(os.listdir("/proc/self/task"))
+        import pyspark.worker  # noqa: F401
+
+        from ebbflow.infra.spark.native.worker import load
+
+        load()
+        if len(os.listdir("/proc/self/task")) > threads:  # forked, their locks would stay held
+            os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])  # noqa: S606
+    daemon.manager()
+
+
+if __name__ == "__main__":
+    serve()

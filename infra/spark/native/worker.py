@@ -223,12 +223,17 @@ def _expected(error: Exception) -> bool:
     return isinstance(error, kinds)
 
 
-def warm_up() -> None:
+def load() -> None:
     """Have imported what slices of local files need, and DuckDB begun once: most of that is loading its program."""
     import duckdb
 
     with duckdb.connect(config={**configuration(), "threads": "1", "TimeZone": "UTC"}) as connection:
         connection.execute("SELECT 1").fetchall()
+
+
+def warm_up() -> None:
+    """Do the same, and have the first task's database opened."""
+    load()
     ahead.begin()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.failures import headline, is_own, parse, translate
 from ebbflow.infra.spark.groupwatch import GroupWatch
 from ebbflow.infra.spark.metrics import StatusApi, TaskFailure, group_metrics
+from ebbflow.infra.spark.native.probe import DAEMON
 from ebbflow.infra.spark.session import check_master
 from ebbflow.infra.spark.settings import (
     addresses,
@@ -109,6 +111,16 @@ def test_user_settings_win_except_those_the_engine_relies_on() -> None:
     assert chosen["spark.locality.wait"] == "9s"
     assert chosen["spark.ui.enabled"] == "true"
     assert chosen["spark.scheduler.mode"] == "FAIR"
+
+
+def test_python_workers_are_forked_with_their_imports_where_executors_are_known_to_have_this_environment() -> (
+    None
+):
+    def daemon(master: str, **environment: str) -> str | None:
+        return settings(master, app_name="a", environment=environment).get("spark.python.daemon.module")
+
+    assert daemon("local[2]") == daemon("spark://127.0.0.1:7077", PYSPARK_PYTHON=sys.executable) == DAEMON
+    assert daemon("local[2]", PYSPARK_PYTHON="python3") is daemon("spark://h:1") is None
 
 
 def test_a_task_gives_a_silent_machine_up_sooner_than_spark_does_unless_the_user_is_more_patient() -> None:

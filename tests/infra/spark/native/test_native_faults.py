@@ -24,6 +24,7 @@ from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native import objects, stages
 from ebbflow.infra.spark.native.exchange import hashes
 from ebbflow.infra.spark.native.objects import CANCELLED
+from ebbflow.infra.spark.native.probe import DAEMON
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
 
@@ -90,8 +91,8 @@ def busy() -> list[psutil.Process]:
     for process in psutil.Process().children(recursive=True):
         try:
             parent = process.parent()
-            worker = parent is not None and "pyspark.daemon" in parent.cmdline()
-            if worker and "pyspark.daemon" in process.cmdline() and process.cpu_percent(0.2) > 0:
+            worker = parent is not None and DAEMON in parent.cmdline()
+            if worker and DAEMON in process.cmdline() and process.cpu_percent(0.2) > 0:
                 found.append(process)
         except psutil.Error:
             continue

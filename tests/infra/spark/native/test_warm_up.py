@@ -1,11 +1,18 @@
 """Python workers that are asked, and import what native tasks need, before the first of them; no Spark."""
 
+import os
 import queue
+import socket
+import struct
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +21,7 @@ import pytest
 from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.spark.master_api import Executor
 from ebbflow.infra.spark.native import probe, stages
-from ebbflow.infra.spark.native.probe import WarmUp, warmed
+from ebbflow.infra.spark.native.probe import DAEMON, WarmUp, warmed
 
 WAIT = 150.0
 
@@ -33,9 +40,10 @@ class Context:
     cancelled: list[str] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
     applicationId: str = field(default_factory=lambda: uuid.uuid4().hex)
+    conf: dict[str, str] = field(default_factory=dict)
 
     def getConf(self) -> Any:
-        return SimpleNamespace(get=lambda key, default: default)
+        return SimpleNamespace(get=self.conf.get)
 
     def setJobGroup(self, group: str, *_: object, **__: object) -> None:
         self.groups.append(group)
@@ -89,6 +97,45 @@ def test_another_engine_of_the_application_warms_up_only_those_that_are_not_warm
             thread.join(WAIT)
         assert context.jobs == jobs
         warm_up.close()
+
+
+def test_workers_of_a_daemon_that_has_their_imports_are_warmed_up_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context, now = Context(conf={"spark.python.daemon.module": DAEMON}), [1000.0]
+    monkeypatch.setattr(probe.time, "monotonic", lambda: now[0])
+    for _ in range(2):
+        warm_up = WarmUp(context, lambda closed: "")
+        warm_up.see([executor("0")])
+        if (thread := warm_up._thread) is not None:
+            thread.join(WAIT)
+        warm_up.close()
+        now[0] += 60.0
+    assert context.jobs == [2]
+
+
+def test_sparks_daemon_forks_workers_that_have_their_imports_and_has_no_thread_of_its_own() -> None:
+    kept = ("PATH", "HOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LANG")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", DAEMON, "pyspark.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment | {"PYTHON_WORKER_FACTORY_SECRET": "secret"},
+    )
+    try:
+        assert daemon.stdout is not None
+        (port,) = struct.unpack("!i", daemon.stdout.read(4))
+        assert len(os.listdir(f"/proc/{daemon.pid}/task")) == 1
+        with socket.create_connection(("127.0.0.1", port), WAIT) as worker:
+            (pid,) = struct.unpack("!i", worker.recv(4, socket.MSG_WAITALL))
+            mapped = Path(f"/proc/{pid}/maps").read_text()
+            assert "_duckdb" in mapped, "the worker has it without a task"
+    finally:
+        daemon.stdin.close() if daemon.stdin else None  # how Spark ends its daemon
+        with suppress(subprocess.TimeoutExpired):
+            daemon.wait(WAIT)
+        daemon.kill()
 
 
 def test_whoever_sees_executors_waits_for_nothing_and_a_slow_job_ends_with_the_engine() -> None:
