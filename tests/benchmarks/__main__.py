@@ -42,6 +42,8 @@ def main() -> None:
         ["tests.benchmarks.packing", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "duckdb", "--rounds", "5", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "spark", "--out", OUT],
+        ["tests.benchmarks.native_stages", "--tables", tables, "--out", OUT],
+        ["tests.benchmarks.query_start", "--out", OUT],
         ["tests.benchmarks.elastic_training", "--out", OUT],
         ["tests.benchmarks.coverage"],
         ["tests.benchmarks.document"],

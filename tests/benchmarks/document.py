@@ -15,6 +15,7 @@ from tests.benchmarks import (
     document_elastic,
     document_executors,
     document_ledger,
+    document_native,
     document_plans,
     document_recovery,
     document_spot,
@@ -53,6 +54,8 @@ def main() -> None:
     for name in document_sql.RESULTS:
         if (FOLDER / f"sql-{name}.json").exists():
             parts.append(document_sql.section(_read(f"sql-{name}"), name))
+    if all((FOLDER / f"sql-{name}.json").exists() for name in document_sql.SCALED):
+        parts.append(document_sql.scaling(*(_read(f"sql-{name}") for name in document_sql.SCALED)))
     for engine in ("spark", "duckdb"):
         if (FOLDER / f"tpch-{engine}.json").exists():
             parts.append(_tpch(_read(f"tpch-{engine}")))
@@ -66,6 +69,8 @@ def main() -> None:
     if (FOLDER / "auction.json").exists():
         parts.append(_auction(_read("auction")))
     for name, section in (
+        ("native-stages", document_native.stages),
+        ("query_start", document_native.start),
         ("training_simulator", document_training.simulator),
         ("pollux", document_training.pollux),
         ("policies", document_training.policies),
