@@ -1,8 +1,11 @@
 """What a job's statement is on DuckDB: views of its relations, and columns of types that Spark knows."""
 
 import json
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from ebbflow.infra.protocols import FileLayout, Relation, StageJob
@@ -149,12 +152,9 @@ def refusal(sql: str, relations: Sequence[Relation], everything: bool = False) -
     """
     import duckdb
 
-    with duckdb.connect(config=configuration()) as connection:
-        lock(connection, AllowedAccess(everything=everything))
+    with _binding(everything) as cursor:
         try:
-            for relation in relations:
-                register_view(connection, replace(relation, files=(), external=False))
-            connection.sql(sql)  # binds, does not run
+            _bound(cursor, sql, relations)
         except duckdb.Error as error:
             return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     return ""
@@ -167,14 +167,36 @@ def output_names(sql: str, relations: Sequence[Relation], everything: bool = Fal
     """
     import duckdb
 
-    with duckdb.connect(config=configuration()) as connection:
-        lock(connection, AllowedAccess(everything=everything))
+    with _binding(everything) as cursor:
         try:
-            for relation in relations:
-                register_view(connection, replace(relation, files=(), external=False))
-            return tuple(name for name, *_ in connection.sql(sql).description)
+            return tuple(name for name, *_ in _bound(cursor, sql, relations).description)
         except duckdb.Error:
             return None
+
+
+def _bound(cursor: Any, sql: str, relations: Sequence[Relation]) -> Any:
+    for relation in relations:
+        register_view(cursor, replace(relation, files=(), external=False))
+    return cursor.sql(sql)  # binds, does not run
+
+
+def _binding(everything: bool) -> Any:
+    """Return a cursor with temporary views of its own, to be closed, of a database that stays: opening one takes
+    several times as long as binding a statement does."""
+    with _handing_out:  # a connection serves one call at a time
+        return _binder(os.getpid(), everything).cursor()
+
+
+_handing_out = threading.Lock()
+
+
+@cache
+def _binder(process: int, everything: bool) -> Any:  # a child cannot use its parent's
+    import duckdb
+
+    connection = duckdb.connect(config={**configuration(), "threads": "1"})
+    lock(connection, AllowedAccess(everything=everything))
+    return connection
 
 
 def dataset(relation: Relation) -> Any:

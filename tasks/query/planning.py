@@ -359,13 +359,13 @@ def _table(
 def _measure(planner: QueryPlanner, gathered: Gathered, cache: JsonStore) -> dict[str, dict[str, float]]:
     out: dict[str, dict[str, float]] = {}
     by_table: dict[str, list[tuple[str, str, str]]] = {}
+    used = columns_named(gathered.parsed.expression)
     for q in questions(planner.analysis, gathered.catalogue):
         by_table.setdefault(q.table.lower(), []).append((q.scope, q.key, q.sql))
     for name, asked in by_table.items():
         relation = gathered.relations.get(name)
         if relation is None or relation.external:
             continue
-        used = columns_named(gathered.parsed.expression)
         fractions = statistics.selectivity(relation, [sql for _, _, sql in asked], cache, names=used)
         for (scope, key, _), fraction in zip(asked, fractions, strict=True):
             if fraction is not None:
