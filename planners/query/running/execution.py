@@ -219,10 +219,12 @@ class Execution:
         run.total, run.done, run.running, run.native = total, done, running, native
 
     def on_loss(self, fp: str, fraction: float) -> None:
-        """Note that nodes went with ``fraction`` of what a running stage's tasks have done."""
+        """Note that nodes went with ``fraction`` of what a running stage's tasks have done on their disks; what
+        DuckDB's tasks have done is in the store."""
         run = self._running[fp]
-        run.lost += ceil((run.done - run.lost) * fraction)
-        run.ran *= 1.0 - fraction
+        if not run.native:
+            run.lost += ceil((run.done - run.lost) * fraction)
+            run.ran *= 1.0 - fraction
 
     def on_slices(self, fp: str, fraction: float) -> None:
         """Note that ``fraction`` of the stage ``fp`` exists in slices: a later run of it has the rest to do."""

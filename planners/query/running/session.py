@@ -174,7 +174,7 @@ class Session:
         """Count what nodes have taken along of running stages whose tasks exchange rows: these are on the nodes'
         disks, while slices and what native tasks write is in the store."""
         for stage in self.execution.running if fraction > 0.0 else ():
-            if stage.slicing is None and self._costs(stage).exchanges:
+            if stage.slicing is None:
                 self.execution.on_loss(stage.output_fp, fraction)
 
     def begin(

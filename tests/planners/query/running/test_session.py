@@ -82,12 +82,12 @@ FOUR = seen(4)
 NOTICED = Capacity(1, FOUR.nodes, (Notice("n1", 10.0), Notice("n2", 10.0), Notice("n3", 10.0)))
 
 
-def half_done(planner: Drawn, capacity: Capacity = FOUR) -> Session:
+def half_done(planner: Drawn, capacity: Capacity = FOUR, *, native: bool = False) -> Session:
     """Return a session of which a stage of eight tasks has run four on four nodes."""
     query = session(planner, cores=4)
     query.see(capacity)
     query.begin({}, 0.0)
-    query.on_progress(query.plan.sink, 8, 4, 0, 1.0)
+    query.on_progress(query.plan.sink, 8, 4, 0, 1.0, native=native)
     return query
 
 
@@ -141,21 +141,22 @@ def test_nodes_with_a_notice_pass_on_what_they_have() -> None:
 
 @pytest.mark.parametrize("kept", ["native", "sliced"])
 def test_what_is_in_the_store_outlives_nodes(kept: str) -> None:
-    if kept == "native":
-        planner = Drawn(LONG)
-        planner.model = NATIVE
-    else:
-        planner = Drawn(
-            plan(
-                "long",
-                replace(
-                    LONG.sink, slicing=cast(Any, SimpleNamespace(grid=SimpleNamespace(name="g"), slices=4))
-                ),
-            )
-        )
-    query = half_done(planner)
+    planner = Drawn(LONG)
+    if kept == "sliced":
+        slicing = cast(Any, SimpleNamespace(grid=SimpleNamespace(name="g"), slices=4))
+        planner = Drawn(plan("long", replace(LONG.sink, slicing=slicing)))
+    query = half_done(planner, native=kept == "native")
     query.see(seen(1, 2))
     assert query.execution.state(1.0).running["A"].tasks_lost == 0
+
+
+@pytest.mark.parametrize("planned", ["native", "spark"])
+def test_what_spark_sql_has_written_is_lost_whatever_was_planned(planned: str) -> None:
+    planner = Drawn(plan("long", replace(LONG.sink, engine=planned)))
+    planner.rivals = (NATIVE,)
+    query = half_done(planner)
+    query.see(seen(1, 2))
+    assert query.execution.state(1.0).running["A"].tasks_lost == 3
 
 
 @pytest.mark.parametrize(("capacity", "kind"), [(FOUR, "switch"), (NOTICED, "stay")])
