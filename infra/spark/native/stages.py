@@ -204,10 +204,9 @@ class NativeStages:
         if why is None and whole <= 2 * costs.WAVE:
             return []
         several = waves(made, scans, self._room, _SMALLEST, lambda one: self._arm(one, job, scans))
-        if several is not None:
-            pays = several.cost(whole, self._cores) < costs.PAYS * whole
-            if pays if why is None else self._alone(several.left):
-                return several
+        fits = several is not None and (why is None or self._alone(several.left))
+        if several is not None and fits and several.pays(sizes, self._cores, divided=why is not None):
+            return several
         if why is not None:
             raise why
         return []

@@ -196,25 +196,36 @@ class Writer:
             small = all(self.tables.get(name, 0) < max(self.tables.values()) for name in read)
             if small and _has_subquery(below.expression("condition")):
                 found = self.query(below)
-                name = f"m{len(self._named)}"
-                self._named[name] = f"MATERIALIZED {found.source}"
+                name = self.held(found.source)
                 self.stored[id(below)] = found._replace(sql=f"SELECT * FROM {name}")
         return self.query(node)
+
+    def held(self, source: str) -> str:
+        """Have a query be computed once; return the name that it is read by."""
+        name = f"m{len(self._named)}"
+        self._named[name] = f"MATERIALIZED {source}"
+        return name
 
     def _aggregate(self, node: Node) -> Query:
         above, groups = self.grouped(node)
         return above.over(groups.complete(self.query(node.children[0]).source))
 
-    def grouped(self, node: Node) -> "tuple[Above, Groups]":
-        """Return an aggregate in two: what is computed of each group, and the groups."""
-        inner = self._expressions()
+    def grouped(
+        self, node: Node, names: Mapping[str, Typed] | None = None, parts: dict[str, str] | None = None
+    ) -> "tuple[Above, Groups]":
+        """Return an aggregate in two: what is computed of each group, and the groups.
+
+        ``names`` is what stands for columns below; ``parts`` are those of other aggregates of the same rows, to which
+        those of this one are added.
+        """
+        inner = self._expressions(names)
         keys: dict[str, Typed] = {}
         for number, expression in enumerate(node.expressions("groupingExpressions")):
             value = inner.of(expression)
             if not types.exact(value.type):
                 raise NotNativeError(f"grouping by {value.type} is not proven to be equal")
             keys.setdefault(value.sql, Typed(f"g{number}", value.type))
-        calls = Calls(inner)
+        calls = Calls(inner, {} if parts is None else parts)
         writer = Translator(_RULES, self._subquery, keys, calls.of, self.escapes)
         above = Above(self, node.expressions("aggregateExpressions"), writer)
         above.over("nothing")  # collects the calls
@@ -319,9 +330,9 @@ class Writer:
 
     # --- expressions --------------------------------------------------------------------------------------
 
-    def condition(self, test: Node) -> str:
-        """Return a test of rows. Raises ``NotNativeError``."""
-        return self._expressions().of(test).sql
+    def condition(self, test: Node, names: Mapping[str, Typed] | None = None) -> str:
+        """Return a test of rows; ``names`` is what stands for their columns. Raises ``NotNativeError``."""
+        return self._expressions(names).of(test).sql
 
     def inner(self, plan: Node) -> str:
         """Return the query of a subquery that reads nothing of what is around it. Raises ``NotNativeError``."""

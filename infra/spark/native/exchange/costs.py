@@ -59,9 +59,15 @@ def bytes_read(sizes: Mapping[int, Size]) -> float:
 def alone(sizes: Mapping[int, Size], memory: int, cores: int) -> bool:
     """Tell whether one task that reads all of some scans, and spills what it cannot hold of all but the largest, is
     done sooner than Spark SQL on all ``cores``."""
-    held = sorted(size.held for size in sizes.values())
+    held, whole = sorted(size.held for size in sizes.values()), bytes_read(sizes)
     spilled = max(sum(held[:-1]) - memory, 0.0)
-    return (bytes_read(sizes) + _WRITTEN * spilled) * cores <= _SPARK_SQL * bytes_read(sizes)
+    return sooner(whole + _WRITTEN * spilled, whole, cores)
+
+
+def sooner(cost: float, whole: float, cores: int) -> bool:
+    """Tell whether tasks each of which costs as much as reading ``cost`` bytes are done sooner than Spark SQL on all
+    ``cores`` with ``whole`` bytes."""
+    return cost * cores <= _SPARK_SQL * whole
 
 
 def column_bytes(relation: Relation, names: Sequence[str]) -> tuple[float, int]:

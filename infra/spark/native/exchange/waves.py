@@ -7,15 +7,26 @@ reads what another one has found comes later. What is left reads groups in place
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.spark.native.catalyst import Node, NotDoneError, NotNativeError, arms, divisible, sources
-from ebbflow.infra.spark.native.exchange.costs import Size, bytes_read, scan_sizes, waves_cost
-from ebbflow.infra.spark.native.narrowing import narrowings
+from ebbflow.infra.spark.native.aggregates import Groups
+from ebbflow.infra.spark.native.catalyst import (
+    PASSED,
+    Node,
+    NotDoneError,
+    NotNativeError,
+    arms,
+    divisible,
+    sources,
+)
+from ebbflow.infra.spark.native.exchange.costs import PAYS, Size, bytes_read, scan_sizes, sooner, waves_cost
+from ebbflow.infra.spark.native.expressions import Typed
+from ebbflow.infra.spark.native.narrowing import columns, narrowings
 from ebbflow.infra.spark.native.programs import Program, Slice, result
-from ebbflow.infra.spark.native.statements import PARTS, Query, Writer
+from ebbflow.infra.spark.native.statements import PARTS, Above, Query, Writer
 from ebbflow.infra.spark.native.worker import Done, Part
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
@@ -42,6 +53,7 @@ class Waves(NamedTuple):
 
     pieces: tuple[tuple[Piece, ...], ...]
     merge: str
+    sliced: frozenset[int]  # scans of which tasks read slices, or all
     left: Mapping[int, Size]  # of the scans that ``merge`` reads
     room: int  # bytes that each task of a later wave can hold of what earlier ones have found
 
@@ -50,11 +62,14 @@ class Waves(NamedTuple):
         """Return all slices."""
         return [one for wave in self.pieces for piece in wave for one in piece.slices]
 
-    def cost(self, whole: float, cores: int) -> float:
-        """Return the bytes that one of ``cores`` reads, where the statement itself reads ``whole``."""
-        slices, left = self.slices, bytes_read(self.left)
+    def pays(self, sizes: Mapping[int, Size], cores: int, *, divided: bool) -> bool:
+        """Tell whether the waves are done sooner on ``cores`` than what else there is: one task that reads scans of
+        these ``sizes``, or, where the statement must be ``divided``, Spark SQL."""
+        slices, left, whole = self.slices, bytes_read(self.left), bytes_read(sizes)
         others, tasks = sum(one.read for one in slices), min(len(slices), cores)
-        return waves_cost(whole - left, others, left, len(self.pieces), tasks)
+        sliced = bytes_read({number: sizes[number] for number in self.sliced})
+        cost = waves_cost(sliced, others, left, len(self.pieces), tasks)
+        return sooner(cost, whole, cores) if divided else cost < PAYS * whole
 
     def run(
         self,
@@ -110,6 +125,7 @@ def waves(
     exchanger = made.exchanger
     found = _Dividing(made, exchanger.writer.anew(frozenset()), least, divided)
     try:
+        found.share(exchanger.plan)
         found.visit(exchanger.plan)
         merge = found.writer.complete(result(found.writer.query(exchanger.plan), made.columns))
     except (NotNativeError, RecursionError):  # of the whole more may be known
@@ -121,7 +137,8 @@ def waves(
         texts += [one.made.first for piece in pieces[0] for one in piece.slices]
     left = {number: scans[number] for number in found.scans_of(merge)}
     sizes = scan_sizes(left, exchanger.used(merge), memory)
-    return Waves(tuple(filter(None, pieces)), merge, sizes, memory) if any(pieces) else None
+    sliced = frozenset(number for text in texts[1:] for number in found.scans_of(text))
+    return Waves(tuple(filter(None, pieces)), merge, sliced, sizes, memory) if any(pieces) else None
 
 
 @dataclass
@@ -134,9 +151,56 @@ class _Dividing:
     divided: Callable[[Program], list[Slice]]
     pieces: list[list[Piece]] = field(default_factory=list)  # by wave
 
+    def share(self, plan: Node) -> None:
+        """Have each task compute all aggregates of rows of its slice of a table that pass tests, as those of
+        subqueries are: those of equal tests together, as Spark's optimiser has it."""
+        tables: dict[str, list[_Tested]] = {}
+        for one in filter(None, map(_tested, _operators(plan))):
+            if self._size(one.view) >= self.least:
+                tables.setdefault(self._table(one.view), []).append(one)
+        for alike in tables.values():
+            with suppress(NotNativeError):  # each by itself may be divided still
+                if len(alike) > 1:
+                    self._share(alike)
+
+    def _share(self, alike: Sequence["_Tested"]) -> None:
+        view, exchanger = alike[0].view, self.made.exchanger
+        scan, found = self.writer.scan(view), dict[str, list[tuple[Node, Above, Groups]]]()
+        stored = {column.name: column.column for column in scan.columns}
+        for one in alike:
+            names = {c.column: Typed(stored[c.name], c.type) for c in columns(one.view) if c.name in stored}
+            tests = " AND ".join(self.writer.condition(test, names) for test in one.tests)
+            same = found.setdefault(tests or "true", [])
+            parts = same[0][-1].calls.parts if same else None
+            same.append((one.node, *self.writer.grouped(one.node, names, parts)))
+        # one row of each, whose columns need other names beside each other
+        sources, above, below = list[str](), list[str](), list[str]()
+        for n, (tests, same) in enumerate(found.items()):
+            groups = same[-1][-1]
+            listed = [f"a{i}" for i in range(len(groups.calls.parts))] or ["one"]
+            sources.append(f"{groups.sliced(f'(SELECT * FROM {scan.source} WHERE {tests})')} AS t{n}")
+            below += [f"t{n}.{name} AS t{n}{name}" for name in listed]
+            above.append(", ".join(f"t{n}{name} AS {name}" for name in listed))
+        sql = f"SELECT {', '.join(below)} FROM {' CROSS JOIN '.join(sources)}"
+        assert exchanger is not None
+        number, used = self.writer.number_of(view), exchanger.used(sql)
+        made = Program({number: self._table(view)}, number, sql, "", sql, (), used=used)
+        name = self._add(tuple(self.divided(made)), 0)
+        for same, renamed in zip(found.values(), above, strict=True):
+            held = self.writer.held(same[-1][-1].merged(f"(SELECT {renamed} FROM {name})"))
+            for node, each, _ in same:
+                self.writer.stored[id(node)] = each.over(held)
+
+    def _add(self, slices: tuple[Slice, ...], wave: int) -> str:
+        """Have tasks compute slices in a wave; return the relation that they write."""
+        name = f"{PARTS}{sum(map(len, self.pieces))}"
+        self.pieces += [[] for _ in range(wave + 1 - len(self.pieces))]
+        self.pieces[wave].append(Piece(name, slices))
+        return name
+
     def visit(self, node: Node) -> None:
         """Divide what can be of an operator and those below it."""
-        if node.scans:
+        if node.scans or id(node) in self.writer.stored:
             return
         for plan in _apart(node):
             self.visit(plan)
@@ -162,22 +226,19 @@ class _Dividing:
         source = max(sources(below), key=self._size, default=None)
         if source is None or self._size(source) < self.least:
             return
-        name = f"{PARTS}{sum(map(len, self.pieces))}"
         parts = arms(source) if source.kind == "Union" else [(source, frozenset[int]())]
         try:
             programs = [self._program(node, below, *part) for part in parts]
             slices = tuple(one for each in programs for one in self.divided(each))
         except (NotNativeError, RecursionError):
             return
+        name = self._add(slices, max((self._wave(each.first) for each in programs), default=0))
         if node.kind == "Aggregate":
             above, groups = self.writer.grouped(node)
             self.writer.stored[id(node)] = above.over(groups.merged(name))
         else:
             columns = self.writer.query(node).columns
             self.writer.stored[id(node)] = Query(f"SELECT * FROM {name}", columns)
-        wave = max((self._wave(each.first) for each in programs), default=0)
-        self.pieces += [[] for _ in range(wave + 1 - len(self.pieces))]
-        self.pieces[wave].append(Piece(name, slices))
 
     def _wave(self, sql: str) -> int:
         """Return the first wave in which a statement can run."""
@@ -212,11 +273,43 @@ class _Dividing:
         used = exchanger.used(first)
         return Program(scans, sliced, first, "", first, (), narrowed, gathers=gathers, used=used)
 
+    def _table(self, view: Node) -> str:
+        return self.made.scans[self.writer.number_of(view)]
+
     def _size(self, node: Node) -> int:
         """Return the bytes of what is read in slices of a scan, or of a union's parts."""
         if node.scans:
-            return self.writer.tables[self.made.scans[self.writer.number_of(node)]]
+            return self.writer.tables[self._table(node)]
         return sum(max(map(self._size, sources(child)), default=0) for child in node.children)
+
+
+class _Tested(NamedTuple):
+    """An aggregate of all rows of a table that pass tests."""
+
+    node: Node
+    view: Node
+    tests: tuple[Node, ...]
+
+
+def _tested(node: Node) -> _Tested | None:
+    """Return what an aggregate is of; ``None``: it has keys, counts distinct values, or reads something else."""
+    if node.kind != "Aggregate" or node.fields.get("groupingExpressions"):
+        return None
+    view, tests = node.children[0], list[Node]()
+    while view.kind in ("Filter", *PASSED) and not view.scans:
+        tests += view.expression("condition").conjuncts() if view.kind == "Filter" else []
+        view = view.children[0]
+    parts = [one for each in (*tests, *node.expressions("aggregateExpressions")) for one in each.walk()]
+    asks = any(one.kind in (*_SUBQUERIES, "OuterReference") or one.fields.get("isDistinct") for one in parts)
+    return _Tested(node, view, tuple(tests)) if view.scans and not asks else None
+
+
+def _operators(node: Node) -> Iterator[Node]:
+    """Iterate over an operator, those below it, and those of subqueries that ask nothing of its rows."""
+    yield node
+    if not node.scans:
+        for below in (*_apart(node), *node.children):
+            yield from _operators(below)
 
 
 def _apart(node: Node) -> Iterator[Node]:

@@ -208,7 +208,7 @@ def statement(rng: random.Random) -> str:
     ], 3)  # fmt: skip
     items = ", ".join(f"{call} AS c{n}" for n, call in enumerate(calls))
     if kind == "all":
-        return f"SELECT {items} FROM one{where}"
+        return rng.choice([f"SELECT {items} FROM one{where}", _subqueries(rng, some, calls)])
     key = rng.choice(["s", "b", "t", "substring(s, 1, 1)", "year(t)", "i % 3", "s, b", "DISTINCT"])
     if key == "DISTINCT":
         return f"SELECT DISTINCT s, b FROM one{where} ORDER BY s, b"
@@ -230,6 +230,13 @@ def statement(rng: random.Random) -> str:
     if word in ("LEFT SEMI JOIN", "LEFT ANTI JOIN"):
         return f"SELECT one.k, one.s {joined}"
     return f"SELECT one.s, count(*) AS n, sum(one.e) AS v {joined} GROUP BY one.s"
+
+
+def _subqueries(rng: random.Random, some: Expressions, calls: list[str]) -> str:
+    """Return a statement with subqueries of rows of one table that pass tests."""
+    tests = ["", " WHERE i BETWEEN -20 AND 20", " WHERE b OR s IS NULL", f" WHERE {some.of('bool', 1)}"]
+    items = ", ".join(f"(SELECT {call} FROM one{rng.choice(tests)}) AS c{n}" for n, call in enumerate(calls))
+    return f"SELECT {items} FROM two WHERE k < 2"
 
 
 def _windows(rng: random.Random, some: Expressions, where: str) -> str:

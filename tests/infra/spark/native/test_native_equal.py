@@ -17,7 +17,7 @@ from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native.catalyst import NotNativeError, resolved
 from ebbflow.infra.spark.native.exchange.hashes import BUCKET
-from ebbflow.infra.spark.native.exchange.waves import waves
+from ebbflow.infra.spark.native.exchange.waves import Waves, waves
 from ebbflow.infra.spark.native.programs import Program, Slice, program
 from ebbflow.infra.spark.native.slices import Cut
 from tests.infra.spark.native.statements_random import keyed, statement, table, united
@@ -103,10 +103,15 @@ def sliced(connection: duckdb.DuckDBPyConnection, made: Program, tables: Path, n
     return parts
 
 
+def divided_in_waves(made: Program) -> Waves | None:
+    """Return the waves of a program."""
+    scans = {number: Relation(name, "file", (), ()) for number, name in made.scans.items()}
+    return waves(made, scans, 1, 0, lambda one: [Slice(Cut(()), (), 0.0, one)])
+
+
 def in_waves(made: Program, tables: Path) -> list[list[tuple[Any, ...]]]:
     """Return the rows of a program whose aggregates are computed of slices each by itself, if some can be."""
-    scans = {number: Relation(name, "file", (), ()) for number, name in made.scans.items()}
-    found = waves(made, scans, 1, 0, lambda one: [Slice(Cut(()), (), 0.0, one)])
+    found = divided_in_waves(made)
     if found is None:
         return []
     with duckdb.connect() as connection:
@@ -270,6 +275,23 @@ def test_what_is_proven_of_some_values_is_computed_natively(
     spark: SparkEngine, folder: Path, sql: str
 ) -> None:
     assert outcome(sessions(spark, folder)["tame"], folder / "tame", sql) == "equal"
+
+
+def test_aggregates_of_one_table_are_computed_by_the_same_tasks(spark: SparkEngine, folder: Path) -> None:
+    few = "FROM one WHERE i BETWEEN 1 AND 20"
+    sql = (
+        f"SELECT if((SELECT count(*) {few}) > 3, (SELECT avg(e) {few}), (SELECT avg(d) {few})) AS c, "
+        "(SELECT sum(j) FROM one WHERE nullif(j, 0) IS NOT NULL AND i / j > 2) AS v, (SELECT max(s) FROM one) AS m, "
+        "(SELECT count(DISTINCT s) FROM one) AS n FROM two WHERE k < 3"
+    )
+    session = sessions(spark, folder)["tame"]
+    frame = session.sql(sql)
+    found = divided_in_waves(program(resolved(frame), relations.columns(frame), SIZES, escapes=False))
+    assert found is not None
+    shared, apart = (one.made.first for one in found.slices)
+    assert ("DISTINCT" in shared, "GROUP BY" in apart or "d0" in apart) == (False, True)
+    assert (shared.count("WHERE"), shared.count("count(*)"), shared.count("sum(")) == (3, 1, 3)
+    assert outcome(session, folder / "tame", sql) == "equal"
 
 
 RELATED = {

@@ -9,6 +9,7 @@ import pytest
 
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.catalyst import Node, NotDoneError, NotNativeError
+from ebbflow.infra.spark.native.exchange.costs import WAVE, Size
 from ebbflow.infra.spark.native.exchange.waves import Waves, waves
 from ebbflow.infra.spark.native.programs import Program, Slice, program
 from ebbflow.infra.spark.native.slices import Cut
@@ -28,6 +29,7 @@ from tests.infra.spark.native.test_native_ways import (
 
 LEAST = 1_000  # bytes: "small" is not divided
 HALVES = 2
+ALIKE = "rows of one table that pass tests"
 
 
 def counted(below: Node, key: int, number: int, *by: int) -> Node:
@@ -53,6 +55,13 @@ def read(number: int) -> Node:
 
 def counts(*numbers: int) -> list[tuple[str, str]]:
     return [pair for n in numbers for pair in ((f"k{n}", "string"), (f"n{n}", "bigint"))]
+
+
+def passing(number: int, key: int, *values: str) -> Node:
+    """Return how many rows of a table have one of some values."""
+    literals = (expression("Literal", dataType="string", value=one) for one in values)
+    below = Node("Filter", {"condition": expression("In", column(key), *literals)}, (scan("large", key),))
+    return counted(below, key, number)
 
 
 BY = counted(scan("large", 1), 1, 10, 1)
@@ -86,6 +95,13 @@ CASES = {
         [1],
     ),
     "of all rows": (counted(scan("large", 1), 1, 10), [("n10", "bigint")], [1]),
+    ALIKE: (
+        Node(
+            "Join", {"joinType": {"object": "x.Cross$"}}, (passing(10, 1, "a", "b"), passing(20, 2, "b", "e"))
+        ),
+        [("n10", "bigint"), ("n20", "bigint")],
+        [1],
+    ),
 }
 
 
@@ -112,8 +128,9 @@ def test_waves_of_slices_give_the_rows_of_the_whole_statement(case: str) -> None
     assert [len(wave) for wave in found.pieces] == numbers
     with duckdb.connect() as connection:
         for number in made.scans:
-            key = f"CASE WHEN i % 7 > 0 THEN chr(97 + CAST(i * i % {19 + number} AS INTEGER)) END"
-            connection.execute(f"CREATE TABLE t{number} AS SELECT {key} AS k FROM range({40 + number}) t(i)")
+            kind = 0 if case == ALIKE else number
+            key = f"CASE WHEN i % 7 > 0 THEN chr(97 + CAST(i * i % {19 + kind} AS INTEGER)) END"
+            connection.execute(f"CREATE TABLE t{number} AS SELECT {key} AS k FROM range({40 + kind}) t(i)")
             connection.execute(f"CREATE VIEW s{number} AS FROM t{number}")
         whole = connection.execute(made.whole).fetchall()
         for piece in (one for wave in found.pieces for one in wave):
@@ -139,6 +156,23 @@ def test_nothing_is_divided_whose_tasks_would_choose_among_equal_rows_or_that_do
 
     assert divided(*CASES["joined"][:2], none)[1] is None
     assert divided(LITTLE, counts(20), halves)[1] is None, "it is little"
+
+
+def test_waves_are_weighed_against_one_task_or_against_spark_sql() -> None:
+    """Two tasks read 50 units each, and a third one ``left``; one task would read 100 more, of the same table."""
+    made, found = divided(*CASES[ALIKE][:2], halves)
+    assert found is not None
+    assert len(found.slices) == HALVES < len(made.scans) * HALVES
+
+    def pays(left: float, cores: int, *, divided: bool) -> bool:
+        sizes = {number: Size(size * WAVE, 0.0) for number, size in ((0, 100), (1, 100), (2, left))}
+        waves = found._replace(sliced=frozenset({0}), left={2: sizes[2]})
+        return waves.pays(sizes, cores, divided=divided)
+
+    assert pays(left=500, cores=2, divided=False)  # 551 of 700
+    assert not pays(left=600, cores=2, divided=False)  # 651 of 800
+    assert pays(left=600, cores=7, divided=True)  # 651 seven times, 800 six times
+    assert not pays(left=600, cores=8, divided=True)
 
 
 def ran(made: Program, folder: Path) -> tuple[list[Relation], Callable[[list[Part], int], list[Done]]]:
