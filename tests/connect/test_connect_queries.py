@@ -29,7 +29,7 @@ from ebbflow.tasks.query.planning import read_history
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome, execute
 from tests.connect.conftest import ConnectServer
-from tests.infra.query.test_engine_contract import make_job
+from tests.infra.query.contract import make_job
 from tests.tpch_tables import tpch_tables
 
 pytestmark = pytest.mark.spark

@@ -5,14 +5,12 @@ import os
 import subprocess
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,10 +24,20 @@ from ebbflow.infra.errors import (
     StageFailedError,
     StorageFullError,
 )
-from ebbflow.infra.protocols import Relation, SqlEngine, StageJob, StageProgress, StageResult
+from ebbflow.infra.protocols import Relation, SqlEngine, StageProgress
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.parquet import discover
+from tests.infra.query.contract import (
+    NativeEngine,
+    collect,
+    connected,
+    make_job,
+    output,
+    relation,
+    rows,
+    wait_until,
+)
 from tests.infra.tables.deleting import DELETING, delete_by_vector
 
 ROWS = 40_000
@@ -53,7 +61,7 @@ SLOW = (
 def _engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlEngine]:
     engine: SqlEngine
     if request.param == "connect":  # make connect
-        yield from _connected(tmp_path_factory.mktemp("connect"))
+        yield from connected(tmp_path_factory.mktemp("connect"))
         return
     if request.param == "duckdb":
         from ebbflow.infra.query.duckdb import DuckDbEngine
@@ -69,36 +77,6 @@ def _engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     engine.close()
 
 
-def _connected(folder: Path) -> Iterator[SqlEngine]:
-    from ebbflow.infra.spark.connect.engine import ConnectEngine
-    from ebbflow.infra.spark.connect.session import end_session, open_session
-    from tests.connect.conftest import ConnectServer
-
-    server = ConnectServer(folder)
-    server.start()
-    try:
-        session = open_session(server.url, {})
-        engine = ConnectEngine(session)
-        yield engine
-        engine.close()
-        end_session(session)
-    finally:
-        server.stop()
-
-
-class NativeEngine:
-    """Spark, whose stages may all be native."""
-
-    def __init__(self, inner: SqlEngine) -> None:
-        self.inner = inner
-
-    def run(self, job: StageJob, on_progress: Callable[[StageProgress], None] | None = None) -> StageResult:
-        return self.inner.run(replace(job, native=True), on_progress)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
 @pytest.fixture(scope="module", name="numbers")
 def _numbers(tmp_path_factory: pytest.TempPathFactory) -> Relation:
     rows = np.arange(ROWS)
@@ -111,43 +89,6 @@ def _numbers(tmp_path_factory: pytest.TempPathFactory) -> Relation:
         [table.slice(0, ROWS // 2), table.slice(ROWS // 2)],
         (("v", "bigint"), ("half", "bigint"), ("word", "string")),
     )
-
-
-def relation(
-    folder: Path, name: str, tables: list[pa.Table], columns: tuple[tuple[str, str], ...]
-) -> Relation:
-    """Write each table as a Parquet file of a relation."""
-    entries = []
-    for number, table in enumerate(tables):
-        path = folder / f"{name}-{number}.parquet"
-        pq.write_table(table, path)
-        entries.append(FileEntry(str(path), path.stat().st_size, path.stat().st_mtime))
-    return Relation(name, "file", tuple(entries), columns)
-
-
-def make_job(sql: str, *relations: Relation, out: Path, partitions: int = 0) -> StageJob:
-    folder = out / uuid.uuid4().hex
-    folder.mkdir(parents=True)
-    return StageJob(
-        uuid.uuid4().hex, "the stage", sql, relations, StorageLocation(folder.as_uri()), partitions
-    )
-
-
-def output(job: StageJob) -> pa.Table:
-    """Read a job's output, file after file in the order of their names."""
-    folder = Path(job.output.root)
-    return pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("*.parquet"))])
-
-
-def rows(job: StageJob) -> list[tuple[object, ...]]:
-    return sorted(tuple(row.values()) for row in output(job).to_pylist())
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 150.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        threading.Event().wait(0.01)
 
 
 def test_a_stage_reads_all_files_of_its_relations_and_counts_what_it_writes(
@@ -379,7 +320,7 @@ def test_a_running_stage_is_cancelled_from_another_thread_within_seconds(
     job = make_job(SLOW, numbers, out=tmp_path)
     begun = threading.Event()
     errors: list[BaseException] = []
-    thread = threading.Thread(target=_collect, args=(engine, job, errors, lambda _: begun.set()))
+    thread = threading.Thread(target=collect, args=(engine, job, errors, lambda _: begun.set()))
     thread.start()
     assert begun.wait(150)
     asked = time.monotonic()
@@ -397,7 +338,7 @@ def test_a_stage_cancelled_before_its_first_task_is_cancelled_all_the_same(
 ) -> None:
     job = make_job(SLOW, numbers, out=tmp_path)
     errors: list[BaseException] = []
-    thread = threading.Thread(target=_collect, args=(engine, job, errors, None))
+    thread = threading.Thread(target=collect, args=(engine, job, errors, None))
     thread.start()
     known = engine._running  # type: ignore[attr-defined]
     wait_until(lambda: job.id in known)
@@ -412,7 +353,7 @@ def test_cancelling_one_stage_leaves_the_others_alone(
 ) -> None:
     doomed = make_job(SLOW, numbers, out=tmp_path)
     errors: list[BaseException] = []
-    thread = threading.Thread(target=_collect, args=(engine, doomed, errors, None))
+    thread = threading.Thread(target=collect, args=(engine, doomed, errors, None))
     thread.start()
     try:
         assert engine.run(make_job("SELECT v FROM numbers", numbers, out=tmp_path)).rows == ROWS
@@ -434,7 +375,7 @@ def test_concurrent_stages_see_only_their_own_relations(engine: SqlEngine, tmp_p
         source = relation(folder, "same_name", [table], (("a", "bigint"),))
         job = make_job("SELECT max(a) AS top FROM same_name", source, out=tmp_path, partitions=number + 1)
         jobs.append(job)
-        threads.append(threading.Thread(target=_collect, args=(engine, job, errors, None)))
+        threads.append(threading.Thread(target=collect, args=(engine, job, errors, None)))
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -480,7 +421,7 @@ def test_a_closed_engine_refuses_work_and_may_be_closed_again(
     engine = DuckDbEngine.start(threads=1)
     job = make_job(SLOW, numbers, out=tmp_path)
     errors: list[BaseException] = []
-    thread = threading.Thread(target=_collect, args=(engine, job, errors, None))
+    thread = threading.Thread(target=collect, args=(engine, job, errors, None))
     thread.start()
     wait_until(lambda: job.id in engine._running)
     engine.close()
@@ -489,21 +430,6 @@ def test_a_closed_engine_refuses_work_and_may_be_closed_again(
     assert [type(error) for error in errors] == [StageCancelledError]
     with pytest.raises(EngineUnavailableError, match="closed"):
         engine.run(make_job("SELECT 1 AS one", out=tmp_path))
-
-
-def _collect(
-    engine: SqlEngine,
-    job: StageJob,
-    errors: list[BaseException],
-    on_progress: Callable[[StageProgress], None] | None,
-) -> None:
-    try:
-        engine.run(job, on_progress)
-    except Exception as error:
-        errors.append(error)
-    finally:
-        with suppress(Exception):
-            engine.cancel(job.id)
 
 
 def test_rows_that_a_log_deletes_are_left_out(engine: SqlEngine, tmp_path: Path) -> None:
