@@ -10,21 +10,9 @@ from ebbflow.planners.errors import (
 )
 from ebbflow.planners.model.tables import Catalogue, Table
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
-from ebbflow.planners.query.sql.freezing import is_volatile
 from ebbflow.planners.query.sql.parse import parse, parse_query, table_names
-from tests.planners.query.statements import NOW, catalogue
-
-TABLES = catalogue(
-    {
-        "orders": "o_key int, o_total double, o_date date",
-        "lines": "l_key int, l_part int, l_tags array<string>",
-        "Mixed": "Id int, Full Name string",
-    }
-)
-
-
-def parsed(text, **options):
-    return parse_query(text, TABLES, now=NOW, **options)
+from tests.planners.query.sql.parsed import parsed
+from tests.planners.query.statements import NOW
 
 
 def test_a_syntax_error_names_line_column_and_the_piece_it_stumbles_over():
@@ -132,42 +120,6 @@ def test_an_ambiguous_column_is_told_with_the_tables_that_have_it():
         parsed("SELECT o_key FROM orders a JOIN orders b ON a.o_key = b.o_key")
 
 
-def test_clock_functions_are_frozen_once_for_the_run_and_noted():
-    found = parsed("SELECT current_date() AS d, now() AS a, current_timestamp() AS b FROM orders")
-    text = spark_sql(found.expression)
-    assert "CAST('2026-03-04' AS DATE) AS d" in text
-    assert text.count("CAST('2026-03-04 05:06:07.890123+00:00' AS TIMESTAMP)") == 2
-    assert sum("is fixed at" in note for note in found.notes) == 3
-
-
-def test_unix_timestamp_of_now_is_frozen_too():
-    found = parsed("SELECT unix_timestamp() AS u FROM orders")
-    assert not found.expression.find(exp.CurrentTimestamp)
-
-
-def test_a_local_timestamp_is_frozen_without_a_time_zone():
-    found = parsed("SELECT localtimestamp() AS t FROM orders")
-    assert "CAST('2026-03-04 05:06:07.890123' AS TIMESTAMP_NTZ)" in spark_sql(found.expression)
-
-
-@pytest.mark.parametrize(
-    ("moment", "value"),
-    [
-        ("DATE'today'", "2026-03-04"),
-        ("CAST('Tomorrow' AS DATE)", "2026-03-05"),
-        ("to_date(' yesterday ')", "2026-03-03"),
-        ("TIMESTAMP'now'", "2026-03-04 05:06:07.890123+00:00"),
-        ("TIMESTAMP_NTZ'today'", "2026-03-04 00:00:00.000000"),
-    ],
-)
-def test_words_for_today_are_frozen_too(moment, value):
-    found = parsed(f"SELECT {moment} AS m, 'today' AS word FROM orders")
-    text = spark_sql(found.expression)
-    assert f"('{value}'" in text
-    assert "'today' AS word" in text
-    assert any(f"fixed at {value}" in note for note in found.notes)
-
-
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
@@ -186,26 +138,6 @@ def test_words_for_today_are_frozen_too(moment, value):
 )
 def test_what_follows_a_query_in_parentheses_stays(written, expected):
     assert spark_sql(parse(written)) == expected
-
-
-@pytest.mark.parametrize("call", ["get_current_timestamp()", "transaction_timestamp()", "localtime"])
-def test_duckdbs_clocks_are_frozen_too(call):
-    assert any("is fixed at" in n for n in parsed(f"SELECT {call} AS t FROM orders", dialect="duckdb").notes)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "rand()", "rand(7)", "uuid()", "monotonically_increasing_id()", "shuffle(array(1, 2))", "uniform(1, 9)",
-        "randstr(3)", "input_file_block_start()", "reflect('java.util.UUID', 'randomUUID')", "current_user()",
-        "java_method('java.lang.System', 'nanoTime')", "version()", "current_timezone()", "current_path()",
-        "current_setting('TimeZone')", "ago(INTERVAL 1 DAY)", "age(o_date)", "txid_current()", "current_query()",
-    ],
-)  # fmt: skip
-def test_volatile_functions_are_left_and_noted(call):
-    found = parsed(f"SELECT {call} AS v FROM orders", allowed=["reflect", "java_method", "current_setting"])
-    assert is_volatile(found.expression)
-    assert any("not deterministic" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -245,28 +177,6 @@ def test_spark_is_written_as_it_was_read(written, expected):
 def test_duckdb_computes_the_percentiles_that_spark_would(call, value):
     text = duckdb_sql(parse(f"SELECT {call} FROM (VALUES (1), (2), (4), (9), (NULL)) AS t(x)"))
     assert duckdb.sql(text).fetchall() == [(value,)]
-
-
-@pytest.mark.parametrize(
-    ("items", "whole"),
-    [
-        ("rand() AS r, r + 1 AS s FROM orders", True),
-        ("floor(rand() * 3) AS g, count(*) AS n FROM orders GROUP BY g", True),
-        ("rand() AS r, rank() OVER (ORDER BY r) AS n FROM orders", True),
-        ("rand() AS r, o_key AS s FROM orders ORDER BY r", False),
-        ("o_key + 1 AS r, r + 1 AS s FROM orders", False),
-    ],
-)
-def test_a_random_value_under_an_alias_is_not_drawn_again(items, whole):
-    found = parsed(f"SELECT {items}")
-    assert found.qualified is not whole
-    assert spark_sql(found.expression).count("RAND()") == ("rand()" in items)
-    assert any("used again" in note for note in found.notes) is whole
-
-
-def test_a_table_sample_is_volatile():
-    found = parsed("SELECT o_key FROM orders TABLESAMPLE (10 PERCENT)")
-    assert is_volatile(found.expression)
 
 
 @pytest.mark.parametrize(
@@ -312,56 +222,6 @@ def test_what_orders_and_bounds_the_rows_of_a_pivot_is_read():
 def test_a_join_on_a_subquery_has_no_name_for_it():
     text = "SELECT a.o_key AS k FROM orders AS a JOIN orders AS b ON (SELECT a.o_key = b.o_key AS x)"
     assert " ON ((SELECT a.o_key = b.o_key AS x))" in spark_sql(parsed(text).expression)
-
-
-def test_a_query_that_stays_the_same_from_run_to_run_has_no_notes():
-    assert parsed("SELECT o_key FROM orders").notes == ()
-
-
-def test_output_names_keep_the_authors_case():
-    found = parsed("SELECT o_key AS MyKey, O_TOTAL, count(*) AS `N rows` FROM orders GROUP BY o_key, O_TOTAL")
-    assert found.expression.named_selects == ["MyKey", "O_TOTAL", "N rows"]
-
-
-def test_a_star_gives_the_names_that_the_table_has():
-    assert parsed("SELECT * FROM Mixed").expression.named_selects == ["Id", "Full Name"]
-
-
-def test_two_output_columns_of_one_name_get_distinct_names_and_a_note():
-    found = parsed(
-        "SELECT a.o_key, b.o_key, a.o_total AS O_KEY FROM orders a JOIN orders b ON a.o_key = b.o_key"
-    )
-    assert found.expression.named_selects == ["o_key", "o_key_1", "O_KEY_2"]
-    assert len(found.notes) == 2
-
-
-def test_a_query_that_runs_whole_tells_of_output_columns_of_one_name():
-    text = "SELECT COLUMNS(*), o_key FROM orders"
-    found = parsed(text, dialect="duckdb", outputs=("o_key", "o_total", "O_KEY"))
-    assert not found.qualified
-    assert any("a second output column O_KEY is named O_KEY_1" in note for note in found.notes)
-
-
-@pytest.mark.parametrize(
-    ("items", "outputs", "written"),
-    [
-        ("alias(o_key), now()", "alias(o_key)|now()", 'TIMESTAMPTZ) AS "now()"'),
-        ("COLUMNS(*), o_key::TEXT", "o_key|o_total|CAST(o_key AS VARCHAR)", 'AS "CAST(o_key AS VARCHAR)"'),
-        ("o_key ** 2, COLUMNS('o_t.*')", "(o_key ** 2)|o_total", 'AS "(o_key ** 2)"'),
-        ("alias(o_key), (SELECT o_key), today() AS n", "alias(o_key)|o_key|n", "(SELECT o_key), CAST("),
-        ("o_key ** 2, COLUMNS(*), now()", "(o_key ** 2)|o_key|o_total|now()", 'TIMESTAMPTZ) AS "now()"'),
-    ],
-)
-def test_columns_without_names_of_a_query_that_runs_whole_are_called_as_the_engine_calls_them(
-    items, outputs, written
-):
-    text = f"SELECT {items} FROM orders"
-    for query in (text, f"({text}) ORDER BY 1"):
-        found = parsed(query, dialect="duckdb", outputs=outputs.split("|"))
-        assert not found.qualified
-        assert written in duckdb_sql(found.expression)
-        assert not found.unnamed
-    assert parsed(text, dialect="duckdb").unnamed
 
 
 def test_a_word_behind_an_aggregate_that_is_no_name_is_refused():
@@ -411,22 +271,6 @@ def test_nulls_that_a_call_ignores_are_ignored_on_duckdb(dialect, call, written)
 )
 def test_an_arrow_is_a_lambda_only_in_calls_that_take_one(call, written):
     assert written in duckdb_sql(parse(f"SELECT {call} FROM t", "duckdb"))
-
-
-def test_a_fresh_output_name_is_none_that_the_query_has():
-    found = parsed(
-        "SELECT a.o_key, b.o_key, a.o_total AS o_key_1 FROM orders a JOIN orders b ON a.o_key = b.o_key "
-        "ORDER BY o_key_1"
-    )
-    assert found.expression.named_selects == ["o_key", "o_key_2", "o_key_1"]
-
-
-@pytest.mark.parametrize("outputs", [None, ["x", "x"]])
-def test_an_alias_that_is_used_again_in_its_select_keeps_its_name(outputs):
-    text = "SELECT concat(o_key, 'a') AS x, x FROM orders ORDER BY 2"
-    found = parsed(text, dialect="duckdb", outputs=outputs)
-    assert found.expression.named_selects == ["x", "x_1"]
-    assert found.expression.args["order"].find(exp.Column).name == "x_1"
 
 
 def test_columns_that_only_the_engine_knows_leave_the_query_whole_instead_of_failing():
@@ -496,13 +340,6 @@ def test_another_dialect_is_read_as_such():
     assert spark_sql(found.expression) == "SELECT orders.`o_key` AS `o_key` FROM orders AS orders"
 
 
-def test_what_orders_a_select_distinct_is_named_as_its_output():
-    text = "SELECT DISTINCT (o.o_key) AS k, o.o_total FROM orders o ORDER BY o.o_key DESC, o_total"
-    assert spark_sql(parsed(text).expression).endswith("ORDER BY k DESC, o_total")
-    plain = "SELECT o.o_key AS k FROM orders o ORDER BY o.o_key"
-    assert spark_sql(parsed(plain).expression).endswith("ORDER BY o.o_key")
-
-
 def test_duckdbs_division_is_one_of_doubles_on_every_engine():
     text = "SELECT o_total / 3 + CAST(o_key AS DOUBLE) / (o_total / 2 / 1) AS x FROM orders"
     assert spark_sql(parsed(text, dialect="duckdb").expression.selects[0].this) == (
@@ -534,26 +371,6 @@ def test_duckdbs_division_has_its_own_types_on_duckdb():
         (expected, found) = (connection.sql(sql) for sql in (text, written))
         assert found.types == expected.types
         assert found.fetchall() == expected.fetchall()
-
-
-@pytest.mark.parametrize(
-    ("dialect", "item", "named"),
-    [
-        ("duckdb", "o_key::VARCHAR", "o.o_key"),
-        ("duckdb", "(TRY_CAST(o_key AS VARCHAR))", "o.o_key"),
-        ("duckdb", "'o_key'", "o.o_key"),
-        ("duckdb", "[o_total, o_key][2]", "o.o_key"),
-        ("duckdb", "CAST(o_key AS VARCHAR) AS o_key", "o_key"),
-        ("spark", "CAST(o_key AS STRING)", "o_key"),
-        ("spark", "(CAST((o.o_key) AS STRING))", "o_key"),
-        ("spark", "CAST(CAST(o_key AS STRING) AS STRING)", "o.o_key"),
-    ],
-)
-def test_order_by_means_an_output_only_where_the_language_calls_it_so(dialect, item, named):
-    """DuckDB calls a cast by its text, Spark that of a column by the column; an output comes before a column."""
-    found = parsed(f"SELECT {item} FROM orders o ORDER BY o_key", dialect=dialect)
-    ordered = spark_sql(found.expression).split("ORDER BY ")[1].removesuffix(" NULLS LAST")
-    assert ordered == named
 
 
 def test_a_map_has_any_expressions_for_keys():
