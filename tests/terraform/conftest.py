@@ -127,3 +127,11 @@ def complete(terraform: Terraform) -> Applied:
 def minimal(terraform: Terraform) -> Applied:
     """Return what ``examples/minimal`` makes."""
     return _applied(terraform, "minimal")
+
+
+@pytest.fixture(scope="session")
+def rendered(complete: Applied) -> dict[str, Any]:
+    """Return by role what cloud-init gets."""
+    from tests.terraform.user_data import rendered_for
+
+    return rendered_for(complete)
