@@ -11,39 +11,30 @@ lease, an instance or a process that is left.
 import argparse
 import json
 import os
-import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import optuna
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from ebbflow.infra.elastic.apps.kmeans import KMeans
-from ebbflow.infra.errors import ClusterError
-from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.storage.files import write_text
-from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome
-from ebbflow.tasks.pipeline.run import NullWatcher, PipelineRequest, run_steps
-from ebbflow.tasks.pipeline.view import ClusterView
+from ebbflow.tasks.pipeline.run import PipelineRequest, run_steps
 from tests.aws.emulator import ENVIRONMENT, Emulator, PoolShape
 from tests.chaos import invariants
+from tests.chaos.aws_events import LOOK, Injector, Machines, events_of
+from tests.chaos.aws_pipeline import BATCH, EPOCHS, PRICES, ROWS, SCRIPT, check, pipeline
 from tests.chaos.run import OUTCOME
 from tests.chaos.scene import MARK, uid_of
-from tests.elastic_results import undisturbed
 from tests.forked_python import forked_python
 from tests.infra.aws.systems_manager import SystemsManager
 from tests.infra.aws.torch_hosts import Hosts
@@ -54,350 +45,11 @@ if TYPE_CHECKING:
 
 BOUND = 1200.0  # s for the pipeline to come to its end, also on a busy machine
 GONE = 30.0  # s for processes to be gone
-ROWS, EPOCHS, BATCH, TRIALS = 1024, 4, 32, 3
-ITERATIONS, EXECUTORS, GROUPS = 250, 6, 3
-STEPS = EPOCHS * ROWS // 2 // BATCH
-KINDS = ("interrupt", "take", "kill", "stop")
-_LOOK = 0.2  # s
 
 RULES = (
     "[intervals]\npoll_interval = 0.1\ncapacity_poll_interval = 0.3\nfleet_poll_interval = 0.7\n"
     "batch_delay = 0.05\nleader_lease = 8\n"
 )
-PRICES = 'source = "made up"\nregion = "us-east-1"\n[on_demand]\n"g5.xlarge" = 1.006\n"m5.large" = 0.096\n'
-SCRIPT = """
-import argparse, time
-import pyarrow.parquet, torch
-from ebbflow.infra.storage.filesystems import resolve
-from ebbflow.infra.training import ElasticRun
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--data")
-parser.add_argument("--lr", type=float, default=0.3)
-parser.add_argument("--pause", type=float, default=0.0)
-given = parser.parse_args()
-files, path = resolve(given.data)
-table = pyarrow.parquet.read_table(path, filesystem=files).sort_by("x")
-x = torch.tensor(table["x"].to_pylist(), dtype=torch.float32).unsqueeze(1)
-y = torch.tensor(table["y"].to_pylist(), dtype=torch.float32).unsqueeze(1)
-with ElasticRun.start(seed=1) as run:
-    model, _ = run.prepare(
-        torch.nn.Linear(1, 1), lambda p: torch.optim.SGD(p, lr=given.lr), batch_size=BATCH
-    )
-    for _ in run.epochs(EPOCHS):
-        for inputs, wanted in run.batches((x, y)):
-            run.backward(torch.nn.functional.mse_loss(model(inputs), wanted))
-            run.step()
-            time.sleep(given.pause)
-        run.report(slope=float(next(model.parameters()).detach()))
-print("slope", float(next(model.parameters()).detach()))
-"""
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happens ``after`` s since a step runs."""
-
-    step: str
-    after: float
-    kind: str
-    notice: float = 0.0  # s
-
-
-def events_of(seed: int, spark: bool) -> list[Event]:
-    """Return what happens in a run."""
-    rng = random.Random(seed)
-    steps = ["fit", "rates", "groups", *(["pairs"] if spark else [])]
-    found = [
-        Event(step, rng.uniform(0.5, 4.0), rng.choice(("interrupt", "take", "kill")), rng.uniform(4.0, 30.0))
-        for step in rng.sample(steps, rng.randint(2, len(steps)))
-    ]
-    if rng.random() < 0.5:
-        found.append(Event(rng.choice(["fit", "rates", "groups"]), rng.uniform(1.0, 6.0), "stop"))
-    return found
-
-
-class Machines:
-    """What is behind the instances: their processes end with them, and those of the Spark pool have a worker."""
-
-    def __init__(self, lab: "Cluster", hosts: Hosts, spark: "LocalSparkCluster | None") -> None:
-        self._lab, self._hosts, self._spark = lab, hosts, spark
-        self._known: dict[str, str] = {}  # workers of the Spark pool: starting, there, gone
-        self._warned: set[str] = set()
-        self._gone: set[str] = set()
-        self._work = ThreadPoolExecutor(2)
-        self._stop = threading.Event()
-        self.problems: list[str] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(150)
-        self._work.shutdown(wait=True)
-
-    def warn(self, node: str, seconds: float) -> None:
-        """Do what a node's agent does at a notice: Spark decommissions the worker."""
-        if self._spark is not None and self._known.get(node) == "there":
-            with suppress(ClusterError):
-                self._spark.notice(node, seconds)
-
-    def _run(self) -> None:
-        while not self._stop.wait(_LOOK):
-            try:
-                self._look()
-            except Exception:
-                self.problems.append(traceback.format_exc()[-500:])
-
-    def _look(self) -> None:
-        for one in self._lab.account.state()["instances"]:
-            node = one["id"]
-            if not one["alive"]:
-                if node not in self._gone:
-                    self._gone.add(node)
-                    self._hosts.take(node)
-                    if self._spark is not None and node in self._known:
-                        self._work.submit(self._end, node)
-            elif self._is_new_worker(one):
-                self._known[node] = "starting"
-                self._work.submit(self._begin, node)
-
-    def _is_new_worker(self, one: dict[str, Any]) -> bool:
-        in_pool = one["tags"].get("ebbflow:pool") == "etl"
-        return self._spark is not None and in_pool and one["id"] not in self._known
-
-    def _begin(self, node: str) -> None:
-        assert self._spark is not None
-        ec2 = self._lab.account.client("ec2")
-        try:
-            found = ec2.describe_instances(InstanceIds=[node])["Reservations"][0]["Instances"][0]
-            self._spark.add(node_id=node, host=found["PrivateIpAddress"])
-            self._known[node] = "there"
-        except ClusterError as error:
-            if node not in self._gone:
-                self.problems.append(f"no Spark worker on {node}: {error}")
-        if node in self._gone:
-            self._end(node)
-
-    def _end(self, node: str) -> None:
-        assert self._spark is not None
-        with suppress(ClusterError):
-            self._spark.kill(node)
-
-
-class Injector(NullWatcher):
-    """Lets the events of a run happen."""
-
-    def __init__(self, lab: "Cluster", hosts: Hosts, machines: Machines, events: Sequence[Event]) -> None:
-        self._lab, self._hosts, self._machines = lab, hosts, machines
-        self.left = list(events)
-        self.done: list[dict[str, Any]] = []
-        self.lines: list[str] = []
-        self.stop = threading.Event()
-        self._view: ClusterView | None = None
-        self._since: dict[str, float] = {}
-
-    def watch(self, view: ClusterView, steps: Any) -> None:
-        self._view = view
-
-    def note(self, text: str) -> None:
-        self.lines.append(f"{time.strftime('%H:%M:%S')} {text}")
-        print(self.lines[-1], flush=True)
-
-    def tick(self) -> None:
-        assert self._view is not None
-        state, now = self._view.ledger.state(), time.monotonic()
-        for event in list(self.left):
-            app = f"one.{event.step}"
-            record = state.apps.get(app)
-            if record is None or record.phase != "running":
-                continue
-            if now - self._since.setdefault(event.step, now) < event.after:
-                continue
-            if event.step == "pairs":
-                nodes = [one["id"] for one in self._lab.nodes("etl")]
-            else:
-                nodes = sorted({lease.node for lease in state.held(app)})
-            if event.kind != "stop" and not nodes:
-                continue
-            self.left.remove(event)
-            self._do(event, nodes[0] if nodes else "")
-
-    def _do(self, event: Event, node: str) -> None:
-        self.note(f"EVENT {event.kind} for {event.step} on {node}")
-        if event.kind == "stop":
-            self.stop.set()
-        elif event.kind == "take":
-            self._lab.account.take([node])
-        elif event.kind == "interrupt":
-            self._lab.account.interrupt([node], event.notice)
-            self._machines.warn(node, event.notice)
-        proof = node or "stopped"
-        if event.kind == "kill":
-            killed = self._hosts.take(node)
-            proof = f"{killed} processes on {node}" if killed else ""
-        self.done.append({"kind": event.kind, "step": event.step, "proof": proof})
-
-
-def pipeline(folder: Path, lab: "Cluster", spark: bool) -> dict[str, Any]:
-    """Return the file's content."""
-    aws = {
-        "terraform_output": "ebbflow.json",
-        "prices": "prices.toml",
-        "pools": ["gpu"],
-        "directory": lab.settings.store,
-        "ledger": str(folder / "ledger.db"),
-        "name": "lab",
-        "loop": True,
-        **({"spark_pools": ["etl"]} if spark else {}),
-    }
-    data = ["--data", "${queries.pairs.file}"]
-    trains = {"checkpoint_interval": "1s", "termination_grace": "5s", "adaptive": False, "attempts": 20}
-    return {
-        "name": "shop",
-        "cluster": {"aws": aws},
-        "budget": 500,
-        "queries": {
-            "pairs": {
-                "sql": "SELECT x, twice AS y FROM pairs WHERE x < 1",
-                "tables": "tables",
-                "attempts": 20,
-                "engine": "spark" if spark else "duckdb",
-            }
-        },
-        "trainings": {
-            "fit": {
-                **trains,
-                "script": "fit.py",
-                "arguments": [*data, "--pause", "0.08"],
-                "preflight": "never",
-                "retry_backoff": "1s",
-            }
-        },
-        "tunings": {
-            "rates": {
-                **trains,
-                "script": "fit.py",
-                "arguments": [*data, "--pause", "0.02"],
-                "space": {"lr": {"log": [0.05, 0.5]}},
-                "metric": "slope",
-                "maximize": True,
-                "trials": TRIALS,
-                "parallel": 1,
-                "epochs": EPOCHS,
-                "sampler": "random",
-                "seed": 5,
-                "pruner": "none",
-            }
-        },
-        "elastic_jobs": {
-            "groups": {
-                "app": "kmeans",
-                "input": "${queries.pairs.file}",
-                "classes": GROUPS,
-                "executors": EXECUTORS,
-                "iterations": ITERATIONS,
-                "max_workers": 2,
-                "termination_grace": "5s",
-                "attempts": 20,
-            }
-        },
-        "loop": {
-            "lease_duration": "20s",
-            "auction_interval": "2s",
-            "termination_grace": "5s",
-            "drain_lead": "4s",
-            "scaling": {
-                "provision_time": "5s",
-                "scale_out_after": "500ms",
-                "scale_in_idle": "30s",
-                "cooldown": "500ms",
-            },
-        },
-        "quotas": {"dollars_per_hour": 50},
-        "store": str(folder / "store"),
-    }
-
-
-# --- what must hold -----------------------------------------------------------------------------------------
-
-
-def check(
-    outcome: PipelineOutcome,
-    lab: "Cluster",
-    folder: Path,
-    data: Path,
-    cache: Path,
-    wrong: Callable[[str], object],
-) -> dict[str, int]:
-    """Hold the results to undisturbed ones, and look for what is left; return what was counted."""
-    pairs, fit, rates, groups = (outcome.step(name) for name in ("pairs", "fit", "rates", "groups"))
-    place = StorageLocation(pairs.results["path"])
-    rows = pq.read_table(place.path(""), filesystem=place.fs()).sort_by("x").to_pydict()
-    if rows != {"x": [n / 512 for n in range(512)], "y": [n / 256 for n in range(512)]}:
-        wrong(f"the query's result has {len(rows.get('x', ()))} rows that are not what they should be")
-    if fit.details["steps"] != STEPS:
-        wrong(f"the training has done {fit.details['steps']} steps of {STEPS}")
-    plain, got = slope(data, 0.3, cache), float(fit.results["metrics.slope"])
-    if abs(got - plain) > 1e-6:
-        wrong(f"the training has come to {got}, undisturbed to {plain}")
-    study = optuna.load_study(study_name="one.rates", storage=f"sqlite:///{folder / 'ledger.db'}")
-    whole = [one for one in study.trials if one.state.name == "COMPLETE"]
-    if len(whole) != TRIALS or rates.details["trials"] != TRIALS:
-        wrong(f"of {TRIALS} trials {len(whole)} are complete")
-    for one in whole:
-        expected = slope(data, one.params["lr"], cache)
-        if one.value is None or abs(one.value - expected) > 1e-6:
-            wrong(f"trial {one.number} has come to {one.value}, undisturbed to {expected}")
-    found = StorageLocation(groups.results["directory"])
-    (data / "groups.npz").write_bytes(found.read("input.npz"))
-    app = KMeans(str(data / "groups.npz"), GROUPS, EXECUTORS, ITERATIONS)
-    (data / "centres.npz").write_bytes(found.read("parameters.npz"))
-    with np.load(data / "centres.npz") as result:
-        if not np.array_equal(result["centres"], app.centres(undisturbed(app, ITERATIONS))):
-            wrong("the elastic job's centres are not those of an undisturbed run")
-    with Ledger.open(str(folder / "ledger.db"), cluster="lab", create=False) as ledger:
-        if problems := ledger.verify():
-            wrong(f"the ledger: {problems[0]}")
-        state = ledger.state()
-        if state.leases:
-            wrong(f"{len(state.leases)} leases are left")
-        if late := {app.spec.id: app.phase for app in state.apps.values() if app.phase != "finished"}:
-            wrong(f"apps that have not finished: {late}")
-        events = invariants.all_events(ledger)
-        for sentence in invariants.double_bookings(events):
-            wrong(sentence)
-    for pool in lab.settings.pools:
-        if nodes := lab.nodes(pool):
-            wrong(f"instances of {pool} are left: {', '.join(one['id'] for one in nodes)}")
-    if errors := lab.account.state()["errors"]:
-        wrong(f"the emulator: {errors[0]}")
-    return {"leases": sum(type(event.change).__name__ == "Granted" for event in events)}
-
-
-def slope(data: Path, lr: float, cache: Path) -> float:
-    """Return what a training comes to that nothing disturbs, in a process of its own without a launcher.
-
-    It is the same in all runs, which keep it in ``cache``.
-    """
-    known = json.loads((cache / "slopes.json").read_text()) if (cache / "slopes.json").exists() else {}
-    if repr(lr) not in known:
-        done = subprocess.run(
-            [sys.executable, str(data / "fit.py"), "--data", str(data / "result.parquet"), "--lr", repr(lr)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
-            env={k: v for k, v in os.environ.items() if k != MARK} | {"OMP_NUM_THREADS": "1"},
-            cwd=data,
-        )
-        known[repr(lr)] = float(done.stdout.split("slope")[-1])
-        cache.mkdir(parents=True, exist_ok=True)
-        write_text(cache / "slopes.json", json.dumps(known))
-    return float(known[repr(lr)])
-
-
-# --- one run ------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -542,7 +194,7 @@ def run(seed: int, folder: Path, spark: bool, cache: Path) -> dict[str, Any]:
         found.violations.append(traceback.format_exc()[-2000:])
     end = time.monotonic() + GONE
     while (left := others(uid)) and time.monotonic() < end:
-        time.sleep(_LOOK)
+        time.sleep(LOOK)
     found.violations += left
     outcome = {
         "seed": seed,

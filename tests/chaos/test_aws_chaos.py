@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.system_chaos import ENDS, run_seed
-from tests.chaos.aws_run import KINDS, events_of
+from tests.chaos.aws_events import KINDS, events_of
 
 LIMIT = 1500.0  # s
 
