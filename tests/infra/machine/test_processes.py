@@ -1,5 +1,6 @@
 """What processes of a cluster have of the environment of the one that starts them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,17 @@ def test_the_ledger_s_address_is_not_handed_down(tmp_path: Path, monkeypatch: py
             assert VARIABLE not in variables
             assert variables["OF_THE_USER"] == "1"
         assert asked._variables(entry, ())[VARIABLE] == "given", "what the user asks for is given"
+
+
+def test_a_process_is_found_by_its_mark_until_it_ends(tmp_path: Path) -> None:
+    child = processes.spawn(["sleep", "600"], dict(os.environ), "lab-7/n1", tmp_path / "log")
+    try:
+        assert processes.members("lab-7/n1") == processes.members("lab-7/") == [child.pid]
+        assert processes.members("lab-7") == processes.members("n1") == []
+    finally:
+        child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not processes.carries(child.pid, "lab-7/n1"), "a zombie"
+    child.wait(150)
+    assert not processes.carries(child.pid, "lab-7/n1")
+    assert not processes.carries(0, "lab-7/n1")

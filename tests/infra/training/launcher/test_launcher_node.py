@@ -26,7 +26,7 @@ class Launcher:
         self.wire = self.exchange.wire("key")
         self.generation = 0
         address, server = self.exchange.address, self.exchange.public
-        entry = Entry(address, server, "run", "node-1", "key", "", "", beat=0.1, deserted=0.5)
+        entry = Entry(address, server, "run", "node-1", "key", "", "", beat=0.1, deserted=3.0)
         self.nodes.start("node-1", 2, entry, self.wire.admit)
 
     def run(self, source: str, *arguments: str, slots: int = 1, nodes: int = 1, **fields: object) -> AgentEnd:
