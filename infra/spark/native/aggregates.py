@@ -41,6 +41,7 @@ class Calls:
     )  # of which distinct ones count: columns ``d0``, ``d1``, ...
     whole: bool = False  # some call can only be computed of all rows
     numbered: bool = False  # some call's value for a row depends on which of rows that are equal comes first
+    kinds: dict[str, str] = field(default_factory=dict)  # call -> type of its values
 
     def of(self, node: Node) -> Typed:
         """Return a call's value in terms of ``parts``. Raises ``NotNativeError``."""
@@ -101,8 +102,9 @@ class Calls:
         self.numbered = self.numbered or (kind == "ROWS" and "CURRENT ROW" in bounds)
         return f"{self._partitions(window)} {kind} BETWEEN {bounds[0]} AND {bounds[1]}"
 
-    def _part(self, call: str, merged: str) -> str:
+    def _part(self, call: str, merged: str, kind: str = "long") -> str:
         self.parts.setdefault(call, merged)
+        self.kinds.setdefault(call, kind)
         return f"a{list(self.parts).index(call)}"
 
     def _argument(self, function: Node) -> Typed:
@@ -137,7 +139,7 @@ class Calls:
         if known is not None:
             return Typed(cast(total, types.summed(known).name), types.summed(known).name)
         if kind == "long":  # Spark refuses a sum that leaves 64 bits on its way, whatever it is at the end
-            total = failing(self._beyond(sql, only, 2**63 - 1), total)
+            total = failing(self._beyond(sql, kind, only, 2**63 - 1), total)
         return Typed(cast(total, "long"), "long")
 
     def _total(self, sql: str, kind: str, distinct: str, only: str) -> str:
@@ -147,13 +149,13 @@ class Calls:
         # Parquet has no whole numbers of 128 bits
         kept = f"DECIMAL({types.MOST},{known.scale if known else 0})"
         merged = f"CAST(sum(DISTINCT {self._value(sql)}) AS {kept})" if distinct else "sum"
-        return self._part(f"CAST(sum({distinct}{sql}){only} AS {kept})", merged)
+        return self._part(f"CAST(sum({distinct}{sql}){only} AS {kept})", merged, kept.lower())
 
-    def _beyond(self, sql: str, only: str, limit: int, digits: Decimal | None = None) -> str:
-        """Return a test that some of the whole numbers, or of the ``digits`` of decimals, might add up to more than
+    def _beyond(self, sql: str, kind: str, only: str, limit: int) -> str:
+        """Return a test that some of the whole numbers, or of the digits of decimals, might add up to more than
         ``limit``, in whatever order."""
-        top, least = self._part(f"max({sql}){only}", "max"), self._part(f"min({sql}){only}", "min")
-        if digits is not None:
+        top, least = (self._part(f"{word}({sql}){only}", word, kind) for word in ("max", "min"))
+        if (digits := decimal(kind)) is not None:
             top, least = unscaled(top, digits), unscaled(least, digits)
         count = self._part(f"count({sql}){only}", "sum")
         most = f"(CAST(greatest({top}, -1 - {least}) AS HUGEINT) + 1)"
@@ -168,25 +170,27 @@ class Calls:
         count = f"CAST({self._counted(sql, distinct, only)} AS HUGEINT)"
         if known is None:
             quotient_ = f"(CAST({total} AS DOUBLE) / CAST({count} AS DOUBLE))"
-            return Typed(failing(self._beyond(sql, only, _DOUBLE), _unless_none(count, quotient_)), "double")
+            return Typed(
+                failing(self._beyond(sql, kind, only, _DOUBLE), _unless_none(count, quotient_)), "double"
+            )
         result = types.averaged(known)
         wide = Decimal(types.MOST, known.scale)
         if known.precision <= _ROUNDED:  # Spark divides doubles twice, and rounds what it would write of that
             total = f"CAST({unscaled(total, wide)} AS DOUBLE)"
             mean = f"{total} / CAST({count} AS DOUBLE) / CAST(1e{known.scale} AS DOUBLE)"
             mean = cast(f"CAST({mean} AS VARCHAR)", result.name)
-            beyond = self._beyond(sql, only, _DOUBLE, known)
+            beyond = self._beyond(sql, kind, only, _DOUBLE)
             return Typed(failing(beyond, _unless_none(count, mean)), result.name)
         mean = quotient(unscaled(total, wide), count, result, result.scale - known.scale)
         return Typed(_unless_none(count, mean), result.name)
 
     def _min(self, function: Node, _: str, only: str) -> Typed:
         sql, kind = self._argument(function)
-        return Typed(self._part(f"min({sql}){only}", "min"), kind)
+        return Typed(self._part(f"min({sql}){only}", "min", kind), kind)
 
     def _max(self, function: Node, _: str, only: str) -> Typed:
         sql, kind = self._argument(function)
-        return Typed(self._part(f"max({sql}){only}", "max"), kind)
+        return Typed(self._part(f"max({sql}){only}", "max", kind), kind)
 
 
 @dataclass
@@ -195,10 +199,11 @@ class Groups:
 
     keys: Mapping[str, Typed]  # by their text below
     calls: Calls
+    early: Mapping[str, str] | None = None  # call -> what it is of groups that were made below joins
 
     def complete(self, source: str) -> str:
         """Return the groups of ``source``."""
-        calls = [f"{call} AS a{i}" for i, call in enumerate(self.calls.parts)]
+        calls = [f"{self._text(call)} AS a{i}" for i, call in enumerate(self.calls.parts)]
         return _grouped(source, [(text, key.sql) for text, key in self.keys.items()], calls)
 
     def sliced(self, source: str) -> str:
@@ -206,7 +211,8 @@ class Groups:
         keys = [(text, key.sql) for text, key in self.keys.items()]
         keys += [(text, f"d{i}") for i, text in enumerate(self.calls.values)]
         parts = enumerate(self.calls.parts.items())
-        return _grouped(source, keys, [f"{call} AS a{i}" for i, (call, how) in parts if "(" not in how])
+        calls = [f"{self._text(call)} AS a{i}" for i, (call, how) in parts if "(" not in how]
+        return _grouped(source, keys, calls)
 
     def merged(self, parts: str) -> str:
         """Return the groups of what slices have computed, as the relation ``parts``."""
@@ -215,6 +221,9 @@ class Groups:
             merged = how if "(" in how else f"{how}(a{i})"
             calls.append(f"{f'coalesce({merged}, 0)' if call.startswith('count(') else merged} AS a{i}")
         return _grouped(parts, [(key.sql, key.sql) for key in self.keys.values()], calls)
+
+    def _text(self, call: str) -> str:
+        return call if self.early is None else self.early[call]
 
 
 def _grouped(source: str, keys: list[tuple[str, str]], calls: list[str]) -> str:

@@ -22,6 +22,7 @@ from ebbflow.infra.spark.native.catalyst import (
     way_down,
 )
 from ebbflow.infra.spark.native.exchange.costs import Exchanged, Statements, Ways
+from ebbflow.infra.spark.native.exchange.early import NOTHING, Early, early_groups
 from ebbflow.infra.spark.native.exchange.hashes import BUCKET, BUCKETS, Exchange
 from ebbflow.infra.spark.native.expressions import cast, identifier
 from ebbflow.infra.spark.native.narrowing import (
@@ -78,14 +79,14 @@ class Program:
         if self.sliced is None or self.exchanger is None:
             return None
         if self.full:
-            return Ways([dict(self.full)], self.exchanger.of, all=True)
+            return Ways([dict(self.full)], self.exchanger.of, True, self.exchanger.early)
         found, can = list[dict[int, str]](), self.exchanger.can
         for one in self.narrowings:
             pairs = (*one.others, (self.sliced, one.column))
             equal = {number: column for number, column in pairs if can(number, column, one.type)}
             if self.sliced in equal and len(equal) > 1:
                 found.append(equal)
-        return Ways(found, self.exchanger.of)
+        return Ways(found, self.exchanger.of, early=self.exchanger.early)
 
     @property
     def split(self) -> Statements:
@@ -206,38 +207,48 @@ class Exchanger:
             found[number] = tuple(c.name for c in columns(view) if count[c.column] > 1)
         return found
 
-    def of(self, keys: Mapping[int, str]) -> Exchanged:
-        """Return what exchanges the scans of ``keys`` by a column each; what each row that is written has passed is
-        not asked again."""
+    def of(self, keys: Mapping[int, str], early: Early = NOTHING) -> Exchanged:
+        """Return what exchanges the scans of ``keys`` by a column each, of one of them groups where some are made
+        ``early``; what each row that is written has passed is not asked again."""
         tests = {number: self._tests(number) for number in keys}
         passed = frozenset(id(test) for some in tests.values() for test in some)
-        whole, split = _statements(self.writer.anew(passed), self.plan, self.output)
+        whole, split = _statements(self.writer.anew(passed, early=early), self.plan, self.output)
         assert split is not None  # as of the whole plan
         apart = None
         if (grouped := self._grouped(keys)) is not None:
-            apart = _statements(self.writer.anew(passed), self.plan, self.output, grouped)[1]
-        used = self.used(split.first)
-        read = self._read(split.first)
+            apart = _statements(self.writer.anew(passed, early=early), self.plan, self.output, grouped)[1]
+        used, read = self.used(split.first), self._read(split.first)
         reducing = self._reducing(keys)
         found = {
-            number: self._exchange(number, column, used[number], tests[number], reducing[number])
+            number: self._exchange(number, column, used[number], tests[number], reducing[number], early)
             for number, column in keys.items()
             if number in read
         }
         return Exchanged(found, split, apart or split, whole, read)
 
+    def early(self, keys: Mapping[int, str], number: int) -> Exchanged | None:
+        """Return ``of`` with groups of a scan; ``None``: something needs each of its rows."""
+        if (aggregate := self._aggregate()) is None:
+            return None
+        passed = frozenset(id(test) for one in keys for test in self._tests(one))
+        calls = self.writer.anew(passed).grouped(aggregate)[1].calls
+        found = early_groups(aggregate, calls, self.writer.scans[number][1], keys[number], passed)
+        return self.of(keys, found) if found is not None else None
+
     def _grouped(self, keys: Mapping[int, str]) -> Node | None:
         """Return the aggregate right above ``below`` if rows of one group have one key."""
-        gathering = gathering_of(last(self.plan))
-        if gathering is None or gathering.kind != "Aggregate":
-            return None
-        by = [k for k in gathering.expressions("groupingExpressions") if k.kind == "AttributeReference"]
-        groups = {k.attribute.id for k in by}
+        aggregate = self._aggregate()
+        by = aggregate.expressions("groupingExpressions") if aggregate is not None else ()
+        groups = {k.attribute.id for k in by if k.kind == "AttributeReference"}
         for view in divisible(self.below):
             name = keys.get(self.writer.number_of(view))
             if any(passes(self.below, view, c) in groups for c in columns(view) if c.name == name):
-                return gathering
+                return aggregate
         return None
+
+    def _aggregate(self) -> Node | None:
+        gathering = gathering_of(last(self.plan))
+        return gathering if gathering is not None and gathering.kind == "Aggregate" else None
 
     def _read(self, sql: str) -> frozenset[int]:
         return frozenset(int(number) for number in re.findall(r"\bs(\d+)\b", sql)) & self.writer.scans.keys()
@@ -292,11 +303,14 @@ class Exchanger:
         used: Collection[str],
         tests: Sequence[Node],
         reducing: Sequence[tuple[str, float]],
+        early: Early,
     ) -> Exchange:
-        scan = self.writer.scan(self.writer.scans[number][1])
-        listed, kept, key = [], [], ""
+        view = self.writer.scans[number][1]
+        scan, grouped = self.writer.scan(view), id(view) in early.through
+        used = {one.name for one in early.by} if grouped else {*used, column}
+        listed, kept, key = early.carried(view), [], ""
         for c in scan.columns:
-            read = c.name in used or c.name == column
+            read = c.name in used
             kept += [c.name] if read else []
             listed.append(f"{c.column if read else cast('NULL', c.type)} AS {identifier(c.name)}")
             if c.name == column:
@@ -304,13 +318,13 @@ class Exchanger:
         conditions = [self.writer.condition(test) for test in tests]
         conditions += [text for text, _ in reducing if text not in conditions]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        source = f"(SELECT * FROM {scan.source}{where})"
         sql = (
             f"SELECT {', '.join(listed)}, CAST(hash({key}) % {BUCKETS} AS INTEGER) AS {identifier(BUCKET)} "
-            f"FROM (SELECT * FROM {scan.source}{where})"
+            f"FROM {early.groups(source) if grouped else source}"
         )
-        part = prod(part for _, part in reducing) * prod(
-            _ONE_VALUE for test in tests if test.kind == "InSubquery"
-        )
+        sets = sum(test.kind == "InSubquery" for test in tests)
+        part = prod(part for _, part in reducing) * _ONE_VALUE**sets
         return Exchange(
             sql,
             tuple(c.name for c in scan.columns),
@@ -318,6 +332,8 @@ class Exchanger:
             tuple(kept),
             tuple(sorted(self._read(where) - {number})),
             max(part, _LEAST),
+            tuple(early.columns) if grouped else (),
+            grouped,
         )
 
 

@@ -1,7 +1,7 @@
 """Spark's resolved plans as DuckDB's SQL, whole or in two: a part for each slice of one table, and a merge."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ebbflow.infra.spark.native import arithmetic, comparisons, texts, types
 from ebbflow.infra.spark.native.aggregates import Calls, Groups, direction
 from ebbflow.infra.spark.native.catalyst import Attribute, Node, NotNativeError, tree
+from ebbflow.infra.spark.native.exchange.early import NOTHING, Early
 from ebbflow.infra.spark.native.expressions import Translator, Typed, cast, identifier
 
 _RULES = {**arithmetic.RULES, **comparisons.RULES, **texts.RULES}
@@ -52,6 +53,7 @@ class Writer:
     gathers: bool = False  # what slices write are rows, or distinct values, and not only groups
     numbered: set[int] = field(default_factory=set)  # by id(node): operators that choose among equal rows
     stored: dict[int, Query] = field(default_factory=dict)  # by id(node): what stands for an operator
+    early: Early = NOTHING  # what was computed of a scan before it was exchanged
     _owners: dict[int, int] = field(default_factory=dict)  # column's id -> number of its scan
     _numbers: dict[int, int] = field(default_factory=dict)  # by id(node) of a View
     _shared: dict[int, Query] = field(default_factory=dict)  # by Spark's id of a common table expression
@@ -61,10 +63,10 @@ class Writer:
     _depth: int = 0  # of the subqueries around what is written
     _passed: frozenset[int] = frozenset()  # by id(node): tests that every row passes, and parts of unions
 
-    def anew(self, passed: frozenset[int], *, keeps: bool = False) -> "Writer":
+    def anew(self, passed: frozenset[int], *, keeps: bool = False, early: Early = NOTHING) -> "Writer":
         """Return a writer of the same plan, with the same numbers of scans, that leaves out tests and parts of
         unions, by id(node); where it ``keeps`` them, with what stands for operators here."""
-        found = Writer(self.tables, self.escapes, _numbers=dict(self._numbers), _passed=passed)
+        found = Writer(self.tables, self.escapes, early=early, _numbers=dict(self._numbers), _passed=passed)
         if keeps:
             found.stored, found._shared, found._named = (
                 dict(self.stored),
@@ -121,17 +123,20 @@ class Writer:
             raise NotNativeError("two scans have columns of the same ids")
         if not columns:
             raise NotNativeError(f"no column of {name} has a type that is proven to be equal")
-        listed = ", ".join(f"{identifier(c.name)} AS {c.column}" for c in columns)
-        return Query(f"SELECT {listed} FROM s{number}", tuple(columns))
+        listed = [f"{identifier(c.name)} AS {c.column}" for c in columns] + self.early.carried(node)
+        return Query(f"SELECT {', '.join(listed)} FROM s{number}", tuple(columns))
 
     def _onerowrelation(self, _: Node) -> Query:
         return Query("SELECT 1 AS one", ())
 
     def _project(self, node: Node) -> Query:
         below = self.query(node.children[0])
-        return self._selected(node.expressions("projectList"), below.source, self._expressions())
+        items, carried = node.expressions("projectList"), self.early.carried(node)
+        return self._selected(items, below.source, self._expressions(), carried)
 
-    def _selected(self, items: tuple[Node, ...], source: str, writer: Translator) -> Query:
+    def _selected(
+        self, items: tuple[Node, ...], source: str, writer: Translator, carried: Sequence[str] = ()
+    ) -> Query:
         if not items:
             raise NotNativeError("a projection without columns is not proven to be equal")
         columns, listed = [], []
@@ -140,7 +145,7 @@ class Writer:
             found = item.attribute._replace(type=value.type)
             columns.append(found)
             listed.append(f"{value.sql} AS {found.column}")
-        return Query(f"SELECT {', '.join(listed)} FROM {source}", tuple(columns))
+        return Query(f"SELECT {', '.join([*listed, *carried])} FROM {source}", tuple(columns))
 
     def _expand(self, node: Node) -> Query:
         """Return each row once for every set that it is grouped by."""
@@ -229,7 +234,7 @@ class Writer:
         writer = Translator(_RULES, self._subquery, keys, calls.of, self.escapes)
         above = Above(self, node.expressions("aggregateExpressions"), writer)
         above.over("nothing")  # collects the calls
-        return above, Groups(keys, calls)
+        return above, Groups(keys, calls, self.early.above(node))
 
     def _sort(self, node: Node) -> Query:
         below = self.query(node.children[0])

@@ -19,6 +19,7 @@ _DUCKDB = {
 }
 INTEGERS = ("integer", "long")
 _ALIASES = {"tinyint": "byte", "int": "integer", "bigint": "long"}  # simpleString's names
+_NAMES = {kind: alias for alias, kind in _ALIASES.items()}
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 
 
@@ -49,6 +50,15 @@ def normal(kind: str) -> str:
     'long'
     """
     return _ALIASES.get(kind, kind)
+
+
+def sql_name(kind: str) -> str:
+    """Return the name in Spark's SQL of a type by its name in JSON.
+
+    >>> sql_name("long")
+    'bigint'
+    """
+    return _NAMES.get(kind, kind)
 
 
 def duckdb_type(kind: str) -> str:

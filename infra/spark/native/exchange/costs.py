@@ -4,7 +4,8 @@ Either each task reads a slice of one relation and all that it needs of the othe
 in the order of a hash of a key, for others to join a range of hashes each.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ebbflow.infra.protocols import Relation
@@ -15,6 +16,7 @@ from ebbflow.infra.tables.filefooters import read_footers
 PAYS = 0.8  # of the costs of slices that an exchange may have at most: what it leaves of a table is a guess
 _WRITTEN = 4.0  # what writing a byte and reading it again costs over reading it once: it is sorted, too
 WAVE = 16 << 20  # bytes that could be read while tasks wait for those that write what they join
+_FEWER = 0.5  # of the rows that tasks write, the groups that there may be for these to be written
 _KEPT = 16  # a relation of less than such a part of a task's memory is read by each task, not exchanged
 _ROW = 16  # bytes that a task holds of a row besides its values...
 _VALUE = 8  # ...and for each value of a fixed size
@@ -87,10 +89,29 @@ class Written(NamedTuple):
     kept: float
 
 
-def written(exchange: Exchange, relation: Relation) -> Written:
-    """Return what is exchanged of a scan. Raises ``TableError``."""
-    read, kept = (column_bytes(relation, names)[0] for names in (exchange.read, exchange.kept))
-    return Written(read, kept * exchange.part)
+def written(exchange: Exchange, relation: Relation, tasks: int) -> Written:
+    """Return what ``tasks`` exchange of a scan. Raises ``TableError``."""
+    read, _ = column_bytes(relation, exchange.read)
+    kept, rows = column_bytes(relation, exchange.kept)
+    part = exchange.part
+    if exchange.groups:
+        kept += rows * _VALUE * len(exchange.calls)
+        part *= groups_of(relation, exchange.kept, part, tasks)
+    return Written(read, kept * part)
+
+
+def groups_of(relation: Relation, names: Sequence[str], part: float, tasks: int) -> float:
+    """Return how many groups by some columns ``tasks`` may find for each row, where such a ``part`` of all rows is in
+    no order; 1 where footers do not tell. Raises ``TableError``.
+
+    Of d values that n rows have, those that each task reads have d(1 - (1 - 1/tasks)^(n/d)) (A. Cardenas, CACM 1975).
+    """
+    rows = part * column_bytes(relation, names)[1]
+    values = math.prod(KeyBounds(relation, name).spread() for name in names)
+    if not values or not rows:
+        return 1.0
+    found = values * (1 - math.pow(1 - 1 / tasks, max(rows, values) / values))
+    return min(tasks * found / rows, 1.0)
 
 
 def shared_cost(sliced: float, others: float, tasks: int) -> float:
@@ -142,6 +163,8 @@ class Ways(NamedTuple):
     keys: Sequence[Mapping[int, str]]
     made: Callable[[Mapping[int, str]], Exchanged]  # of scans that are exchanged by a column each
     all: bool = False  # rows that meet none count, too: each of these scans must be exchanged
+    early: Callable[[Mapping[int, str], int], Exchanged | None] = lambda keys, number: None
+    """As ``made``, of one scan groups; ``None``: something needs each of its rows."""
 
 
 class ByHash(NamedTuple):
@@ -175,16 +198,28 @@ def by_hash(
         }
         if len(large) < 2:
             continue
-        made = ways.made(large)
-        others = [size for number, size in sizes.items() if number in made.read - large.keys()]
-        left = sum(size.held for size in others)
-        if len(made.exchanges) > 1 and sliced in made.exchanges and 2 * left <= memory:
-            parts = [written(one, scans[number]) for number, one in made.exchanges.items()]
-            asked = sum(sizes[number].read for one in made.exchanges.values() for number in one.others)
-            cost = exchange_cost(parts, sum(size.read for size in others) + asked, tasks)
-            found.append(ByHash(large, made, left, cost))
+        for made in (*_early(ways, large, tasks, scans), ways.made(large)):
+            others = [size for number, size in sizes.items() if number in made.read - large.keys()]
+            left = sum(size.held for size in others)
+            if len(made.exchanges) > 1 and sliced in made.exchanges and 2 * left <= memory:
+                parts = [written(one, scans[number], tasks) for number, one in made.exchanges.items()]
+                asked = sum(sizes[number].read for one in made.exchanges.values() for number in one.others)
+                cost = exchange_cost(parts, sum(size.read for size in others) + asked, tasks)
+                found.append(ByHash(large, made, left, cost))
     least = min((way.cost for way in found), default=0.0)
     cheapest = [way for way in found if way.cost <= _ALIKE * least]
     if len(cheapest) > 1:
         cheapest.sort(key=lambda way: -KeyBounds(scans[sliced], way.keys[sliced]).spread())
     return cheapest[0] if cheapest else None
+
+
+def _early(
+    ways: Ways, columns: Mapping[int, str], tasks: int, scans: Mapping[int, Relation]
+) -> Iterator[Exchanged]:
+    """Iterate over those that write groups of a scan's rows which are few of them."""
+    for number, column in columns.items():
+        few = groups_of(scans[number], [column], 1.0, tasks) <= _FEWER
+        made = ways.early(columns, number) if few else None
+        one = made.exchanges.get(number) if made is not None else None
+        if made and one and groups_of(scans[number], one.kept, one.part, tasks) <= _FEWER:
+            yield made

@@ -103,7 +103,7 @@ def bucket_sizes(relation: Relation) -> tuple[list[list[float]], list[int]]:
 
 
 class Exchange(NamedTuple):
-    """What writes a scan's rows with their hashes: a statement, and the columns of the scan that it has."""
+    """What writes a scan's rows, or groups of them, with their hashes: a statement, and columns of the scan."""
 
     sql: str
     columns: tuple[str, ...]
@@ -111,12 +111,14 @@ class Exchange(NamedTuple):
     kept: tuple[str, ...] = ()  # ...and those whose values it writes
     others: tuple[int, ...] = ()  # scans that its tests read
     part: float = 1.0  # of rows that tests for keys may leave
+    calls: tuple[tuple[str, str], ...] = ()  # columns of calls of groups, and their Spark SQL types
+    groups: bool = False  # of rows that are alike in what it has ``kept``
 
     def of(self, relation: Relation, scheme: str, entries: Sequence[FileEntry]) -> Relation:
         """Return as a relation what was written of ``relation``."""
         names = {name.lower() for name in self.columns}
         kept = tuple((name, kind) for name, kind in relation.columns if name.lower() in names)
-        return Relation(relation.name, scheme, tuple(entries), (*kept, (BUCKET, "int")))
+        return Relation(relation.name, scheme, tuple(entries), (*kept, *self.calls, (BUCKET, "int")))
 
 
 def writing(

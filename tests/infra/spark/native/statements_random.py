@@ -2,6 +2,7 @@
 
 import datetime as dt
 import random
+import re
 from decimal import Decimal
 from pathlib import Path
 
@@ -337,3 +338,33 @@ def _related(rng: random.Random, depth: int, tables: tuple[str, ...] = ("one", "
     on = "WHERE" if word == "," else "ON"
     columns = ", ".join(f"{shown}.{c} AS {c}" for c in "kise")
     return f"(SELECT {columns} FROM {below} {word} {other} {on} {chosen}) {name}"
+
+
+def counted(rng: random.Random) -> str:
+    """Return a statement that computes of one table's rows, joined with another's, calls for each group."""
+    of, other = rng.choice([("two", "one"), ("one", "two")])
+    value, whole = (
+        re.sub(r"\b[a-z]\b", lambda column: f"{of}.{column[0]}", rng.choice(some))
+        for some in (("e", "d", "e * (1 - d)", "e - 1"), ("i", "j", "i - j", "l"))
+    )
+    calls = rng.sample([
+        "count(*)", f"count({of}.i)", f"sum({value})", f"avg({of}.d)", f"sum({whole})", f"avg({of}.i)",
+        f"min({of}.t)", f"max({of}.s)", f"min({whole})", f"count({of}.s) * 2", "count(1)", "count(1 + 1)", f"max({value})",
+    ], 3)  # fmt: skip
+    word = rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "JOIN", "LEFT JOIN"])
+    on = (f"{of}.s NOT LIKE '%b'", f"{of}.i < {other}.i", f"{other}.j > 3", f"{of}.t < DATE '2020-01-01'")
+    tests = " AND ".join(["one.k = two.k", *rng.sample(on, rng.randint(0, 1))])
+    where = rng.choice(
+        ["", f" WHERE {of}.j < 30", f" WHERE {other}.s IS NOT NULL", f" WHERE {of}.b OR {other}.b"]
+    )
+    by = rng.choice(
+        [f"{other}.k", f"{of}.k", f"{other}.k, {other}.s", f"{other}.b", f"{of}.b, {other}.k", ""]
+    )
+    tables = rng.choice(["one", "(SELECT k, i, j, l, e, d, t, s, b FROM one WHERE i > -40) one"])
+    items = ", ".join(f"{call} AS c{n}" for n, call in enumerate(calls))
+    groups = f"SELECT {items} FROM {tables} {word} two ON {tests}{where}"
+    if not by:
+        return groups
+    having = rng.choice(["", " HAVING count(*) > 1"])
+    grouped = f"{groups} GROUP BY {by}{having}"
+    return rng.choice([grouped, f"SELECT c0, count(*) AS n FROM ({grouped}) GROUP BY c0"])

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native.catalyst import NotNativeError, resolved
+from ebbflow.infra.spark.native.exchange.costs import Exchanged
 from ebbflow.infra.spark.native.exchange.hashes import BUCKET
 from ebbflow.infra.spark.native.exchange.waves import Waves, waves
 from ebbflow.infra.spark.native.programs import Program, Slice, program
 from ebbflow.infra.spark.native.slices import Cut
-from tests.infra.spark.native.statements_random import keyed, statement, table, united
+from tests.infra.spark.native.statements_random import counted, keyed, statement, table, united
 
 pytestmark = [pytest.mark.spark(shared=True), pytest.mark.timeout(1200)]
 
@@ -145,42 +147,57 @@ def merged(
 def exchanged(
     connection: duckdb.DuckDBPyConnection, made: Program, tables: Path
 ) -> list[list[tuple[Any, ...]]]:
-    """Return the rows of a program that exchanges all that it can, by each key; one range's rows are in two parts."""
+    """Return the rows of a program that exchanges all that it can, by each key, and groups of each scan where calls
+    read that one only; one range's rows are in two parts."""
     found, ways = [], made.ways
     for key, pairs in enumerate(ways.keys[:2] if ways is not None else ()):
         assert ways is not None
-        exchanges, split, apart, whole, _ = ways.made(pairs)
-        if made.sliced not in exchanges:
+        early = (ways.early(pairs, number) for number in pairs)
+        for way, one in enumerate((ways.made(pairs), *early)):
+            if one is not None and made.sliced in one.exchanges:
+                found += by_hash(connection, made, one, tables, f"{key}_{way}")
+    return found
+
+
+def by_hash(
+    connection: duckdb.DuckDBPyConnection, made: Program, way: Exchanged, tables: Path, name: str
+) -> list[list[tuple[Any, ...]]]:
+    """Return the rows of a program that exchanges so; groups are those of slices."""
+    exchanges, split, apart, whole, _ = way
+    shown = {n: f"SELECT * FROM read_parquet('{tables / made.scans[n]}.parquet')" for n in exchanges}
+    for number, exchange in exchanges.items():
+        for part in range(3 if exchange.groups else 1):
+            rows = f" LIMIT 20 OFFSET {20 * part}" if exchange.groups else ""
+            connection.execute(f"CREATE OR REPLACE VIEW s{number} AS {shown[number]}{rows}")
+            into = "INSERT INTO" if part else "CREATE TABLE"
+            connection.execute(f"{into} x{name}_{number} {'' if part else 'AS '}{exchange.sql}")
+        connection.execute(f"CREATE OR REPLACE VIEW s{number} AS {shown[number]}")
+    for number in exchanges:
+        connection.execute(f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM x{name}_{number}")
+    found = [connection.execute(whole).fetchall()]
+    parts = []
+    for low, high, half in ((0, 400, 0), (0, 400, 1), (401, 1023, None)):
+        if made.full and half == 1:
             continue
-        for number, exchange in exchanges.items():
-            connection.execute(f"CREATE TABLE x{key}_{number} AS {exchange.sql}")
         for number in exchanges:
-            connection.execute(f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM x{key}_{number}")
-        found.append(connection.execute(whole).fetchall())
-        parts = []
-        for low, high, half in ((0, 400, 0), (0, 400, 1), (401, 1023, None)):
-            if made.full and half == 1:
-                continue
-            for number in exchanges:
-                own = "" if half is None or made.full or number != made.sliced else f" AND rowid % 2 = {half}"
-                connection.execute(
-                    f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM x{key}_{number} "
-                    f'WHERE "{BUCKET}" BETWEEN {low} AND {high}{own}'
-                )
-            parts.append(f"part{key}_{low}_{half}")
-            connection.execute(f"CREATE TABLE {parts[-1]} AS {split.first}")
-        shown = {n: f"SELECT * FROM read_parquet('{tables / made.scans[n]}.parquet')" for n in exchanges}
-        found.append(merged(connection, split.merge, parts, shown))
-        parts = []
-        for low, high in ((0, 400), (401, 1023)):
-            for number in exchanges:
-                connection.execute(
-                    f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM x{key}_{number} "
-                    f'WHERE "{BUCKET}" BETWEEN {low} AND {high}'
-                )
-            parts.append(f"apart{key}_{low}")
-            connection.execute(f"CREATE TABLE {parts[-1]} AS {apart.first}")
-        found.append(merged(connection, apart.merge, parts, shown))
+            own = "" if half is None or made.full or number != made.sliced else f" AND rowid % 2 = {half}"
+            connection.execute(
+                f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM x{name}_{number} "
+                f'WHERE "{BUCKET}" BETWEEN {low} AND {high}{own}'
+            )
+        parts.append(f"part{name}_{low}_{half}")
+        connection.execute(f"CREATE TABLE {parts[-1]} AS {split.first}")
+    found.append(merged(connection, split.merge, parts, shown))
+    parts = []
+    for low, high in ((0, 400), (401, 1023)):
+        for number in exchanges:
+            connection.execute(
+                f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM x{name}_{number} "
+                f'WHERE "{BUCKET}" BETWEEN {low} AND {high}'
+            )
+        parts.append(f"apart{name}_{low}")
+        connection.execute(f"CREATE TABLE {parts[-1]} AS {apart.first}")
+    found.append(merged(connection, apart.merge, parts, shown))
     return found
 
 
@@ -233,8 +250,9 @@ def test_random_statements_have_sparks_answer_or_none(spark: SparkEngine, folder
     assert seen["equal"] + seen["exchanged"] + seen["united"] > asked.max_examples / 2, seen
 
 
+@pytest.mark.parametrize("made", [keyed, counted])
 def test_slices_and_ranges_of_hashes_read_of_other_tables_only_what_their_keys_need(
-    spark: SparkEngine, folder: Path
+    spark: SparkEngine, folder: Path, made: Callable[[random.Random], str]
 ) -> None:
     asked = settings()
     begin = 0 if asked.derandomize else random.randrange(2**40)
@@ -242,7 +260,7 @@ def test_slices_and_ranges_of_hashes_read_of_other_tables_only_what_their_keys_n
     seen: Counter[str] = Counter()
     for seed in range(begin, begin + asked.max_examples):
         kind = ("tame", "repeated")[seed % 2]
-        seen[outcome(opened[kind], folder / kind, keyed(random.Random(seed)))] += 1
+        seen[outcome(opened[kind], folder / kind, made(random.Random(seed)))] += 1
     assert seen["equal"] + seen["exchanged"] > asked.max_examples / 2, seen
     assert seen["exchanged"] > asked.max_examples / 10, seen
 
@@ -338,6 +356,45 @@ def test_what_is_exchanged_has_only_the_columns_and_keys_that_are_needed(
         assert "LIKE" not in apart.first
         assert apart.first.count("GROUP BY") == 2
     for rows in answers(made, folder / "tame"):
+        assert ordered(rows) == ordered([tuple(row) for row in frame.collect()])
+
+
+LEFT, INNER = "one LEFT JOIN two ON one.k = two.k", "two JOIN (SELECT k, i, e, d FROM one) o ON o.k = two.k"
+
+
+@pytest.mark.parametrize(
+    ("sql", "groups"),
+    [
+        (RELATED["an outer join of which groups are grouped again"][0], {"two": ("k",)}),
+        (f"SELECT sum(o.e * (1 - o.d)) AS v FROM {INNER} GROUP BY two.k", {"one": ("k",)}),
+        (
+            f"SELECT max(o.i) AS v FROM {INNER} AND o.i > two.i AND o.e > 3 GROUP BY two.s",
+            {"one": ("k", "i")},
+        ),
+        (f"SELECT o.i, count(o.d) + o.i AS v FROM {INNER} GROUP BY o.i", {"one": ("k", "i")}),
+        (f"SELECT one.k, count(*) AS n FROM {LEFT} GROUP BY one.k", {"one": ("k",), "two": ("k",)}),
+        (f"SELECT one.k, count(coalesce(two.i, 0)) AS n FROM {LEFT} GROUP BY one.k", {}),
+        (f"SELECT one.k, count(two.i) FILTER (WHERE two.j > 3) AS n FROM {LEFT} GROUP BY one.k", {}),
+        (f"SELECT one.k, count(DISTINCT two.i) AS n FROM {LEFT} GROUP BY one.k", {}),
+        (f"SELECT one.k, sum(two.e) AS v, sum(one.e) AS w FROM {LEFT} GROUP BY one.k", {}),
+        (f"SELECT one.k, count(two.i) AS n, sum(1) AS w FROM {LEFT} GROUP BY one.k", {}),
+        (f"SELECT one.k, count(1 + 1) AS n FROM {LEFT} GROUP BY one.k", {}),
+        (f"SELECT one.k, two.i FROM {LEFT}", {}),
+    ],
+)
+def test_groups_are_exchanged_where_calls_of_one_scan_can_be_combined_above_joins(
+    spark: SparkEngine, folder: Path, sql: str, groups: dict[str, tuple[str, ...]]
+) -> None:
+    frame = sessions(spark, folder)["repeated"].sql(sql)
+    made = program(resolved(frame), relations.columns(frame), SIZES, escapes=False)
+    assert made.ways is not None
+    found = {}
+    for number, table_ in made.scans.items():
+        if (way := made.ways.early(made.ways.keys[0], number)) is not None:
+            found[table_] = way.exchanges[number].kept
+            assert [n for n, one in way.exchanges.items() if one.groups] == [number]
+    assert found == groups
+    for rows in answers(made, folder / "repeated") if groups else ():
         assert ordered(rows) == ordered([tuple(row) for row in frame.collect()])
 
 
