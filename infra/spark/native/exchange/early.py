@@ -23,12 +23,10 @@ class Early(NamedTuple):
     """What is computed of a scan's rows before they are exchanged."""
 
     by: tuple[Attribute, ...] = ()  # what is left of the scan's columns
-    calls: Mapping[str, tuple[str, str]] = MappingProxyType(
-        {}
-    )  # by text: what combines its values, and their type
-    through: frozenset[int] = (
-        frozenset()
-    )  # by id(node): the scan, and the operators from there up to the aggregate
+    # by text: what combines the values of a call, and their type
+    calls: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    # by id(node): the scan, and the operators from there up to the aggregate
+    through: frozenset[int] = frozenset()
 
     @property
     def columns(self) -> list[tuple[str, str]]:
