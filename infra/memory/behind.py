@@ -4,7 +4,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,41 +28,53 @@ class WorkQueues(Protocol):
         """Wait, with ``changed`` held, until ``reached``; tell whether it is."""
         ...
 
-    def close(self) -> None:
-        """Run what is queued, and end. May be called twice."""
-        ...
-
 
 class Lanes:
-    """``WorkQueues`` of threads.
+    """``WorkQueues`` of threads, which end when nothing is queued and keep no process from ending.
 
     Args:
         threads: that work at a time.
     """
 
     def __init__(self, threads: int = 4) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="memory-behind")
-        self._lock = threading.Lock()
+        self._threads, self._working = threads, 0
+        self._changed = threading.Condition()
         self._queues: dict[Hashable, deque[Work]] = {}  # of queues that a thread works on, or is about to
+        self._due = deque[Hashable]()  # those of them that wait for a thread
 
     def submit(self, lane: Hashable, work: Work) -> None:
-        with self._lock:
+        with self._changed:
             queue = self._queues.get(lane)
             if queue is not None:
                 queue.append(work)
                 return
             self._queues[lane] = deque([work])
-            self._pool.submit(self._run, lane)
+            self._due.append(lane)
+            if self._working < self._threads:
+                threading.Thread(target=self._work, name="memory-behind", daemon=True).start()
+                self._working += 1
 
     def wait(self, changed: threading.Condition, reached: Callable[[], bool], timeout: float) -> bool:
         return changed.wait_for(reached, timeout)
 
-    def close(self) -> None:
-        self._pool.shutdown(wait=True)
+    def close(self, timeout: float) -> bool:
+        """Run what is queued, for at most ``timeout`` seconds; tell whether all of it was done."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._working, timeout)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._due:
+                    self._working -= 1
+                    self._changed.notify_all()
+                    return
+                lane = self._due.popleft()
+            self._run(lane)
 
     def _run(self, lane: Hashable) -> None:
         while True:
-            with self._lock:
+            with self._changed:
                 queue = self._queues[lane]
                 if not queue:
                     del self._queues[lane]

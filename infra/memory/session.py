@@ -138,11 +138,16 @@ class MemorySession:
         return None
 
     def close(self) -> None:
-        """Let the store behind have what is queued, and end all connections. May be called twice."""
+        """Let the store behind have what is queued, and end all connections. May be called twice.
+
+        What it has not taken after its timeout is dropped, and the log told so.
+        """
         if self._ended.is_set() or os.getpid() != self._process:
             return
         self._ended.set()
-        self._queues.close()
+        timeout = self.blocks.settings.store_timeout
+        if not self._queues.close(timeout):
+            log.warning("the store behind the memory has not taken what was written within %g s", timeout)
         self._tell_metrics()
         self._deferred.put(None)
         for thread in self._threads:

@@ -27,7 +27,6 @@ from typing import Any, Literal, Self
 import torch
 
 from ebbflow.infra.errors import AggregationError, LauncherLostError, TrainingError
-from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.data.feeding import Feed
 from ebbflow.infra.training.data.packed import samples_of
 from ebbflow.infra.training.data.samples import Collate, Samples
@@ -63,9 +62,8 @@ class ElasticRun:
         self._generation, self.seed = generation, seed
         self.world, self.settings, self._link = generation.world, generation.settings, generation.link
         place, settings = generation.place, generation.settings
-        kept = settings.keep_checkpoints
-        checkpoints = CheckpointFolder(place.under("checkpoints"), kept) if place else None
-        self._spill = Spill(place, settings.spill_dir) if place else None
+        self._spill = spill = Spill(place, settings.spill_dir) if place else None
+        checkpoints = spill.checkpoints(settings.keep_checkpoints) if spill else None
         self._saver = Saver(checkpoints, generation, spill=self._spill)
         self._ending = ProcessExit(generation, self._saver)
         self._running = RunningSaves(generation)

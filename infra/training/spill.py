@@ -61,17 +61,32 @@ class Spill:
 
     def take_mark(self, *, create: bool = True) -> str:
         """Return the run's mark, made when there is none yet, or else empty. Raises ``StorageError``."""
-        with translated(f"read {self._run.uri_of(_MARK)}"):
-            try:
-                said = self._run.read(_MARK).decode(errors="replace").strip()
-            except FileNotFoundError:
-                said = ""
+        said = self._read()
         if not _HEX.fullmatch(said) and create:
             said = secrets.token_hex(16)
             with translated(f"write {self._run.uri_of(_MARK)}"):
                 self._run.write(_MARK, f"{said}\n".encode())
         self.mark = said
         return said
+
+    def _read(self) -> str:
+        with translated(f"read {self._run.uri_of(_MARK)}"):
+            try:
+                return self._run.read(_MARK).decode(errors="replace").strip()
+            except FileNotFoundError:
+                return ""
+
+    def checkpoints(self, keep: int) -> CheckpointFolder:
+        """Return the run's own full checkpoints; see ``CheckpointFolder`` for ``keep``. Where a mount is away, what is
+        written into the directory that is left in its place does not count."""
+        return CheckpointFolder(self._run.under("checkpoints"), keep, clock=self._clock, check=self._check)
+
+    def _check(self) -> None:
+        """Raise ``StorageError`` where the run's directory is another one than it was."""
+        if self.mark and self._run.local and self._read() != self.mark:
+            raise StorageError(
+                f"the run's mark is not in {self._run.uri}: what is there is not the run's directory; is it mounted?"
+            )
 
     def save(self, state: Mapping[str, Any], step: int, reason: str, timeout: float) -> SavedCheckpoint:
         """Save in the first place that takes it. Raises ``StorageError`` with what each place says."""

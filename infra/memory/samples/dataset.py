@@ -21,6 +21,8 @@ from ebbflow.planners.errors import OptionError
 
 _QUEUED = 64  # samples that may wait for the store
 _MEASURED = 64  # samples, at least, from which it is judged what is faster
+_AWAY = 30.0  # s, at least, for which a store that could not be read is not asked...
+_AWAY_TIMES = 10.0  # ...or as many times as long as it took to find that out, if that is longer
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +171,7 @@ class _Reader:
         self._room = BoundedSemaphore(_QUEUED)
         self._writes = self._place is not None  # until the store refuses one
         self._off = False
+        self._back = 0.0  # when the store is asked again, on the monotonic clock
         self.metrics = SampleMetrics()
 
     def read(self, numbers: list[int]) -> list[Any]:
@@ -212,15 +215,18 @@ class _Reader:
             )
 
     def _from_store(self, numbers: list[int], found: dict[int, Any]) -> None:
-        if self._place is None:
+        if self._place is None or time.monotonic() < self._back:
             return
         for number in numbers:
+            began = time.monotonic()
             try:
                 data = self._place.read(_file(number))
             except FileNotFoundError:
                 continue
             except (OSError, InfraError) as exc:
-                log.warning("the store of samples cannot be read: %s", exc)
+                wait = max(_AWAY, _AWAY_TIMES * (time.monotonic() - began))
+                self._back = time.monotonic() + wait
+                log.warning("the store of samples cannot be read, and is not asked for %.0f s: %s", wait, exc)
                 return
             if self._decoded(number, data, found):
                 self.metrics.store_hits += 1

@@ -35,10 +35,12 @@ class UnfinishedError(UnusableError):
 
 
 class CheckpointFiles:
-    """Reads and writes a directory's layout."""
+    """Reads and writes a directory's layout; ``check`` raises ``StorageError`` where it is another directory."""
 
-    def __init__(self, place: StorageLocation, clock: Clock) -> None:
-        self.place = place
+    def __init__(
+        self, place: StorageLocation, clock: Clock, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self.place, self.check = place, check
         self._clock = clock
         self._fetched: tuple[str, tempfile.TemporaryDirectory[str]] | None = None
         self._verified: set[str] = set()  # names, by this object
@@ -254,10 +256,12 @@ class CheckpointFiles:
 def discarded_on_error(files: CheckpointFiles, name: str, write: Callable[[], Manifest]) -> Manifest:
     """Write and commit a checkpoint, or leave nothing of it."""
     try:
+        files.check()
         with translated(f"save the checkpoint {files.place.uri_of(name)}"):
             manifest = write()
             files.commit(name, manifest)
-            return manifest
+        files.check()  # a mount may have gone meanwhile
+        return manifest
     except BaseException:
         files.discard(name)
         raise

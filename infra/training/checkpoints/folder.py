@@ -15,7 +15,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,6 +77,7 @@ class CheckpointFolder:
         place: the directory.
         keep: how many complete checkpoints stay; the newest always does.
         timeout: seconds that a save may take before the caller hears of it.
+        check: raises ``StorageError`` where the directory is not what it was, before and after each save.
 
     Raises ``OptionError``.
     """
@@ -88,6 +89,7 @@ class CheckpointFolder:
         *,
         clock: Clock | None = None,
         timeout: float = TIMEOUT,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         if keep < 1:
             raise OptionError(f"keep must be at least 1 checkpoint; got {keep}")
@@ -96,7 +98,7 @@ class CheckpointFolder:
         self.keep = keep
         self._timeout = timeout
         self._clock = clock or SystemClock()
-        self._files = CheckpointFiles(place, self._clock)
+        self._files = CheckpointFiles(place, self._clock, check)
         self.place, self.uri = place, place.uri
         self._staging = Staging()
         self._writer: BackgroundWriter[SavedCheckpoint] = BackgroundWriter(f"the checkpoint in {self.uri}")

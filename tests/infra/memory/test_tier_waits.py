@@ -1,7 +1,8 @@
-"""How long a store that takes nothing holds up who deletes or replaces what is there."""
+"""How long a store that takes nothing holds up who deletes or replaces what is there, or ends."""
 
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 from ebbflow.infra.memory.arrow import TierHandler
 from ebbflow.infra.memory.blocks import BlockSettings
 from ebbflow.infra.memory.files import MemoryTier, TierFile
+from ebbflow.infra.memory.registry import MemoryRegistry
+from ebbflow.infra.memory.session import MemorySession
+from ebbflow.planners.memory.slab_table import BlockRange
+from tests.infra.memory.lenders import until
 
 
 def test_all_files_of_a_directory_and_their_way_to_the_store_have_one_deadline(
@@ -42,3 +47,25 @@ def test_all_files_of_a_directory_and_their_way_to_the_store_have_one_deadline(
     TierHandler(tier, settings)._make_way("/e")
     assert now == [1300.0]
     assert "1 files at /e" in caplog.text
+
+
+def test_a_store_that_hangs_does_not_hold_up_who_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry, back, taken = MemoryRegistry(tmp_path), threading.Event(), list[bytes]()
+    registry.token(create=True)
+
+    def write(_: BlockRange, data: bytes) -> None:
+        assert back.wait(150)
+        taken.append(data)
+
+    behind: Any = SimpleNamespace(lane=lambda blocks: blocks.first, write=write)
+    settings = BlockSettings(1, 16, 4, store_timeout=0.1)
+    session = MemorySession(registry, behind, settings, threads=2, period=60.0)
+    for block in range(4):
+        session.blocks.write(4 * block, b"%d" % block)
+    session.close()
+    assert "has not taken what was written within 0.1 s" in caplog.text
+    back.set()
+    until(lambda: len(taken) == 4)
+    assert sorted(taken) == [b"0", b"1", b"2", b"3"]

@@ -175,6 +175,31 @@ def test_a_directory_that_is_another_one_while_a_mount_is_away_is_waited_for(
     assert (run / "mark").exists()
 
 
+def test_what_is_saved_while_a_mount_is_away_does_not_count(tmp_path: Path, monkeypatch: Any) -> None:
+    run, away, said = tmp_path / "one", tmp_path / "away", list[str]()
+
+    def leave() -> None:
+        run.rename(away)
+        run.mkdir()
+
+    def post(self: Link, kind: str, step: int, content: dict[str, Any]) -> None:
+        if kind != "saving" or "error" not in content:
+            return
+        said.append(content["error"])
+        if len(said) == 2:
+            assert not list(run.iterdir())
+            run.rmdir()
+            away.rename(run)
+
+    monkeypatch.setattr(Link, "post", post)
+    assert trained(tmp_path, before_end=leave)[0] == 5
+    assert len(said) == 2
+    assert all("is not the run's directory; is it mounted?" in one for one in said)
+    found = CheckpointFolder(StorageLocation(run / "checkpoints")).latest()
+    assert found is not None
+    assert found.step == 5
+
+
 def test_damage_that_was_found_before_storage_went_away_is_told(tmp_path: Path, monkeypatch: Any) -> None:
     for epochs in (1, 2):
         trained(tmp_path, epochs=epochs)

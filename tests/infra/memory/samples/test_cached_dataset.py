@@ -3,8 +3,10 @@
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,6 +195,31 @@ def test_a_store_that_is_away_is_not_waited_for_with_each_sample_that_is_queued(
     queued.set()
     cached.close()
     assert 1 <= len(tried) <= 2, "as many as write at a time"
+
+
+def test_a_store_that_cannot_be_read_is_not_asked_again_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, asked = [0.0], list[str]()
+
+    def away(self: StorageLocation, name: str) -> bytes:
+        asked.append(name)
+        now[0] += 20.0
+        raise OSError("no answer")
+
+    monkeypatch.setattr(StorageLocation, "read", away)
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr("ebbflow.infra.memory.samples.dataset.time", clock)
+    cached = RemoteCachedDataset(
+        list(range(9)), "numbers", store=tmp_path / "store", registry=tmp_path / "nothing"
+    )
+    assert cached.__getitems__([0, 1, 2]) == [0, 1, 2]
+    assert cached.__getitems__([3, 4, 5]) == [3, 4, 5]
+    assert asked == ["0/0"]
+    now[0] += 200.0  # ten times as long as it took
+    assert cached.__getitems__([6, 7, 8]) == [6, 7, 8]
+    assert asked == ["0/0", "0/6"]
+    cached.close()
 
 
 def test_what_breaks_a_rule_is_refused(data: Decoded, tmp_path: Path) -> None:
