@@ -72,6 +72,7 @@ class ParquetCheckpointStore:
         self.tier: Callable[[], Tier | None] = lambda: None
         """Waits until it is known where outputs are kept first, as measured; nothing: engines' rates hold it."""
         self._lock = threading.Lock()
+        self._begun = False
         self._noted: set[str] = set()
         self._problems: list[str] = []
 
@@ -94,8 +95,9 @@ class ParquetCheckpointStore:
         with translated(f"write to the checkpoint store {self.place.uri}"):
             if place.behind.local:
                 self._make_local(place.root)
-            else:
-                place.fs().create_dir(place.root, recursive=True)
+            elif not self._begun:  # S3 needs no directories; whether it takes anything is asked once
+                place.fs().create_dir(self._data.path("data"), recursive=True)
+                self._begun = True
         return Attempt(fingerprint, name, place)
 
     def commit(
@@ -190,16 +192,15 @@ class ParquetCheckpointStore:
         """
         for stranger in self._files.strangers():
             self._note(f"{stranger} is not part of a checkpoint store; it is ignored")
-        found: list[Checkpoint] = []
-        for fingerprint in self._files.manifests():
+
+        def load(fingerprint: str) -> Checkpoint | None:
             try:
-                checkpoint = self._files.load(fingerprint, None, verified=False)
+                return self._files.load(fingerprint, None, verified=False)
             except UnusableError as exc:
                 self._ignore(fingerprint, exc)
-                continue
-            if checkpoint:
-                found.append(checkpoint)
-        return found
+                return None
+
+        return [one for one in files.in_parallel(load, self._files.manifests()) if one is not None]
 
     def tidy(self, budget: int, written: int, keep: frozenset[str] = frozenset()) -> None:
         """``collect`` if that is due, now that ``written`` bytes more are there: it looks at every checkpoint."""
@@ -289,14 +290,15 @@ class ParquetCheckpointStore:
 
     def _collect_abandoned(self, manifests: Mapping[str, float]) -> int:
         now = self._clock.now()
-        freed = 0
+
+        def collect(info: Any) -> int:
+            if info.is_file or not FINGERPRINT.fullmatch(info.base_name):
+                return 0
+            in_use = self._attempt_in_use(info.base_name, now - manifests.get(info.base_name, now))
+            return 0 if in_use is None else self._collect_attempts(info.path, in_use, now)
+
         with translated(f"tidy the checkpoint store {self.place.uri}"):
-            for info in self.place.entries("data"):
-                if info.is_file or not FINGERPRINT.fullmatch(info.base_name):
-                    continue
-                in_use = self._attempt_in_use(info.base_name, now - manifests.get(info.base_name, now))
-                if in_use is not None:
-                    freed += self._collect_attempts(info.path, in_use, now)
+            freed = sum(files.in_parallel(collect, self.place.entries("data")))
             for folder in ("manifests", "damaged"):
                 for info in self.place.entries(folder):
                     old = now - (info.mtime_ns or 0) / 1e9 > ABANDONED_AFTER

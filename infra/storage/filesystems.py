@@ -230,6 +230,7 @@ def _s3(endpoint: str, region: str, credentials: tuple[str, ...], process: int) 
         "connect_timeout": CONNECT_TIMEOUT,
         "request_timeout": REQUEST_TIMEOUT,
         "retry_strategy": AwsStandardS3RetryStrategy(max_attempts=MAX_ATTEMPTS),
+        "allow_delayed_open": True,  # a small file is one request instead of three
     }
     if key and secret:
         options |= {"access_key": key, "secret_key": secret, "session_token": token or None}

@@ -238,7 +238,7 @@ def table_of(
 
 def keep_columns(relation: Relation, cache: JsonStore) -> None:
     """Let ``cache`` know the columns of a table whose files this process has opened, for ``table_of``."""
-    if relation.log is not None:
+    if relation.external or relation.log is not None:
         return
     key = _key(relation.scheme, relation.files, relation.partitions)
     if key in _seen and cache.get(key) is None:

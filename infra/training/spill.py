@@ -77,8 +77,10 @@ class Spill:
                 return ""
 
     def checkpoints(self, keep: int) -> CheckpointFolder:
-        """Return the run's own full checkpoints; see ``CheckpointFolder`` for ``keep``. Where a mount is away, what is
-        written into the directory that is left in its place does not count."""
+        """Return the run's own full checkpoints, of which ``keep`` stay.
+
+        Where a mount is away, what is written into the directory that is left in its place does not count.
+        """
         return CheckpointFolder(self._run.under("checkpoints"), keep, clock=self._clock, check=self._check)
 
     def _check(self) -> None:

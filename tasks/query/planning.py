@@ -15,6 +15,7 @@ from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.duckdb_statements import output_names, refusal
 from ebbflow.infra.query.local import slowness
 from ebbflow.infra.query.pins import Pins
+from ebbflow.infra.storage import files
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.infra.tables import statistics
@@ -120,15 +121,13 @@ def gather(
     pruned = _pruned(request, parsed, {name: whole[name] for name in named if name in whole})
     relations = {**whole, **pruned}
     used = columns_named(parsed.expression)
-    catalogue = Catalogue(
-        {
-            name: _table(relation, run_id, meaning(request), cache if name in named else None, clock, used)
-            for name, relation in relations.items()
-        }
-    )
-    for relation in whole.values():  # last: tables that cannot be read leave nothing in the store
-        if not relation.external:
-            tables.keep_columns(relation, cache)
+
+    def known(n: str) -> Table:
+        return _table(relations[n], run_id, meaning(request), cache if n in named else None, clock, used)
+
+    catalogue = Catalogue(dict(zip(relations, files.in_parallel(known, [*relations]), strict=True)))
+    # last: tables that cannot be read leave nothing in the store
+    files.in_parallel(lambda one: tables.keep_columns(one, cache), [*whole.values()])
     return Gathered(
         parsed,
         now,
@@ -320,10 +319,11 @@ def _relations(
                 f"give a time instead"
             )
         at, own = request.at, request.engine == request.dialect.lower() == "duckdb"
-        found = {
-            n: tables.table_of(place, there[n], used, cache, at=at, pinned=pinned.get(n, ""), json=own)
-            for n in named
-        }
+
+        def one(n: str) -> Relation:
+            return tables.table_of(place, there[n], used, cache, at=at, pinned=pinned.get(n, ""), json=own)
+
+        found = dict(zip(named, files.in_parallel(one, named), strict=True))
         return found, [source.name for source in there.values()]
     running = engine()
     assert running is not None

@@ -18,6 +18,7 @@ from ebbflow.infra.errors import (
 from ebbflow.infra.protocols import Checkpoint, CheckpointStore, Relation, SqlEngine, StageJob, StageProgress
 from ebbflow.infra.query.results import is_whole
 from ebbflow.infra.query.slices import SliceIndex, covers, together
+from ebbflow.infra.storage import files
 from ebbflow.planners.model import Measured, Share
 from ebbflow.planners.query.costs.links import cold_tasks
 from ebbflow.planners.query.costs.stage_engines import StageEngineName, StageEngines
@@ -101,8 +102,12 @@ class StageWork:
             return found, sliced
         plans = list(plans)
         stages = {s.output_fp: s for p in plans for s in p.stages if not s.volatile}
-        for fp, stage in stages.items():
-            whole = self._store.find(fp, sources(fp), verified=False) or self._sliced(stage, sources, sliced)
+
+        def look(fp: str) -> Checkpoint | None:
+            there = self._store.find(fp, sources(fp), verified=False)
+            return there or self._sliced(stages[fp], sources, sliced)
+
+        for fp, whole in zip(stages, files.in_parallel(look, [*stages]), strict=True):
             if whole is not None:
                 found[fp] = whole
         for fp in {p.sink.output_fp for p in plans} & found.keys():

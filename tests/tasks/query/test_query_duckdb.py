@@ -1,12 +1,16 @@
 """All TPC-H queries, end to end on DuckDB, under every planner, against DuckDB's own answers."""
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
-from ebbflow.tasks.query.planning import prepare, read_history
+from ebbflow.infra.tables import statistics
+from ebbflow.planners.model import TableStatistics
+from ebbflow.tasks.query.planning import gather, prepare, read_history
 from ebbflow.tasks.query.request import QueryRequest, meaning
 from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome, execute
 from ebbflow.tasks.report.delivery import deliver
@@ -162,3 +166,24 @@ def test_what_stages_took_under_a_quota_tells_what_they_take_without(
     assert under
     for name in ("task_seconds", "wall_seconds"):
         assert [getattr(m, name) for m in under] == pytest.approx([2.5 * getattr(m, name) for m in without])
+
+
+def test_statistics_of_several_tables_are_read_side_by_side(
+    tpch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = QueryRequest(
+        "SELECT count(*) AS n FROM region JOIN nation ON n_regionkey = r_regionkey",
+        tables=tpch,
+        engine="duckdb",
+        store=str(tmp_path),
+    )
+    both, collect = threading.Barrier(2), statistics.collect
+
+    def together(*args: Any, **options: Any) -> TableStatistics:
+        both.wait(150)
+        return collect(*args, **options)
+
+    monkeypatch.setattr(statistics, "collect", together)
+    found = gather(request, ParquetCheckpointStore(request.store_place), SystemClock(), run_id="run")
+    rows = {name: one.statistics.rows for name, one in found.catalogue.tables.items() if one.statistics}
+    assert rows == {"nation": 25.0, "region": 5.0}
