@@ -8,8 +8,8 @@ within 5 % of uncut where undisturbed, at most 0.8 of uncut after a kill where s
 hold start-up: ``--queries 6`` of small tables measures little else. ``--cores 0.25`` (as root) holds a query to a
 part of a core by a control group: stages take long without tables of that size. ``--interruption-rate 60`` states one
 loss a minute, so that long stages are cut or divided where what a kill costs makes that worth it. Each run knows how
-fast stages of those before it ran, as on a store that was used before, and reuses none of them; the first, Q6, is not
-told.
+fast stages of those before it ran, and has the statistics of tables, as on a store that was used before, and reuses
+no stage of theirs; the first of each query is not told.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main() -> None:
     if options.cores and controller is None:
         parser.error("--cores needs a control group, which root can make")
     group = cgroups.create(controller, f"tiered-{os.getpid()}", options.cores) if controller else None
-    options.group, options.learned = group, []
+    options.group, options.learned, options.known = group, [], {}
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # programs that are installed are compiled
     lenders: list[Lender] = []
     try:
@@ -67,7 +67,6 @@ def main() -> None:
                 Lender(MemoryRegistry(), f"node-{n}", slab_bytes=16 << 20, max_bytes=512 << 20)
                 for n in (1, 2)
             ]
-            _learn(options, _request(options, 6, "memory", f"{_BUCKET}/first"))
             rows = [_query(options, int(number)) for number in options.queries.split(",")]
     finally:
         for lender in lenders:
@@ -92,6 +91,7 @@ def main() -> None:
 def _query(options: argparse.Namespace, number: int) -> dict[str, Any]:
     plain: dict[str, list[float]] = {way: [] for way in WAYS}
     killed: dict[str, list[float]] = {way: [] for way in WAYS}
+    _learn(options, _request(options, number, "memory", f"{_BUCKET}/q{number}-first"))
     for turn in range(options.rounds):
         for way in WAYS:
             store = f"{_BUCKET}/q{number}-{turn}-{way}-{time.time_ns()}"
@@ -119,6 +119,8 @@ def _request(options: argparse.Namespace, number: int, way: str, store: str) -> 
         interruption_rate=options.interruption_rate,
     )
     remember(ParquetCheckpointStore(request.store_place), request, options.learned)
+    for name, content in options.known.items():
+        request.store_place.behind.write(name, content)
     return request
 
 
@@ -130,9 +132,12 @@ def _started(options: argparse.Namespace, request: QueryRequest) -> "subprocess.
 
 
 def _learn(options: argparse.Namespace, request: QueryRequest) -> float:
-    """Return the seconds of a query that tells those after it how fast its stages were."""
-    took = _run(options, request)
+    """Return the seconds of a query that tells those after it how fast its stages were, and of its tables."""
+    took, place = _run(options, request), request.store_place.behind
     options.learned = read_history(ParquetCheckpointStore(request.store_place), request)
+    for info in place.entries("cache/statistics"):
+        name = f"cache/statistics/{info.base_name}"
+        options.known[name] = place.read(name)
     return took
 
 
