@@ -72,7 +72,6 @@ class ParquetCheckpointStore:
         self.tier: Callable[[], Tier | None] = lambda: None
         """Waits until it is known where outputs are kept first, as measured; nothing: engines' rates hold it."""
         self._lock = threading.Lock()
-        self._begun = False
         self._noted: set[str] = set()
         self._problems: list[str] = []
 
@@ -95,9 +94,8 @@ class ParquetCheckpointStore:
         with translated(f"write to the checkpoint store {self.place.uri}"):
             if place.behind.local:
                 self._make_local(place.root)
-            elif not self._begun:  # S3 needs no directories; whether it takes anything is asked once
-                place.fs().create_dir(self._data.path("data"), recursive=True)
-                self._begun = True
+            else:
+                place.fs().create_dir(place.root, recursive=True)
         return Attempt(fingerprint, name, place)
 
     def commit(
