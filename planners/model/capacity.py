@@ -100,6 +100,13 @@ class Capacity:
         """Return usable memory, GiB."""
         return sum(n.memory for n in self.usable)
 
+    def lost(self, after: "Capacity") -> float:
+        """Return the fraction of nodes that are gone ``after``; those with a notice do not count: they pass on what
+        they have."""
+        told = {notice.node_id for notice in self.notices}
+        gone = {node.id for node in self.nodes} - {node.id for node in after.nodes} - told
+        return len(gone) / len(self.nodes) if self.nodes else 0.0
+
     def same_nodes(self, other: "Capacity") -> bool:
         """Tell whether both mean the same usable and leaving nodes, links, and the same portion of them."""
         return (self.nodes, self.notices, self.portion, self.network) == (

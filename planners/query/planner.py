@@ -153,6 +153,11 @@ class QueryPlanner:
         return tuple(kept.values())
 
     @within_bounds
+    def again(self, plan_id: str, share: Share, actuals: Mapping[str, StageOutput]) -> QueryExecutionPlan:
+        """Return the plan of an earlier call with the costs of now; ``actuals`` are as in ``candidates``."""
+        return self._plan(self._choices[plan_id], self._sizes(actuals), share)
+
+    @within_bounds
     def single(self, share: Share) -> QueryExecutionPlan:
         """Return the plan of one statement: the query as its author wrote it."""
         query = self.parsed.expression.copy()

@@ -228,6 +228,7 @@ class Driver:
                 self.result = self._checkpoints[action.output.fingerprint]
             elif isinstance(action, Decided):
                 spent = self._clock.now() - action.decision.at
+                self.session.planned(spent)
                 self.recorder.decided(replace(action.decision, seconds=spent))
             elif isinstance(action, Notify):
                 self.recorder.note(action.text)

@@ -199,6 +199,7 @@ def _stages(report: QueryReport, measured: Sequence[Measured]) -> list[dict[str,
             "started": round(s.started, 2),
             "note": s.note,
             "rows": s.rows,
+            "expected_rows": s.estimated_rows or 0.0,
             "measured": figures.get(id(s)),
         }
         for s in report.stages
@@ -238,12 +239,17 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def q_errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return by how much stages' expected times were off: the larger of the quotients. Stages in whose time the
-    capacity changed, or others ran, are left out: nobody expected that of them."""
+    capacity changed, or others ran, are left out, and those of which other rows were expected: nobody expected that
+    of them."""
     errors = sorted(
         max(s["seconds"] / s["expected"], s["expected"] / s["seconds"])
         for r in rows
         for s in r["stages"]
-        if s["status"] == "completed" and s["expected"] and s["seconds"] and undisturbed(s, r)
+        if s["status"] == "completed"
+        and s["expected"]
+        and s["seconds"]
+        and undisturbed(s, r)
+        and foreseen(s, r)
     )
     if not errors:
         return {}
@@ -261,6 +267,17 @@ def undisturbed(stage: dict[str, Any], row: dict[str, Any]) -> bool:
     others = [s for s in row["stages"] if s is not stage and s["status"] != "reused"]
     return not changed and not any(
         s["started"] < ended and begun < s["started"] + s["seconds"] for s in others
+    )
+
+
+def foreseen(stage: dict[str, Any], row: dict[str, Any]) -> bool:
+    """Tell whether a stage had the rows that it was planned with; a plan that is kept has those of the beginning for
+    what its stages read, too."""
+    kept = row["policy"] != "qoop"
+    read = [s for s in row["stages"] if kept and s["started"] + s["seconds"] <= stage["started"]]
+    return all(
+        max(known, 1.0) <= 2.0 * max(found, 1.0) and max(found, 1.0) <= 2.0 * max(known, 1.0)
+        for known, found in ((s["expected_rows"], s["rows"]) for s in (stage, *read))
     )
 
 

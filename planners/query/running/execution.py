@@ -143,9 +143,9 @@ class Execution:
         running = {fp: run.seen(now) for fp, run in self._running.items()}
         return ExecutionState(self._plan, dict(self._checkpoints), running, sliced=dict(self._sliced))
 
-    def expected(self, now: float) -> Assessment:
-        """Return how the current plan would continue from here on the newest share."""
-        return self._replanner.assess(self._plan, self.state(now), self._share, now)
+    def expected(self, now: float, plan: QueryExecutionPlan | None = None) -> Assessment:
+        """Return how the current plan, or ``plan``, would continue from here on the newest share."""
+        return self._replanner.assess(plan or self._plan, self.state(now), self._share, now)
 
     # --- what happens -----------------------------------------------------------------------------------
 
@@ -230,11 +230,14 @@ class Execution:
         """Note that ``fraction`` of the stage ``fp`` exists in slices: a later run of it has the rest to do."""
         self._sliced[fp] = fraction
 
-    def on_finished(self, output: StageOutput, now: float, *, late: bool = False) -> list[Action]:
+    def on_finished(
+        self, output: StageOutput, now: float, *, late: bool = False, starts: bool = True
+    ) -> list[Action]:
         """Keep a finished stage's output.
 
         ``late`` says that it comes from a run cancelled before; another run of the same stage that was
-        started since is then cancelled.
+        started since is then cancelled. Without ``starts``, what can start now waits for ``on_candidates``, whose
+        plans have it in the form that fits this output.
         """
         fp = output.fingerprint
         late = late or fp not in self._running
@@ -248,7 +251,7 @@ class Execution:
         actions: list[Action] = []
         if late and fp in self._plan.by_fp:
             actions.append(Reuse(self._plan.by_fp[fp], output))
-        return actions + self._advance(now)
+        return actions + self._advance(now, starts=starts)
 
     def on_failed(self, fp: str, now: float, lost: Collection[str] = ()) -> list[Action]:
         """Start a failed stage again if it is still needed. Cancelled stages that end are no failures.
@@ -355,7 +358,7 @@ class Execution:
 
     # --- actions ------------------------------------------------------------------------------------------
 
-    def _advance(self, now: float) -> list[Action]:
+    def _advance(self, now: float, *, starts: bool = True) -> list[Action]:
         """Return what follows from checkpoints, running stages and the current plan."""
         sink = self._checkpoints.get(self._plan.sink.output_fp)
         remaining = propagate(self._plan, self.state(now), now)
@@ -366,7 +369,7 @@ class Execution:
             return [*actions, Finish(sink)]
         for fp in [fp for fp in self._running if fp not in remaining.adopted | self._draining]:
             actions.append(self._cancel(fp, "a checkpoint has made it superfluous"))
-        if not self.waiting:
+        if starts and not self.waiting:
             actions += self._starts(remaining, now)
         return actions
 

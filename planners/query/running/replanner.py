@@ -22,15 +22,18 @@ _NOTABLE = 0.05  # seconds on the links that a reason mentions
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """What is feared of a switch that discards running stages.
+    """What is feared of a switch.
 
     ``error``: how many times longer than expected something may take (q-error, at least 1). What is discarded is
     known to be done, and whatever is to replace it is only expected: it must be better by as much as may be missing.
     ``cancelling``: seconds until cancelled tasks have left their cores; what has no tasks yet holds none.
+    ``margin``: seconds that a switch must save at least, whatever it discards: those by which times that short are
+    not known.
     """
 
     error: float = 1.0
     cancelling: float = 0.0
+    margin: float = 0.0
 
     def seconds(self, discarded: Sequence[RunningStage], cores: float) -> float:
         """Return the seconds that count against a plan for which ``discarded`` are given up: (error - 1) times those
@@ -174,8 +177,9 @@ class Replanner:
         """Decide whether to stay with ``state.plan``, switch to a better plan, or wait for capacity (QOOP,
         5.7).
 
-        A plan is better if it finishes more than the hysteresis threshold sooner, switch cost and risk included. The
-        threshold is a fraction of the current plan's time without what absent cores make it longer.
+        A plan is better if it finishes more than the hysteresis threshold sooner, switch cost and risk included, and
+        by more than the risk's margin. The threshold is a fraction of the current plan's time without what absent
+        cores make it longer.
         Ties go to the current plan, then to less total work, then to the smaller id. "wait" means that no
         plan fits the share. ``now`` is in seconds since the Unix epoch; ``trigger`` says for people what
         caused the question.
@@ -242,15 +246,14 @@ class Replanner:
         if idle >= _NOTABLE:
             shown += f" but for {idle:.1f} s lost to executors that start"
         threshold = f"{100 * self.hysteresis:.3g} %"
-        if saved > self.hysteresis + 1e-12:
-            return "switch", (
-                f"{rival} would finish in {wanted:.1f} s against {present:.1f} s of {name}, "
-                f"{shown}, above the {threshold} threshold; {gains}"
-            )
-        return "stay", (
-            f"best alternative {rival} would finish in {wanted:.1f} s against {present:.1f} s, "
-            f"{shown}, {'at' if saved >= self.hysteresis else 'below'} the {threshold} threshold{note}"
-        )
+        better = f"{rival} would finish in {wanted:.1f} s against {present:.1f} s"
+        if saved <= self.hysteresis + 1e-12:
+            side = "at" if saved >= self.hysteresis else "below"
+            return "stay", f"best alternative {better}, {shown}, {side} the {threshold} threshold{note}"
+        if present - wanted <= self.risk.margin:
+            least = f"{self.risk.margin:.2f} s, which such short times may be off by"
+            return "stay", f"best alternative {better}, {shown}, but not by more than {least}{note}"
+        return "switch", f"{better} of {name}, {shown}, above the {threshold} threshold; {gains}"
 
     def _cost_note(self, assessed: Assessment) -> str:
         said = [(self.switch_cost, "switching"), (assessed.risk, "what it discards")]

@@ -12,8 +12,6 @@ from typing import Literal
 
 from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Capacity, Measured, Share
-from ebbflow.planners.query.costs.cost import CostModel
-from ebbflow.planners.query.costs.fitting import calibrate, pace
 from ebbflow.planners.query.costs.output_tiers import tier_changed
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.planners.query.plan.state import ReplanDecision, StageOutput
@@ -21,7 +19,7 @@ from ebbflow.planners.query.planner import QueryPlanner
 from ebbflow.planners.query.running.execution import Cancel, Execution, Finish, Reuse, Start
 from ebbflow.planners.query.running.progress import repriced
 from ebbflow.planners.query.running.replanner import Replanner, Risk
-from ebbflow.planners.query.running.speed import RunSpeed, deviates
+from ebbflow.planners.query.running.speed import RunCosts, RunSpeed, deviates, with_rows
 
 MAX_PARALLEL_STAGES = 4
 _SLICES_LEFT = 8  # into which a stage is divided of which an earlier run has left slices
@@ -102,8 +100,7 @@ class Session:
         self._policy = policy
         self._hysteresis = hysteresis
         self._fraction = fraction
-        self._priors = (planner.model, *planner.rivals)
-        self._history = tuple(history)
+        self._costs = RunCosts(planner, history)
         self._versions = {name.lower(): version for name, version in (versions or {}).items()}
         self._first = share  # what the first stages' estimates assumed
         self._divided: dict[str, tuple[str, int]] = {}  # by output_fp: how stages begun here are divided
@@ -114,8 +111,8 @@ class Session:
         self._volatile: set[str] = set()  # by output_fp
         self._unrendered: deque[Statement] = deque()
         self._reported = 0  # decisions already passed on
-        if history:
-            self._fit(self._history)
+        self._planning = 0.0  # seconds that the newest candidates took
+        self._enumerated = False  # and were made since the last decision that was told of
         self.execution = execution or self._execution()
         self._learn(self.execution.candidates)
 
@@ -165,7 +162,7 @@ class Session:
     def see(self, capacity: Capacity) -> Share:
         """Take ``capacity`` as the present one and return the query's share of it."""
         if self._capacity is not None:
-            self._lose(lost_fraction(self._capacity, capacity))
+            self._lose(self._capacity.lost(capacity))
         self._capacity = capacity
         self.share = Share.of(capacity, self._fraction)
         return self.share
@@ -227,17 +224,25 @@ class Session:
         ``late`` is as in ``Execution.on_finished``; ``measured`` are the figures of a stage that was computed as a
         whole.
         """
+        surprising = deviates(stage, output.rows)
         if measured is not None:
-            self.measured.append(measured)
-            if measured.engine == self._costs(stage).engine and not deviates(stage, output.rows):
+            if measured.engine == self._costs.of(stage).engine and not surprising:
                 self._speed.finished(stage, measured)
+            if not self._misjudged(stage.inputs):
+                self.measured.append(with_rows(measured, stage, output.rows))
         self._refresh(now, measured.task_seconds if measured is not None else 0.0)
-        actions = list[Action](self.execution.on_finished(output, now, late=late))
-        if not any(isinstance(a, Finish) for a in actions) and deviates(stage, output.rows):
+        # what can start now starts in the form that fits its input: a stage of one task may have millions of rows
+        anew = surprising and self.execution.policy.replans and self.share.total.cores > 0
+        actions = list[Action](self.execution.on_finished(output, now, late=late, starts=not anew))
+        if anew and not self.execution.finished:
             trigger = f"{stage.name}: {output.rows:,} rows, {stage.rows:,.0f} expected"
-            if plans := self._anew(now):
-                actions += self.execution.on_candidates(plans, now, trigger)
+            actions += self.execution.on_candidates(self._anew(now, worthwhile=True), now, trigger)
         return self._answer(actions)
+
+    def planned(self, seconds: float) -> None:
+        """Note how long it took to come to the newest decision."""
+        if self._enumerated:
+            self._planning, self._enumerated = seconds, False
 
     def remedy(self, stage: Stage, failure: StageFailure) -> str:
         """Tell what another run would do about a failure, as a sentence's end; empty if it would fail too."""
@@ -289,39 +294,40 @@ class Session:
         replanner = Replanner(plans, self._hysteresis)
         return Execution(plans, None, self._policy, replanner, MAX_PARALLEL_STAGES)
 
-    def _anew(self, now: float) -> Sequence[QueryExecutionPlan]:
+    def _anew(self, now: float, *, worthwhile: bool = False) -> Sequence[QueryExecutionPlan]:
         """Return candidates for the present share from actual sizes, the current plan among them, with rates
-        fitted to this run; none for a policy that never re-plans or a share without cores."""
+        fitted to this run; none for a policy that never re-plans or a share without cores.
+
+        ``worthwhile``: the current plan alone where no other could be sooner by more than the risk's margin.
+        """
         if not self.execution.policy.replans:
             return ()
         self.planner.keep_divided(self._divided)
-        self.execution.doubt(Risk(self._speed.error, _CANCELLING))
-        self._fit([*self._history, *self.measured])
-        # first what finished stages say of this run, which those of earlier runs outweigh in the fit
-        self._slow(pace(self._models(), self._speed.comparable))
-        self._slow(self._drift(now))
+        self._costs.fit(self.measured, self._speed.comparable)
+        self._costs.slow(self._drift(now))
         if self.share.total.cores <= 0:
             return ()
-        plans = self.planner.candidates(self.share, self.execution.checkpoints, also=(self.plan.id,))
+        # what a stage waits beside its tasks is known no better than other times: neither are times as short
+        margin = self._planning + self._speed.error * self._costs.latency
+        self.execution.doubt(Risk(self._speed.error, _CANCELLING, margin))
+        known = self.execution.checkpoints
+        plans: Sequence[QueryExecutionPlan] = ()
+        if worthwhile:
+            again = self.planner.again(self.plan.id, self.share, known)
+            left = self.execution.expected(now, again)
+            joins = any(len(r.stage.inputs) + len(r.stage.tables) > 1 for r in left.remaining.stages)
+            if not joins or left.estimate.seconds - self._costs.latency <= margin:  # which any plan needs
+                plans = (again,)
+        if not plans:
+            plans = self.planner.candidates(self.share, known, also=(self.plan.id,))
+            self._enumerated = True
         self._learn(plans)
         return plans
 
-    def _fit(self, history: Sequence[Measured]) -> None:
-        """Fit the planner's costs to finished stages."""
-        models = [calibrate(prior, history) for prior in self._priors]
-        self.planner.model, self.planner.rivals = models[0], tuple(models[1:])
-
-    def _slow(self, factor: float) -> None:
-        """Make all that the planner expects take ``factor`` times as long."""
-        self.planner.model = self.planner.model.slower(factor)
-        self.planner.rivals = tuple(rival.slower(factor) for rival in self.planner.rivals)
-
-    def _models(self) -> dict[str, CostModel]:
-        return {model.engine: model for model in (self.planner.model, *self.planner.rivals)}
-
-    def _costs(self, stage: Stage) -> CostModel:
-        """Return the costs that a stage's times are from."""
-        return self._models().get(stage.engine, self.planner.model)
+    def _misjudged(self, inputs: Collection[str]) -> bool:
+        """Tell whether the current plan expects other rows than there are of what a stage has read."""
+        plan, known = self.plan.by_fp, self.execution.checkpoints
+        return any(fp in plan and fp in known and deviates(plan[fp], known[fp].rows) for fp in inputs)
 
     def _drift(self, now: float) -> float:
         """Return how many times slower than by the planner's costs the stages run that run now.
@@ -329,7 +335,7 @@ class Session:
         Their estimates are as old as the last planning, and count how slow things were then already.
         """
         running = [
-            repriced(r, self._costs(r.stage).core_seconds(r.stage.work) + r.stage.waiting)
+            repriced(r, self._costs.of(r.stage).core_seconds(r.stage.work) + r.stage.waiting)
             for r in self.execution.state(now).running.values()
         ]
         return self._speed.drift(running, now)
@@ -387,10 +393,3 @@ def planning_share(capacity: Capacity, fraction: float = 1.0) -> Share:
     if share.total.cores > 0:
         return share
     return Share.uniform(1.0, 1.0, 1, revision=share.revision, hazard=share.hazard)
-
-
-def lost_fraction(before: Capacity, after: Capacity) -> float:
-    """Return the fraction of nodes that are gone; those with a notice do not count: they pass on what they have."""
-    told = {notice.node_id for notice in before.notices}
-    gone = {node.id for node in before.nodes} - {node.id for node in after.nodes} - told
-    return len(gone) / len(before.nodes) if before.nodes else 0.0

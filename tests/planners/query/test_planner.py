@@ -115,10 +115,13 @@ def test_actual_sizes_replace_estimates():
     plan = query.candidates(SHARE)[0]
     first = plan.stages[0]
     output = StageOutput(first.output_fp, 12_345, 678_900)
-    again = query.candidates(SHARE, {first.output_fp: output}, also=[plan.id])
+    actuals = {first.output_fp: output}
+    again = query.candidates(SHARE, actuals, also=[plan.id])
     found = next(p for p in again if p.id == plan.id)
     assert (found.stages[0].rows, found.stages[0].bytes) == (12_345, 678_900)
     assert found.stages[1].rows != plan.stages[1].rows
+    made = query.again(plan.id, SHARE, actuals)
+    assert [(s.physical_key, s.work) for s in made.stages] == [(s.physical_key, s.work) for s in found.stages]
 
 
 def test_measured_fractions_replace_estimates():

@@ -44,6 +44,19 @@ def test_a_query_starts_its_leaves_then_what_they_feed_and_finishes_with_the_sin
     assert [d.kind for d in query.decisions] == ["start"]
 
 
+def test_what_an_output_makes_ready_may_wait_for_other_plans() -> None:
+    query = execution(plans=(LEFT_DEEP,))
+    query.begin(share(2), {}, 0)
+    assert query.on_finished(output("AB"), 3, starts=False) == []
+    assert query.running == ()
+    renewed = plan(
+        LEFT_DEEP.id, *(replace(s, tasks=2, physical_key=f"{s.name} anew") for s in LEFT_DEEP.stages)
+    )
+    assert query.on_candidates([renewed], 3, "sizes") == [Start(renewed.by_fp["ABC"])]
+    assert started(query.on_finished(output("ABC"), 6)) == ["ABCD"]
+    assert query.on_finished(output("ABCD"), 7, starts=False) == [Finish(output("ABCD"))]
+
+
 def test_at_most_the_allowed_stages_run_longest_path_first() -> None:
     plans = (
         plan("q", stage("A"), stage("B", duration=2), stage("C", duration=3), stage("ABC", ("A", "B", "C"))),

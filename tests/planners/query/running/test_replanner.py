@@ -365,6 +365,33 @@ def test_a_switch_always_saves_more_than_the_threshold(
         assert best >= (1 - h) * seconds[current.id] - 1e-6
 
 
+def test_a_switch_saves_more_than_the_margin_too() -> None:
+    ten, six = plan("ten", stage("A", duration=10)), plan("six", stage("B", duration=6))
+    assert against(ExecutionState(ten), six, Risk(margin=3.9)).kind == "switch"
+    decision = against(ExecutionState(ten), six, Risk(margin=4.0))
+    assert decision.kind == "stay"
+    assert decision.reason == (
+        "stay: best alternative six would finish in 6.0 s against 10.0 s, 40 % sooner, "
+        "but not by more than 4.00 s, which such short times may be off by"
+    )
+    big = plan("big", stage("A", memory=99))
+    assert against(ExecutionState(big), six, Risk(margin=4.0)).kind == "switch", "it cannot continue"
+
+
+@given(queries(), shares(), shares(), st.floats(0, 0.9), st.floats(0, 20))
+def test_a_margin_only_keeps_plans_that_would_be_left_for_less(
+    plans: tuple[QueryExecutionPlan, ...], before: Share, after: Share, h: float, margin: float
+) -> None:
+    state = ExecutionState(clarinet(plans, before))
+    exact, careful = (
+        Replanner(plans, hysteresis=h, risk=Risk(margin=least)).decide(state, after, 0, "t")
+        for least in (0.0, margin)
+    )
+    seconds = {e.plan_id: e.seconds for e in exact.estimates}
+    gain = seconds[exact.current] - seconds[exact.chosen]
+    assert careful.chosen == (exact.chosen if gain > margin else exact.current)
+
+
 def test_share_changes_below_the_threshold_are_insignificant() -> None:
     replanner = Replanner(PLANS, min_share_delta=0.05)
     assert not replanner.significant(share(100, 100), share(104, 104))

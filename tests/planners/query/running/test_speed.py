@@ -2,12 +2,18 @@
 
 from dataclasses import replace
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ebbflow.planners.model import Measured, Work
 from ebbflow.planners.model.capacity import ARRIVAL
 from ebbflow.planners.query.costs.fitting import q_error
 from ebbflow.planners.query.plan.state import RunningStage
-from ebbflow.planners.query.running.speed import RunSpeed
+from ebbflow.planners.query.running.speed import RunSpeed, with_rows
 from tests.planners.query.replanning_cases import share, stage
+
+amounts = st.floats(0.0, 1e9)
 
 
 def test_stages_are_not_slow_for_cores_whose_executors_were_starting() -> None:
@@ -61,3 +67,29 @@ def test_no_stage_meets_a_cold_core_before_that_is_there() -> None:
     assert speed.cold_since(0.0) == 3.2
     speed.seen(share(1), 2.0)
     assert [round(speed.cold_since(at), 9) for at in (0.0, 1.5, 2.0)] == [0.5, 0.2, 0.0]
+
+
+def test_the_work_of_a_stage_is_that_of_the_rows_it_made() -> None:
+    """A join was to make a thousand rows, from 1,500 that its last join emits before they are filtered."""
+    work = Work(scanned_rows=5.0, joined_rows=1500.0, written_bytes=8000.0)
+    done = Measured("native", work, 2.0, 3.0, 4, 6.0)
+    seen = with_rows(done, replace(stage("A"), rows=1000.0), 100_000)
+    assert seen == replace(done, work=replace(work, joined_rows=100_500.0, written_bytes=800_000.0))
+
+
+def test_groups_are_not_what_a_join_emits() -> None:
+    work = Work(joined_rows=1500.0, aggregated_rows=1500.0, written_bytes=80.0)
+    seen = with_rows(Measured("native", work, 2.0, 3.0, 4, 6.0), replace(stage("A"), rows=10.0), 5)
+    assert seen.work == replace(work, written_bytes=40.0)
+
+
+@given(amounts, amounts, st.integers(1, 10**9), st.integers(0, 10**9))
+def test_times_stay_and_as_many_rows_as_expected_change_nothing(
+    joined: float, written: float, expected: int, made: int
+) -> None:
+    done = Measured("native", Work(joined_rows=joined, written_bytes=written), 2.0, 3.0, 4, 6.0)
+    planned = replace(stage("A"), rows=float(expected))
+    assert with_rows(done, planned, expected).work.vector() == pytest.approx(done.work.vector())
+    seen = with_rows(done, planned, made)
+    assert replace(seen, work=done.work) == done
+    assert all(amount >= 0.0 for amount in seen.work.vector())
