@@ -7,6 +7,7 @@ import itertools
 import logging
 import queue
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -56,6 +57,7 @@ class Driver:
         self._runs: dict[str, StageRun] = {}  # by job id, cancelled ones until their thread has ended
         self._current: dict[str, str] = {}  # output_fp -> job id that the session counts as running
         self._jobs = itertools.count(1)
+        self._taken: deque[object] = deque()  # from the inbox, and not handled so far
         # by job id: failures to judge, and until when they wait for news
         self._doubts: dict[str, tuple[float, StageOutcome]] = {}
         self._waited: set[str] = set()  # job ids of failures that have waited
@@ -83,6 +85,8 @@ class Driver:
     # --- events -------------------------------------------------------------------------------------------
 
     def _next(self) -> object:
+        if self._taken:
+            return self._taken.popleft()
         # a report shows every candidate: rendered while the engine works, not afterwards
         while self._computing() and self._inbox.empty() and self.session.render():
             pass
@@ -159,7 +163,10 @@ class Driver:
         self.recorder.ended(run, now, self.session.plan.id, status, checkpoint, outcome.result, note)
         output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes, outcome.keys)
         measured = self._work.measured(run, outcome, self.session.cold_since(run.started))
-        self._act(self.session.on_finished(stage, output, now, late=late, measured=measured))
+        while not self._inbox.empty():  # what has ended while plans were made is weighed together
+            self._taken.append(self._inbox.get())
+        more = any(isinstance(one, StageOutcome) and one.error is None for one in self._taken)
+        self._act(self.session.on_finished(stage, output, now, late=late, measured=measured, more=more))
 
     def _failed(self, outcome: StageOutcome, error: Exception, run: StageRun, now: float) -> None:
         stage, plan = outcome.stage, self.session.plan.id
@@ -253,6 +260,7 @@ class Driver:
             cold=share.cold,
         )
         self._current[stage.output_fp] = job_id
+        self.session.execution.on_start(stage.output_fp, run.started)
         self.recorder.stage_started(stage)
 
         ids = current_ids()

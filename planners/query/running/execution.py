@@ -200,6 +200,11 @@ class Execution:
         actions = self._reconsider(now, trigger, candidates_changed=True)
         return actions + self._advance(now)
 
+    def on_start(self, fp: str, now: float) -> None:
+        """Note that a stage's run begins only now, for instance since planning has taken so long."""
+        run = self._running[fp]
+        run.started, run.wave = now, now + run.stage.latency
+
     def on_progress(
         self, fp: str, total: int, done: int, now: float, running: int | None = None, *, native: bool = False
     ) -> None:
@@ -236,21 +241,21 @@ class Execution:
         """Keep a finished stage's output.
 
         ``late`` says that it comes from a run cancelled before; another run of the same stage that was
-        started since is then cancelled. Without ``starts``, what can start now waits for ``on_candidates``, whose
-        plans have it in the form that fits this output.
+        started since is then cancelled. Without ``starts``, what can start now waits for the next call.
         """
         fp = output.fingerprint
         late = late or fp not in self._running
         self._draining.discard(fp)
         if not late:
             del self._running[fp]
-        if fp in self._checkpoints or self._finished:
+        if self._finished:
             return []
-        self._checkpoints[fp] = output
-        self._announced.add(fp)
         actions: list[Action] = []
-        if late and fp in self._plan.by_fp:
-            actions.append(Reuse(self._plan.by_fp[fp], output))
+        if fp not in self._checkpoints:
+            self._checkpoints[fp] = output
+            self._announced.add(fp)
+            if late and fp in self._plan.by_fp:
+                actions.append(Reuse(self._plan.by_fp[fp], output))
         return actions + self._advance(now, starts=starts)
 
     def on_failed(self, fp: str, now: float, lost: Collection[str] = ()) -> list[Action]:

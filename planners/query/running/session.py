@@ -111,6 +111,7 @@ class Session:
         self._volatile: set[str] = set()  # by output_fp
         self._unrendered: deque[Statement] = deque()
         self._reported = 0  # decisions already passed on
+        self._surprises: list[str] = []  # outputs from which plans are to be made
         self._planning = 0.0  # seconds that the newest candidates took
         self._enumerated = False  # and were made since the last decision that was told of
         self.execution = execution or self._execution()
@@ -218,13 +219,16 @@ class Session:
         *,
         late: bool = False,
         measured: Measured | None = None,
+        more: bool = False,
     ) -> list[Action]:
         """Continue from a finished stage, with other plans where its rows were not as estimated.
 
         ``late`` is as in ``Execution.on_finished``; ``measured`` are the figures of a stage that was computed as a
-        whole.
+        whole. ``more``: other finished stages are told of next, and what follows from all of them is decided then.
         """
         surprising = deviates(stage, output.rows)
+        if surprising:
+            self._surprises.append(f"{stage.name}: {output.rows:,} rows, {stage.rows:,.0f} expected")
         if measured is not None:
             if measured.engine == self._costs.of(stage).engine and not surprising:
                 self._speed.finished(stage, measured)
@@ -232,11 +236,12 @@ class Session:
                 self.measured.append(with_rows(measured, stage, output.rows))
         self._refresh(now, measured.task_seconds if measured is not None else 0.0)
         # what can start now starts in the form that fits its input: a stage of one task may have millions of rows
-        anew = surprising and self.execution.policy.replans and self.share.total.cores > 0
-        actions = list[Action](self.execution.on_finished(output, now, late=late, starts=not anew))
-        if anew and not self.execution.finished:
-            trigger = f"{stage.name}: {output.rows:,} rows, {stage.rows:,.0f} expected"
-            actions += self.execution.on_candidates(self._anew(now, worthwhile=True), now, trigger)
+        anew = bool(self._surprises) and self.execution.policy.replans and self.share.total.cores > 0
+        actions = list[Action](self.execution.on_finished(output, now, late=late, starts=not (anew or more)))
+        if not more:
+            trigger, self._surprises = "; ".join(self._surprises), []
+            if anew and not self.execution.finished:
+                actions += self.execution.on_candidates(self._anew(now, worthwhile=True), now, trigger)
         return self._answer(actions)
 
     def planned(self, seconds: float) -> None:

@@ -57,6 +57,16 @@ def test_what_an_output_makes_ready_may_wait_for_other_plans() -> None:
     assert query.on_finished(output("ABCD"), 7, starts=False) == [Finish(output("ABCD"))]
 
 
+def test_a_stage_runs_from_when_it_was_started_and_not_from_when_that_was_decided() -> None:
+    query = execution(plans=(plan("q", stage("A", tasks=2, duration=4, latency=1)),))
+    query.begin(share(2), {}, 0)
+    assert query.state(2.5).running["A"].task_seconds_spent == 1.5
+    query.on_start("A", 2.0)
+    seen = query.state(2.5).running["A"]
+    assert (seen.started, seen.task_seconds_spent) == (2.0, 0.0)
+    assert query.state(3.5).running["A"].task_seconds_spent == 0.5
+
+
 def test_at_most_the_allowed_stages_run_longest_path_first() -> None:
     plans = (
         plan("q", stage("A"), stage("B", duration=2), stage("C", duration=3), stage("ABC", ("A", "B", "C"))),

@@ -245,6 +245,28 @@ def test_what_a_surprising_output_makes_ready_starts_once_and_in_the_form_that_f
     assert [a for a in actions if not isinstance(a, Decided)] == [Start(wide)]
 
 
+def test_stages_that_have_ended_together_are_weighed_together() -> None:
+    one, other, third = (replace(stage(fp), rows=10) for fp in ("AB", "CD", "EF"))
+    planner = Drawn(plan("q", one, other, third, stage("ABCDEF", ("AB", "CD", "EF"))))
+    query = session(planner, cores=4)
+    query.begin({}, 0.0)
+    assert query.on_finished(one, rows("AB", 1000), 1.0, more=True) == []
+    assert query.on_finished(other, rows("CD", 10), 1.0, more=True) == []
+    actions = query.on_finished(third, rows("EF", 1), 1.0)
+    assert [told for told, *_ in planner.asked[1:]] == [query.share]
+    (made,) = (a.decision for a in actions if isinstance(a, Decided))
+    assert made.trigger == "AB: 1,000 rows, 10 expected; EF: 1 rows, 10 expected"
+    assert started(actions) == ["ABCDEF"]
+
+
+def test_what_waits_for_the_next_finished_stage_starts_though_that_is_one_of_before() -> None:
+    one, other = stage("AB"), stage("CD")
+    query = session(Drawn(plan("q", one, other, stage("ABCD", ("AB", "CD")))))
+    query.begin({"AB": output("AB")}, 0.0)
+    assert query.on_finished(other, output("CD"), 1.0, more=True) == []
+    assert started(query.on_finished(one, output("AB"), 1.0, late=True)) == ["ABCD"]
+
+
 @pytest.mark.parametrize(
     ("joined", "duration", "anew"), [("C", 1.0, True), ("C", 0.02, False), ("", 1.0, False)]
 )
