@@ -57,6 +57,7 @@ class Driver:
         self._runs: dict[str, StageRun] = {}  # by job id, cancelled ones until their thread has ended
         self._current: dict[str, str] = {}  # output_fp -> job id that the session counts as running
         self._jobs = itertools.count(1)
+        self._ready: dict[str, Stage] = {}  # by output_fp: counted as running, and not started so far
         self._taken: deque[object] = deque()  # from the inbox, and not handled so far
         # by job id: failures to judge, and until when they wait for news
         self._doubts: dict[str, tuple[float, StageOutcome]] = {}
@@ -163,10 +164,16 @@ class Driver:
         self.recorder.ended(run, now, self.session.plan.id, status, checkpoint, outcome.result, note)
         output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes, outcome.keys)
         measured = self._work.measured(run, outcome, self.session.cold_since(run.started))
-        while not self._inbox.empty():  # what has ended while plans were made is weighed together
-            self._taken.append(self._inbox.get())
-        more = any(isinstance(one, StageOutcome) and one.error is None for one in self._taken)
+        for fp in self._ready:
+            self.session.execution.on_start(fp, now)  # it has not begun
+        more = self._others_finished()
         self._act(self.session.on_finished(stage, output, now, late=late, measured=measured, more=more))
+
+    def _others_finished(self) -> bool:
+        """Tell whether other stages have finished, such as while plans were made: all are weighed together."""
+        while not self._inbox.empty():
+            self._taken.append(self._inbox.get())
+        return any(isinstance(one, StageOutcome) and one.error is None for one in self._taken)
 
     def _failed(self, outcome: StageOutcome, error: Exception, run: StageRun, now: float) -> None:
         stage, plan = outcome.stage, self.session.plan.id
@@ -223,7 +230,9 @@ class Driver:
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
-                self._start(action.stage)
+                self._ready[action.stage.output_fp] = action.stage
+            elif isinstance(action, Cancel) and action.stage.output_fp in self._ready:
+                del self._ready[action.stage.output_fp]
             elif isinstance(action, Cancel):
                 job_id = self._current.pop(action.stage.output_fp, None)
                 if job_id is not None:
@@ -239,6 +248,10 @@ class Driver:
                 self.recorder.decided(replace(action.decision, seconds=spent))
             elif isinstance(action, Notify):
                 self.recorder.note(action.text)
+        if self._ready and not self._others_finished():  # else what they show is weighed first
+            for stage in self._ready.values():
+                self._start(stage)
+            self._ready.clear()
 
     def _note_problems(self) -> None:
         for problem in self._work.problems():

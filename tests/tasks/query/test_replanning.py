@@ -1,5 +1,6 @@
 """Planning anew while stages run: what is learnt of their speed."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from ebbflow.infra.tables.benchmark_data import skewed
 from ebbflow.planners.model import Capacity, Node, Share
 from ebbflow.planners.query.running.session import Session
 from ebbflow.planners.query.running.speed import RunCosts
+from ebbflow.tasks.query.listening import StageOutcome
 from ebbflow.tasks.query.planning import prepare
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
+from ebbflow.tasks.query.slices import StageRun
+from ebbflow.tasks.query.stagework import StageWork
 from tests.tasks.driving import FOUR_TABLES
 
 
@@ -58,6 +62,15 @@ def test_joins_that_meet_otherwise_than_expected_change_the_plan(
     # what is gained are milliseconds: as if a busy machine took none to plan and to begin a stage
     monkeypatch.setattr(Session, "planned", lambda session, seconds: None)
     monkeypatch.setattr(RunCosts, "latency", 0.0)
+    leaves, run_of = threading.Barrier(3), StageWork.execute
+
+    def execute_leaves_together(work: StageWork, run: StageRun) -> StageOutcome:
+        outcome = run_of(work, run)
+        if not run.stage.inputs:
+            leaves.wait(150.0)
+        return outcome
+
+    monkeypatch.setattr(StageWork, "execute", execute_leaves_together)
     tables = skewed(0.05, tmp_path / "films", lambda line: None)
     text = (tables / "queries" / "q4.sql").read_text()
     request = QueryRequest(
