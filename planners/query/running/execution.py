@@ -202,8 +202,7 @@ class Execution:
 
     def on_start(self, fp: str, now: float) -> None:
         """Note that a stage's run begins only now, for instance since planning has taken so long."""
-        run = self._running[fp]
-        run.started, run.wave = now, now + run.stage.latency
+        self._running[fp].started, self._running[fp].wave = now, now + self._running[fp].stage.latency
 
     def on_progress(
         self, fp: str, total: int, done: int, now: float, running: int | None = None, *, native: bool = False
@@ -238,10 +237,9 @@ class Execution:
     def on_finished(
         self, output: StageOutput, now: float, *, late: bool = False, starts: bool = True
     ) -> list[Action]:
-        """Keep a finished stage's output.
+        """Keep a finished stage's output; without ``starts``, what can start now waits for the next call.
 
-        ``late`` says that it comes from a run cancelled before; another run of the same stage that was
-        started since is then cancelled. Without ``starts``, what can start now waits for the next call.
+        ``late``: of a run cancelled before; another run of the same stage, started since, is then cancelled.
         """
         fp = output.fingerprint
         late = late or fp not in self._running
