@@ -82,15 +82,15 @@ def spawn(
     return process
 
 
-def _mark_of(pid: int) -> str:
-    """Return the mark of a process; empty where it has none, is gone or a zombie, or is another user's.
+def _mark_of(pid: int) -> str | None:
+    """Return the mark of a process, empty where it has none; ``None``: it is gone or a zombie, or another user's.
 
     All processes of the machine are asked again and again: read directly, which takes a fraction of what psutil does.
     """
     with contextlib.suppress(OSError):
-        variables = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
-        return os.fsdecode(variables.partition(_NAMED)[2].partition(b"\0")[0])
-    return ""
+        if variables := Path(f"/proc/{pid}/environ").read_bytes():
+            return os.fsdecode((b"\0" + variables).partition(_NAMED)[2].partition(b"\0")[0])
+    return None
 
 
 def _process(pid: int, mark: str) -> psutil.Process | None:
@@ -105,7 +105,7 @@ def _process(pid: int, mark: str) -> psutil.Process | None:
 def carries(pid: int, mark: str) -> bool:
     """Tell whether process ``pid`` lives and carries ``mark``, or one below it where it ends in a slash."""
     value = _mark_of(pid)
-    return value == mark or (mark.endswith("/") and value.startswith(mark))
+    return value is not None and (value == mark or (mark.endswith("/") and value.startswith(mark)))
 
 
 def members(mark: str) -> list[int]:
