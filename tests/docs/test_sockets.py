@@ -21,7 +21,7 @@ SPARK = {
     "deploy.master.Master": "master",
     "deploy.worker.Worker": "worker",
     "CoarseGrainedExecutorBackend": "executor",
-    "spark.native.probe": "executor's Python",
+    "native.probe pyspark": "executor's Python",
     "deploy.SparkSubmit": "driver's JVM",
     "ebbflow query": "driver's Python",
 }

@@ -181,7 +181,7 @@ def serve() -> None:
 
         load()
         if len(os.listdir("/proc/self/task")) > threads:  # forked, their locks would stay held
-            os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])  # noqa: S606
+            os.execv(sys.executable, [sys.executable, "-P", "-m", "pyspark.daemon", *sys.argv[1:]])  # noqa: S606
     daemon.manager()
 
 

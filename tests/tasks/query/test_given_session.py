@@ -19,6 +19,7 @@ from tests.infra.tables.deleting import DELETING, delete_by_vector
 PLAIN = {  # as a session has them that Ebbflow has not started
     "spark.sql.parquet.outputTimestampType": "INT96",
     "spark.sql.session.timeZone": "America/New_York",
+    "spark.python.daemon.module": "pyspark.daemon",
 }
 
 
