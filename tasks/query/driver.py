@@ -198,17 +198,21 @@ class Driver:
         self._note_problems()
         for fp in failure.gone:
             del self._checkpoints[fp]
+        for fp in failure.held:  # they start once what they read is there again
+            del self._ready[fp]
         self._act(actions)
 
     def _failure(self, run: StageRun, error: Exception, *, anew: bool = False) -> StageFailure:
         """Say how a run failed; ``anew`` reads what it has read, otherwise only sizes are compared."""
         lost = self._work.lost(run, error, anew=anew)
         gone = [c for c in lost if self._checkpoints.get(c.fingerprint) is c]
+        fps = frozenset(c.fingerprint for c in gone)
         return StageFailure(
             _kind(error),
             str(error),
             frozenset(c.fingerprint for c in lost),
-            frozenset(c.fingerprint for c in gone),
+            fps,
+            held=frozenset(fp for fp, stage in self._ready.items() if fps.intersection(stage.inputs)),
             moved=self.session.share.revision != run.revision,
         )
 

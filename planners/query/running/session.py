@@ -38,6 +38,7 @@ class StageFailure:
     message: str = ""
     lost: frozenset[str] = frozenset()  # fingerprints of what it has read that is not whole any more
     gone: frozenset[str] = frozenset()  # those of them that have not been computed again since
+    held: frozenset[str] = frozenset()  # output_fps of stages to start that read those and have not begun
     moved: bool = False  # capacity has changed since the run began
 
 
@@ -270,9 +271,8 @@ class Session:
             self._unfit.add(stage.physical_key)
         if not remedy or self._failures[fp] >= _MAX_FAILURES:
             return None
-        return self._answer(
-            [Notify(f"{stage.name} {remedy}"), *self.execution.on_failed(fp, now, failure.gone)]
-        )
+        again = [a for one in (fp, *failure.held) for a in self.execution.on_failed(one, now, failure.gone)]
+        return self._answer([Notify(f"{stage.name} {remedy}"), *again])
 
     def on_progress(
         self, stage: Stage, total: int, done: int, running: int | None, now: float, *, native: bool = False
