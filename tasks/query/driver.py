@@ -252,9 +252,11 @@ class Driver:
                 self.recorder.decided(replace(action.decision, seconds=spent))
             elif isinstance(action, Notify):
                 self.recorder.note(action.text)
-        if self._ready and not self._others_finished():  # else what they show is weighed first
-            for stage in self._ready.values():
-                self._start(stage)
+        usable = self.session.execution.share.total.cores > 0
+        if self._ready and usable and not self._others_finished():  # else what they show is weighed first
+            for stage in self.session.execution.running:
+                if stage.output_fp in self._ready:  # in the form that is planned by now
+                    self._start(stage)
             self._ready.clear()
 
     def _note_problems(self) -> None:

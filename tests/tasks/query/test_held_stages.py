@@ -1,6 +1,7 @@
 """Stages that are to start and wait, since others have ended while plans were made."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
@@ -10,9 +11,9 @@ from ebbflow.planners.model import Share
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.tasks.query.driver import Driver
-from ebbflow.tasks.query.listening import Inbox, StageOutcome
+from ebbflow.tasks.query.listening import CapacityChanged, Inbox, StageOutcome
 from tests.planners.query.replanning_cases import plan, stage
-from tests.planners.query.running.test_session import Drawn, session
+from tests.planners.query.running.test_session import Drawn, seen, session
 
 
 class Hands(Drawn):
@@ -92,3 +93,37 @@ def test_a_stage_that_waits_while_its_input_is_lost_starts_once_that_is_there_ag
     hands.tell(hands.ended("XSEO"))
     assert hands.driver.result is not None
     assert hands.names[7:] == ["XSEO"]
+
+
+def waiting(narrow: Stage) -> Hands:
+    """Return a query of which ``narrow`` waits, on capacity that changes next and on the output of another stage."""
+    hands = Hands(stage("E"), stage("O"), narrow, stage("FO", ("F", "O")))
+    hands.meanwhile = [hands.ended("O")]
+    hands.tell(hands.ended("E", rows=1000))
+    assert hands.names == ["E", "O"]
+    return hands
+
+
+def test_a_stage_that_has_waited_starts_in_the_form_that_is_planned_by_then() -> None:
+    narrow = replace(stage("F", ("E",)), tables=("T",))
+    hands = waiting(narrow)
+    wide = replace(narrow, tasks=8, duration=0.5, physical_key="wide")
+    hands.plans = (plan("q", *(wide if one is narrow else one for one in hands.session.plan.stages)),)
+    hands.tell(CapacityChanged(seen(8), "arrived"))
+    assert hands.names == ["E", "O"]
+    hands.hear(1)
+    assert hands.begun[2:] == [wide]
+
+
+def test_a_stage_that_has_waited_starts_only_once_there_are_cores() -> None:
+    hands = waiting(replace(stage("F", ("E",)), tables=("T",)))
+    hands.tell(CapacityChanged(seen(0), "left"))
+    hands.hear(1)
+    hands.tell(CapacityChanged(seen(0, 2), "none"))
+    assert hands.names == ["E", "O"]
+    hands.tell(CapacityChanged(seen(2, 3), "arrived"))
+    assert hands.names == ["E", "O", "F"]
+    assert all(run.cores == 2 for run in hands.driver._runs.values())
+    hands.tell(hands.ended("F"))
+    hands.tell(hands.ended("FO"))
+    assert hands.driver.result is not None
