@@ -118,6 +118,8 @@ class Driver:
 
     def _handle(self, event: object) -> None:
         now = self._clock.now()
+        for fp in self._ready:
+            self.session.execution.on_start(fp, now)  # it has not begun
         if isinstance(event, CapacityChanged):
             self._see(event.capacity, event.change)
             self._act(self.session.on_capacity(event.change, now))
@@ -164,8 +166,6 @@ class Driver:
         self.recorder.ended(run, now, self.session.plan.id, status, checkpoint, outcome.result, note)
         output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes, outcome.keys)
         measured = self._work.measured(run, outcome, self.session.cold_since(run.started))
-        for fp in self._ready:
-            self.session.execution.on_start(fp, now)  # it has not begun
         more = self._others_finished()
         self._act(self.session.on_finished(stage, output, now, late=late, measured=measured, more=more))
 

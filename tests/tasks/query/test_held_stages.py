@@ -127,3 +127,12 @@ def test_a_stage_that_has_waited_starts_only_once_there_are_cores() -> None:
     hands.tell(hands.ended("F"))
     hands.tell(hands.ended("FO"))
     assert hands.driver.result is not None
+
+
+def test_a_stage_that_waits_has_not_worked_when_capacity_changes() -> None:
+    hands = waiting(replace(stage("F", ("E",), duration=9.0), tables=("T",)))
+    hands.now = 5.0
+    hands.tell(CapacityChanged(seen(8), "arrived"))
+    running = hands.session.execution.state(5.0).running["F"]
+    assert (running.started, running.task_seconds_spent) == (5.0, 0.0)
+    assert hands.session.execution.expected(5.0).estimate.seconds == 10.0
