@@ -127,6 +127,11 @@ class Stage:
         """Return the stage's total task time in core-seconds."""
         return self.tasks * self.duration * max(self.demand.cores, 1e-9)
 
+    @property
+    def joins(self) -> bool:
+        """Tell whether it joins anything; a relation that it joins with itself is named once."""
+        return len(self.inputs) + len(self.tables) > 1 or self.work.joined_rows > 0.0
+
 
 @dataclass(frozen=True)
 class QueryExecutionPlan:

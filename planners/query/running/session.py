@@ -320,8 +320,9 @@ class Session:
         if worthwhile:
             again = self.planner.again(self.plan.id, self.share, known)
             left = self.execution.expected(now, again)
-            joins = any(len(r.stage.inputs) + len(r.stage.tables) > 1 for r in left.remaining.stages)
-            if not joins or left.estimate.seconds - self._costs.latency <= margin:  # which any plan needs
+            joins = any(r.stage.joins for r in left.remaining.stages)
+            seconds = left.estimate.seconds - self._costs.latency  # which any plan needs
+            if seconds <= margin or (not joins and math.isfinite(seconds)):
                 plans = (again,)
         if not plans:
             plans = self.planner.candidates(self.share, known, also=(self.plan.id,))
