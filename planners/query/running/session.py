@@ -230,11 +230,10 @@ class Session:
         surprising = deviates(stage, output.rows)
         if surprising:
             self._surprises.append(f"{stage.name}: {output.rows:,} rows, {stage.rows:,.0f} expected")
-        if measured is not None:
+        if measured is not None and not self._misjudged(stage.inputs):
             if measured.engine == self._costs.of(stage).engine and not surprising:
                 self._speed.finished(stage, measured)
-            if not self._misjudged(stage.inputs):
-                self.measured.append(with_rows(measured, stage, output.rows))
+            self.measured.append(with_rows(measured, stage, output.rows))
         self._refresh(now, measured.task_seconds if measured is not None else 0.0)
         # what can start now starts in the form that fits its input: a stage of one task may have millions of rows
         anew = bool(self._surprises) and self.execution.policy.replans and self.share.total.cores > 0
