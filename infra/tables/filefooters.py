@@ -1,5 +1,6 @@
 """Footers of Parquet files: whole ones of few files, and of many files what planning needs of them."""
 
+import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -106,9 +107,10 @@ def extract(scheme: str, file: FileEntry, metadata: Any, names: Collection[str])
             told.unpacked[name] += group.column(i).total_uncompressed_size
     unknown = (Bounds(None),) * len(told.rows)
     told.bounds = {name: tuple(found) or unknown for name, found in chunks.items()}
-    _known[scheme, file] = told
-    _known.move_to_end((scheme, file))
-    _trim()
+    with _lock:
+        _known[scheme, file] = told
+        _known.move_to_end((scheme, file))
+        _trim()
     return told
 
 
@@ -125,11 +127,9 @@ def _bounds(statistics: Any) -> Bounds:
 
 
 _known: OrderedDict[tuple[str, FileEntry], FileFooter] = OrderedDict()
+_lock = threading.Lock()  # held while it is changed
 
 
 def _trim() -> None:
     while len(_known) > 1 and sum(map(len, _known[next(iter(_known))].bounds.values())) * len(_known) > _KEPT:
-        try:
-            _known.popitem(last=False)
-        except KeyError:  # another thread was quicker
-            return
+        _known.popitem(last=False)
