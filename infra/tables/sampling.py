@@ -24,7 +24,7 @@ ENTIRE_TIMES = 10  # a table of up to this many times sample_rows is read entire
 DECODE_ROWS = 400_000  # at most about this many rows are decoded for a sample
 MOST_GROUPS = 64  # row groups read, of files that may be as many
 LARGEST_BLOCKS = 8  # row groups sampled
-TIME_LIMIT = 30.0  # seconds after which no further row group is read
+TIME_LIMIT = 30.0  # seconds, times the tables sampled at once, after which no further row group is read
 _KEPT_IN_MEMORY = 16  # samples
 _BATCH = 65_536  # rows decoded at once
 
@@ -61,14 +61,19 @@ class RowGroup:
 
 
 def draw(
-    relation: Relation, sample_rows: int, clock: Clock | None = None, names: Sequence[str] | None = None
+    relation: Relation,
+    sample_rows: int,
+    clock: Clock | None = None,
+    names: Sequence[str] | None = None,
+    at_once: int = 1,
 ) -> Sample:
     """Read a sample: random rows of row groups that are evenly spaced over all files.
 
     Rows are random, not evenly spaced, because equal values often lie side by side or at a fixed distance,
     and evenly spaced rows would then never, or always, meet them twice. The same files give the same sample.
     Tables of up to ``ENTIRE_TIMES * sample_rows`` rows in up to ``MOST_GROUPS`` row groups are read entirely. Only
-    the columns ``names`` are read; without them, all. Raises ``TableError``.
+    the columns ``names`` are read; without them, all. ``at_once``: tables that are sampled at a time, and share
+    the link and the cores, so that each takes longer. Raises ``TableError``.
     """
     import pyarrow as pa
 
@@ -78,7 +83,7 @@ def draw(
     total = sum(group.rows for group in groups)
     entire = total <= ENTIRE_TIMES * sample_rows and len(groups) <= MOST_GROUPS
     chosen = list(range(len(groups))) if entire else _spread(groups)
-    deadline = clock.now() + TIME_LIMIT
+    deadline = clock.now() + TIME_LIMIT * at_once
     tables: list[Any] = []
     blocks: list[Block] = []
     for position in chosen:

@@ -122,12 +122,13 @@ def collect(
     sample_rows: int = 20_000,
     clock: Clock | None = None,
     names: Collection[str] | None = None,
+    at_once: int = 1,
 ) -> TableStatistics:
     """Return the statistics of a table and of its columns ``names`` (all): what ``cache`` has of the same files is
     not read again, and is returned as well.
 
     The sample that distinct counts rest on is kept beside the cache for ``selectivity``. ``clock`` bounds how
-    long sampling may take. Raises ``TableError``.
+    long sampling may take, ``at_once`` says of how many tables at the same time. Raises ``TableError``.
     """
     wanted = _chosen(relation, names)
     key = f"statistics/{_FORMAT}/{version(relation)}/{sample_rows}"
@@ -144,7 +145,7 @@ def collect(
     columns = {}
     if missing:
         ranges = column_footers(relation, told, missing)
-        sample = draw(relation, sample_rows, clock, missing)
+        sample = draw(relation, sample_rows, clock, missing, at_once)
         columns = {n: _column(n, dtype, ranges[n], sample) for n, dtype in relation.columns if n in ranges}
         keep(relation, thinned(sample, sample_rows), cache, sample_rows)
     for name, count in partitions.distinct(relation).items():

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 from sqlglot import exp
 
@@ -22,7 +23,7 @@ from ebbflow.infra.tables import statistics
 from ebbflow.infra.tables.logs import snapshots
 from ebbflow.infra.tables.partitions import pruned
 from ebbflow.planners.errors import OptionError, UnknownColumnError
-from ebbflow.planners.model import Catalogue, Measured, Table, Work
+from ebbflow.planners.model import Catalogue, Measured, Table, TableStatistics, Work
 from ebbflow.planners.query.costs.cost import DEFAULTS
 from ebbflow.planners.query.costs.sampling import questions
 from ebbflow.planners.query.costs.stage_engines import StageEngineName
@@ -121,9 +122,11 @@ def gather(
     pruned = _pruned(request, parsed, {name: whole[name] for name in named if name in whole})
     relations = {**whole, **pruned}
     used = columns_named(parsed.expression)
+    at_once = min(files.PARALLEL_READS, len(named))
+    collect = partial(statistics.collect, cache=cache, clock=clock, names=used, at_once=at_once)
 
     def known(n: str) -> Table:
-        return _table(relations[n], run_id, meaning(request), cache if n in named else None, clock, used)
+        return _table(relations[n], run_id, meaning(request), collect if n in named else None)
 
     catalogue = Catalogue(dict(zip(relations, files.in_parallel(known, [*relations]), strict=True)))
     # last: tables that cannot be read leave nothing in the store
@@ -342,17 +345,12 @@ def _relations(
 
 
 def _table(
-    relation: Relation,
-    run_id: str,
-    meaning: str,
-    cache: JsonStore | None,
-    clock: Clock,
-    used: frozenset[str] | None,
+    relation: Relation, run_id: str, meaning: str, collect: Callable[[Relation], TableStatistics] | None
 ) -> Table:
     if relation.external:  # nothing tells whether its content changed: its stages live for this run only
         return Table(relation.name, relation.columns, f"external-{run_id}")
     version = f"{tables.version(relation)}-{meaning}"
-    known = statistics.collect(relation, cache, clock=clock, names=used) if cache is not None else None
+    known = collect(relation) if collect is not None else None
     return Table(relation.name, relation.columns, version, known)
 
 

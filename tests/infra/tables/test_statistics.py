@@ -3,6 +3,10 @@
 import datetime
 import math
 import shutil
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,9 +20,10 @@ from ebbflow.infra.errors import TableError
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.storage.places import StorageLocation
-from ebbflow.infra.tables import sampling
+from ebbflow.infra.tables import filefooters, sampling
 from ebbflow.infra.tables.parquet import discover
 from ebbflow.infra.tables.statistics import collect, selectivity
+from tests.infra.conftest import ManualClock
 
 ROWS = 120_000
 SAMPLE = 5_000  # 120,000 rows are more than ten times this: the table is sampled
@@ -295,3 +300,44 @@ def test_dates_that_python_has_not_leave_a_column_without_a_range(tmp_path: Path
     moments = pa.array([-(2**62), 0, 2**62], pa.int64()).cast(pa.timestamp("us"))
     found = collect(relation(tmp_path, pa.table({"moment": moments, "n": [1, 2, 3]})))
     assert (found.rows, found.columns["n"].high) == (3, 3)
+
+
+def test_what_several_threads_keep_of_footers_is_changed_by_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = relation(tmp_path, pa.table({"a": [1]})).files[0]
+    (metadata,) = filefooters.opened("file", [file])
+    inside, most, together = list[Any](), list[int](), threading.Barrier(4, timeout=150)
+
+    class Known(OrderedDict[Any, Any]):
+        def move_to_end(self, key: Any, last: bool = True) -> None:
+            inside.append(key)
+            most.append(len(inside))
+            time.sleep(0.01)
+            super().move_to_end(key, last)
+            inside.pop()
+
+    def extract(_: int) -> None:
+        together.wait()
+        filefooters.extract("file", file, metadata, ["a"])
+
+    monkeypatch.setattr(filefooters, "_known", Known())
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(extract, range(4)))
+    assert most == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_tables_that_are_sampled_at_once_have_the_time_of_all(
+    sampled: Relation, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    clock, real, read = ManualClock(0.0), sampling.decode, list[int]()
+
+    def decode(*args: Any) -> Any:
+        clock.sleep(0.4 * sampling.TIME_LIMIT)  # a link that others use as well
+        read.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(sampling, "decode", decode)
+    collect(sampled, None, SAMPLE, clock, ["small"], at_once)
+    assert len(read) == (3 if at_once == 1 else len(sampling._spread(sampling.row_groups(sampled, []))))

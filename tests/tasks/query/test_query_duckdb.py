@@ -177,9 +177,10 @@ def test_statistics_of_several_tables_are_read_side_by_side(
         engine="duckdb",
         store=str(tmp_path),
     )
-    both, collect = threading.Barrier(2), statistics.collect
+    both, at_once, collect = threading.Barrier(2), list[int](), statistics.collect
 
     def together(*args: Any, **options: Any) -> TableStatistics:
+        at_once.append(options["at_once"])
         both.wait(150)
         return collect(*args, **options)
 
@@ -187,3 +188,4 @@ def test_statistics_of_several_tables_are_read_side_by_side(
     found = gather(request, ParquetCheckpointStore(request.store_place), SystemClock(), run_id="run")
     rows = {name: one.statistics.rows for name, one in found.catalogue.tables.items() if one.statistics}
     assert rows == {"nation": 25.0, "region": 5.0}
+    assert at_once == [2, 2]
