@@ -193,7 +193,7 @@ def choose(
     if folder is None:
         if spill is not None:  # what others have looked for: this process may have to save for them
             try:
-                reader.read(lambda: spill.take_mark(create=False))
+                reader.read(spill.known_mark)
             except StorageError as exc:
                 reader.leave(exc)
         return Choice()

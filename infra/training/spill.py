@@ -69,6 +69,12 @@ class Spill:
         self.mark = said
         return said
 
+    def known_mark(self) -> str:
+        """Return the mark, which another process has made. Raises ``StorageError``, also where it is not there."""
+        if not self.take_mark(create=False):
+            raise StorageError(f"the run's mark is not in {self._run.uri}: is it mounted?")
+        return self.mark
+
     def _read(self) -> str:
         with translated(f"read {self._run.uri_of(_MARK)}"):
             try:

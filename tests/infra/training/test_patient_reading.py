@@ -4,13 +4,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from ebbflow.infra.errors import StorageError, UnusableCheckpointError
 from ebbflow.infra.storage.filesystems import translated
-from ebbflow.infra.training import RunStopped
+from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.training import RunStopped, retrying
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder, VerifiedCheckpoint
 from ebbflow.infra.training.process.channel import StopRequest
 from ebbflow.infra.training.process.generation import Generation
@@ -19,6 +21,8 @@ from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.resuming import Choice, PatientReader, choose, load
 from ebbflow.infra.training.retrying import may_pass
 from ebbflow.infra.training.running_saves import RunningSaves
+from ebbflow.infra.training.spill import Spill
+from ebbflow.planners.model.trainings import RunSettings
 from tests.infra.conftest import ManualClock
 
 AWS = "When listing objects under key 'a' in bucket 'b': AWS Error {} during ListObjectsV2 operation: no"
@@ -155,3 +159,33 @@ def test_missing_rights_and_verdicts_are_not_waited_for(error: OSError, passes: 
     around.__cause__ = caught.value
     assert may_pass(around) is passes
     assert not may_pass(UnusableCheckpointError("of another version"))
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_process_that_joins_while_the_directory_is_away_waits_for_the_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: bool
+) -> None:
+    run, said = tmp_path / "run", list[str]()
+    mark, joins = Spill(StorageLocation(run)).take_mark(), Spill(StorageLocation(run))
+    run.rename(tmp_path / "away")
+    run.mkdir()
+
+    def post(self: Link, kind: str, step: int, content: dict[str, Any]) -> None:
+        if "error" in content:
+            said.append(content["error"])
+            if len(said) == 2:
+                run.rmdir()
+                (tmp_path / "away").rename(run)
+
+    monkeypatch.setattr(Link, "post", post)
+    monkeypatch.setattr(retrying, "FIRST_PAUSE", 0.01)
+    settings = RunSettings(final_save_timeout=150.0 if back else 0.0)
+    reader = PatientReader(Generation.join(None, None, settings, restart=False))
+    if back:
+        assert choose(World(), None, joins, cast(RunningSaves, None), reader).found is None
+        assert joins.mark == mark
+        assert len(said) == 2
+        assert all("the run's mark is not in" in one and "is it mounted?" in one for one in said)
+        return
+    with pytest.raises(StorageError, match=r"retried for 0 s.*the run's mark is not in"):
+        choose(World(), None, joins, cast(RunningSaves, None), reader)
