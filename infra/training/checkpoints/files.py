@@ -254,14 +254,22 @@ class CheckpointFiles:
 
 
 def discarded_on_error(files: CheckpointFiles, name: str, write: Callable[[], Manifest]) -> Manifest:
-    """Write and commit a checkpoint, or leave nothing of it."""
+    """Write and commit a checkpoint, or leave nothing of it.
+
+    Where the directory cannot be looked at afterwards, the error is raised, and what was committed stays.
+    """
     try:
         files.check()
         with translated(f"save the checkpoint {files.place.uri_of(name)}"):
             manifest = write()
             files.commit(name, manifest)
-        files.check()  # a mount may have gone meanwhile
-        return manifest
     except BaseException:
         files.discard(name)
         raise
+    try:
+        files.check()  # a mount may have gone meanwhile
+    except StorageError as exc:
+        if exc.__cause__ is None:  # it is another directory
+            files.discard(name)
+        raise
+    return manifest

@@ -217,7 +217,7 @@ class CheckpointFolder:
     def committed(self, writer: PartWriter, name: str, step: int, note: Any, begun: float) -> SavedCheckpoint:
         """Make a checkpoint of the parts that all processes have written under ``name``; the first one does it.
 
-        ``begun`` is when it was requested, on the monotonic clock. Raises ``StorageError``, and leaves nothing then.
+        ``begun`` is when it was requested, on the monotonic clock. Raises as ``discarded_on_error``.
         """
         uri = self.place.uri_of(name)
         size = writer.commit(name, step, note)

@@ -21,11 +21,14 @@ from ebbflow import load_checkpoint
 from ebbflow.infra.errors import OtherModelError, StorageError, TrainingError, UnusableCheckpointError
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints import sharded_files
+from ebbflow.infra.training.checkpoints.files import CheckpointFiles
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
+from ebbflow.infra.training.checkpoints.manifest import Manifest
 from ebbflow.infra.training.checkpoints.sharded_files import DamagedPartError
 from ebbflow.infra.training.checkpoints.shards import Division, Piece
 from ebbflow.infra.training.checkpoints.states import check_model, differences, read_state, signature
 from ebbflow.infra.training.running.folder import read_running
+from ebbflow.infra.training.spill import Spill
 from ebbflow.planners.errors import OptionError
 from tests.infra.training.checkpoint_cases import names, state
 from tests.infra.training.worlds import run_module
@@ -364,3 +367,24 @@ def test_whoever_uses_the_model_afterwards_gets_the_newest_checkpoint(tmp_path: 
     for step in (1, 2):
         folder.save({"model": {"w": torch.full((2,), float(step))}}, step)
     assert load_checkpoint(str(tmp_path))["model"]["w"].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_what_was_committed_stays_unless_its_directory_is_another_one_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, another: bool
+) -> None:
+    spill, commit = Spill(StorageLocation(tmp_path)), CheckpointFiles.commit
+    spill.take_mark()
+
+    def then_away(files: CheckpointFiles, name: str, manifest: Manifest) -> None:
+        commit(files, name, manifest)
+        (tmp_path / "mark").unlink()
+        if not another:
+            (tmp_path / "mark").mkdir()  # which cannot be read
+
+    monkeypatch.setattr(CheckpointFiles, "commit", then_away)
+    folder = spill.checkpoints(keep=2)
+    with pytest.raises(StorageError, match="is it mounted" if another else "cannot read .*mark"):
+        folder.save(state(1), 1)
+    found = CheckpointFolder(folder.place).latest()
+    assert (found is None) is another
