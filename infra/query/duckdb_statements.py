@@ -156,6 +156,7 @@ def refusal(sql: str, relations: Sequence[Relation], everything: bool = False) -
         try:
             _bound(cursor, sql, relations)
         except duckdb.Error as error:
+            _leave_broken(error)
             return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     return ""
 
@@ -170,7 +171,8 @@ def output_names(sql: str, relations: Sequence[Relation], everything: bool = Fal
     with _binding(everything) as cursor:
         try:
             return tuple(name for name, *_ in _bound(cursor, sql, relations).description)
-        except duckdb.Error:
+        except duckdb.Error as error:
+            _leave_broken(error)
             return None
 
 
@@ -185,6 +187,14 @@ def _binding(everything: bool) -> Any:
     several times as long as binding a statement does."""
     with _handing_out:  # a connection serves one call at a time
         return _binder(os.getpid(), everything).cursor()
+
+
+def _leave_broken(error: Exception) -> None:
+    """Have the next statement bound in another database where, as of ``error``, this one refuses all."""
+    import duckdb
+
+    if isinstance(error, duckdb.FatalException | duckdb.InternalException):
+        _binder.cache_clear()
 
 
 _handing_out = threading.Lock()
