@@ -47,20 +47,32 @@ class Lanes:
             queue = self._queues.get(lane)
             if queue is not None:
                 queue.append(work)
-                return
-            self._queues[lane] = deque([work])
-            self._due.append(lane)
-            if self._working < self._threads:
-                threading.Thread(target=self._work, name="memory-behind", daemon=True).start()
-                self._working += 1
+            else:
+                self._queues[lane] = deque([work])
+                self._due.append(lane)
+            self._start(self._threads if queue is None else 1)
 
     def wait(self, changed: threading.Condition, reached: Callable[[], bool], timeout: float) -> bool:
+        with self._changed:
+            self._start(1)
         return changed.wait_for(reached, timeout)
 
     def close(self, timeout: float) -> bool:
         """Run what is queued, for at most ``timeout`` seconds; tell whether all of it was done."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._working, timeout)
+            self._start(1)
+            return self._changed.wait_for(lambda: not self._working, timeout) and not self._queues
+
+    def _start(self, most: int) -> None:
+        """Start a thread, with the lock held, where a lane waits for one and fewer than ``most`` work."""
+        if not self._due or self._working >= most:
+            return
+        try:
+            threading.Thread(target=self._work, name="memory-behind", daemon=True).start()
+        except RuntimeError as exc:  # the lane waits for the next one that starts, or has done its own
+            log.warning("what is queued for the store behind the memory waits for a thread: %s", exc)
+        else:
+            self._working += 1
 
     def _work(self) -> None:
         while True:

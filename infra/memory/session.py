@@ -140,7 +140,7 @@ class MemorySession:
     def close(self) -> None:
         """Let the store behind have what is queued, and end all connections. May be called twice.
 
-        What it has not taken after its timeout is dropped, and the log told so.
+        What it has not taken after its timeout stays queued while the process lives, and the log is told so.
         """
         if self._ended.is_set() or os.getpid() != self._process:
             return

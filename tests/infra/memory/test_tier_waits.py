@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ebbflow.infra.memory.arrow import TierHandler
+from ebbflow.infra.memory.behind import Lanes
 from ebbflow.infra.memory.blocks import BlockSettings
 from ebbflow.infra.memory.files import MemoryTier, TierFile
 from ebbflow.infra.memory.registry import MemoryRegistry
@@ -69,3 +70,31 @@ def test_a_store_that_hangs_does_not_hold_up_who_ends(
     back.set()
     until(lambda: len(taken) == 4)
     assert sorted(taken) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("then", ["the same lane", "another lane", "wait", "close"])
+def test_what_no_thread_could_be_started_for_is_done_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    lanes, changed, done = Lanes(2), threading.Condition(), list[str]()
+
+    def work() -> None:
+        with changed:
+            done.append("")
+            changed.notify_all()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        lanes.submit("the same lane", work)
+        lanes.submit("the same lane", work)
+        assert not lanes.close(150), "not all is done"
+    if then.endswith("lane"):
+        lanes.submit(then, work)
+    elif then == "wait":
+        with changed:
+            assert lanes.wait(changed, lambda: len(done) == 2, 150)
+    assert lanes.close(150)
+    assert len(done) == 2 + then.endswith("lane")
