@@ -58,6 +58,7 @@ _POLL = 0.03  # seconds between polls for orders and at the agent
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK = os.sysconf("SC_CLK_TCK")
+_EXIT_CODE = 49  # place in /proc/PID/stat, behind the name
 
 
 class Node:
@@ -195,8 +196,11 @@ class Node:
             self._close(end)
 
     def _has_dead_ranks(self, ranks: tuple[RankState, ...], now: float) -> bool:
-        """Return whether the agent waits for processes that are gone: ``os._exit`` does not tell it."""
-        if not ranks or any(rank.state not in "XZ" for rank in ranks):
+        """Return whether the agent waits for processes that are gone: ``os._exit`` does not tell it.
+
+        Where one has failed and the agent has yet to look at it, it is the agent that is late.
+        """
+        if not ranks or any(rank.state not in "XZ" or _failed(rank.pid) for rank in ranks):
             self._empty_since = None
             return False
         self._empty_since = self._empty_since or now
@@ -302,6 +306,15 @@ def _look_at(pid: int) -> tuple[str, float]:
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             used += _look_at(int(child))[1]
     return fields[0], used
+
+
+def _failed(pid: int) -> bool:
+    """Return whether a process has ended with an error that its parent has yet to learn."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] == "Z" and fields[_EXIT_CODE] != "0"
 
 
 def _prctl(option: int, value: int) -> None:

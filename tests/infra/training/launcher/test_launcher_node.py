@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ebbflow.infra.errors import ClusterError
@@ -32,6 +33,10 @@ class Launcher:
     def run(self, source: str, *arguments: str, slots: int = 1, nodes: int = 1, **fields: object) -> AgentEnd:
         """Have the node run a script and return how that ended."""
         self.send(source, *arguments, slots=slots, nodes=nodes, **fields)
+        return self.ended()
+
+    def ended(self) -> AgentEnd:
+        """Return how the generation has ended, once it has."""
         end = time.monotonic() + LONG
         while (found := self.wire.agent_end(self.generation)) is None:
             assert time.monotonic() < end, self.nodes.log("node-1")
@@ -148,6 +153,18 @@ def test_a_good_end_is_told_as_it_was(launcher: Launcher, source: str) -> None:
 
 def test_a_process_that_leaves_without_a_word_is_noticed(launcher: Launcher) -> None:
     assert launcher.run("import os; os._exit(0)\n").state == "succeeded"
+
+
+def test_what_has_failed_has_not_succeeded_where_the_agent_is_late(launcher: Launcher) -> None:
+    launcher.send("import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)\nos._exit(3)\n")
+    [rank] = launcher.ranks()
+    agent = psutil.Process(rank).parent()
+    assert agent is not None
+    time.sleep(5.0)  # longer than processes may be gone without a report
+    agent.resume()
+    end = launcher.ended()
+    assert end.state == "failed"
+    assert [failure.exit_code for failure in end.failures] == [3]
 
 
 def test_nodes_that_do_not_meet_in_time_say_so(launcher: Launcher) -> None:
