@@ -231,7 +231,7 @@ class Exchanger:
         if (aggregate := self._aggregate()) is None:
             return None
         passed = frozenset(id(test) for one in keys for test in self._tests(one))
-        calls = self.writer.anew(passed).grouped(aggregate)[1].calls
+        calls = self.writer.anew(passed, keeps=True).grouped(aggregate)[1].calls  # with its table expressions
         found = early_groups(aggregate, calls, self.writer.scans[number][1], keys[number], passed)
         return self.of(keys, found) if found is not None else None
 
