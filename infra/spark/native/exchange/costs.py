@@ -108,9 +108,9 @@ def groups_of(relation: Relation, names: Sequence[str], part: float, tasks: int)
     """
     rows = part * column_bytes(relation, names)[1]
     values = math.prod(KeyBounds(relation, name).spread() for name in names)
-    if not values or not rows:
+    if not 0 < values < rows:
         return 1.0
-    found = values * (1 - math.pow(1 - 1 / tasks, max(rows, values) / values))
+    found = values * (1 - math.pow(1 - 1 / tasks, rows / values))
     return min(tasks * found / rows, 1.0)
 
 

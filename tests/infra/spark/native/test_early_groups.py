@@ -150,3 +150,13 @@ def test_groups_of_slices_are_as_many_as_keys_that_each_may_have(tmp_path: Path)
     assert groups_of(lines, ["k"], 0.1, 4) == pytest.approx(0.38, abs=0.03)
     assert groups_of(lines, ["k"], 0.001, 4) == 1.0
     assert groups_of(lines, ["k", "s"], 1.0, 4) == 1.0, "footers do not tell how many texts there are"
+
+
+def test_groups_by_columns_of_more_values_than_floats_count_are_as_many_as_rows(tmp_path: Path) -> None:
+    path, names = tmp_path / "l.parquet", [f"k{n}" for n in range(17)]
+    with duckdb.connect() as connection:
+        columns = ", ".join(f"(i * 2 - 1) * {2**63 - 1} AS {name}" for name in names)
+        connection.execute(f"COPY (SELECT {columns} FROM range(2) t(i)) TO '{path}'")
+    kinds = tuple((name, "bigint") for name in names)
+    lines = Relation("l", "file", (FileEntry(str(path), path.stat().st_size, 0.0),), kinds)
+    assert groups_of(lines, names, 1.0, 4) == 1.0
