@@ -137,7 +137,7 @@ def waves(
         texts += [one.made.first for piece in pieces[0] for one in piece.slices]
     left = {number: scans[number] for number in found.scans_of(merge)}
     sizes = scan_sizes(left, exchanger.used(merge), memory)
-    sliced = frozenset(number for text in texts[1:] for number in found.scans_of(text))
+    sliced = frozenset(found.read.union(*map(found.scans_of, texts[1:])))
     return Waves(tuple(filter(None, pieces)), merge, sliced, sizes, memory) if any(pieces) else None
 
 
@@ -150,6 +150,7 @@ class _Dividing:
     least: int
     divided: Callable[[Program], list[Slice]]
     pieces: list[list[Piece]] = field(default_factory=list)  # by wave
+    read: set[int] = field(default_factory=set)  # of scans that share a slice, one for each test
 
     def share(self, plan: Node) -> None:
         """Have each task compute all aggregates of rows of its slice of a table that pass tests, as those of
@@ -165,14 +166,14 @@ class _Dividing:
 
     def _share(self, alike: Sequence["_Tested"]) -> None:
         view, exchanger = alike[0].view, self.made.exchanger
-        scan, found = self.writer.scan(view), dict[str, list[tuple[Node, Above, Groups]]]()
+        scan, found = self.writer.scan(view), dict[str, list[tuple[_Tested, Above, Groups]]]()
         stored = {column.name: column.column for column in scan.columns}
         for one in alike:
             names = {c.column: Typed(stored[c.name], c.type) for c in columns(one.view) if c.name in stored}
             tests = " AND ".join(self.writer.condition(test, names) for test in one.tests)
             same = found.setdefault(tests or "true", [])
             parts = same[0][-1].calls.parts if same else None
-            same.append((one.node, *self.writer.grouped(one.node, names, parts)))
+            same.append((one, *self.writer.grouped(one.node, names, parts)))
         # one row of each, whose columns need other names beside each other
         sources, above, below = list[str](), list[str](), list[str]()
         for n, (tests, same) in enumerate(found.items()):
@@ -183,13 +184,15 @@ class _Dividing:
             above.append(", ".join(f"t{n}{name} AS {name}" for name in listed))
         sql = f"SELECT {', '.join(below)} FROM {' CROSS JOIN '.join(sources)}"
         assert exchanger is not None
-        number, used = self.writer.number_of(view), exchanger.used(sql)
+        number = self.writer.number_of(view)
+        used = exchanger.used(scan.source + sql.replace(scan.source, ""))  # where all columns are listed
         made = Program({number: self._table(view)}, number, sql, "", sql, (), used=used)
         name = self._add(tuple(self.divided(made)), 0)
         for same, renamed in zip(found.values(), above, strict=True):
             held = self.writer.held(same[-1][-1].merged(f"(SELECT {renamed} FROM {name})"))
-            for node, each, _ in same:
-                self.writer.stored[id(node)] = each.over(held)
+            self.read.add(self.writer.number_of(same[0][0].view))
+            for one, each, _ in same:
+                self.writer.stored[id(one.node)] = each.over(held)
 
     def _add(self, slices: tuple[Slice, ...], wave: int) -> str:
         """Have tasks compute slices in a wave; return the relation that they write."""

@@ -147,6 +147,24 @@ def test_waves_of_slices_give_the_rows_of_the_whole_statement(case: str) -> None
     assert sorted(map(repr, rows)) == sorted(map(repr, whole))
 
 
+@pytest.mark.parametrize(("values", "read"), [("ab", {0, 1}), ("aa", {0})])
+def test_tasks_need_of_a_shared_table_what_is_counted_or_tested_once_for_each_test(
+    values: str, read: set[int]
+) -> None:
+    def of_wide(key: int, number: int, value: str) -> Node:
+        stored = Node("LogicalRelation", {"output": [column(key), column(key + 1, "unread")]}, ())
+        view = Node("View", scan("large", key).fields, (stored,))
+        test = expression("In", column(key), expression("Literal", dataType="string", value=value))
+        return counted(Node("Filter", {"condition": test}, (view,)), key, number)
+
+    both = (of_wide(key, number, value) for key, number, value in zip((1, 3), (10, 20), values, strict=True))
+    plan = Node("Join", {"joinType": {"object": "x.Cross$"}}, tuple(both))
+    _, found = divided(plan, [("n10", "bigint"), ("n20", "bigint")], halves)
+    assert found is not None
+    assert [one.made.used[0] for one in found.slices] == [("k",)] * HALVES
+    assert found.sliced == read
+
+
 def test_nothing_is_divided_whose_tasks_would_choose_among_equal_rows_or_that_does_not_fit() -> None:
     first = joined(scan("large", 1), limited(scan("small", 5), 3), (1, 5))
     assert divided(joined(counted(first, 1, 10, 1), LITTLE, (10, 20)), counts(10, 20), halves)[1] is None
