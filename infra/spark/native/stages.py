@@ -340,11 +340,12 @@ class NativeStages:
         later = self._count(size)
         grain = hashes.grain(later, size / room, local=job.output.local)
         parts = hashes.writing(exchanges, by_name, self._count, grain)
+        least = min(later, self._cores) if any(e.groups for e in exchanges.values()) else 1  # of many rows
         done = self._job(job, [part for listed in parts.values() for part in listed], cancelled, later)
         by_name, sizes = hashes.exchanged(exchanges, by_name, parts, job.output, sum(d.rows for d in done))
 
         def count(probed: float, built: float) -> int:
-            return min(max(self._count(probed + built), math.ceil(2 * built / room)), hashes.BUCKETS)
+            return min(max(self._count(probed + built), math.ceil(2 * built / room), least), hashes.BUCKETS)
 
         split, full = way.made.split, bool(made.full)
         joins = hashes.joining(

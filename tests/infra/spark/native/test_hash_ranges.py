@@ -337,3 +337,34 @@ def test_whoever_watches_is_told_of_the_tasks_that_are_to_join_with_those_that_w
     with pytest.raises(NotDoneError, match="no Spark"):
         NativeStages._exchanged(running, cast(Program, None), job, way, scans, Event())  # type: ignore[arg-type]
     assert told == [(3, 3)]
+
+
+@pytest.mark.parametrize(("groups", "rows", "tasks"), [(True, 100, 4), (True, 20, 3), (False, 100, 1)])
+def test_few_bytes_of_groups_are_joined_by_as_many_tasks_as_their_rows_up_to_one_a_core(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, groups: bool, rows: int, tasks: int
+) -> None:
+    """Tasks are for ten bytes each, and four run at once; 10 bytes and those of rows are written as 6 and 2."""
+    joined: list[int] = []
+
+    def joining(*rest: Any, **_: Any) -> list[Part]:
+        joined.append(rest[5](6, 2))
+        return []
+
+    running = SimpleNamespace(
+        _room=1000, _cores=4, _count=lambda size: max(1, size // 10), _job=lambda *rest: []
+    )
+    job = StageJob("job", "AB", "", (), StorageLocation(tmp_path))
+    scans = [
+        Relation(f"s{number}", "file", (FileEntry(f"{number}.parquet", size, 0.0),), ())
+        for number, size in enumerate((10, rows))
+    ]
+    exchanges = {0: Exchange("", ()), 1: Exchange("", (), groups=groups)}
+    made = Exchanged(exchanges, Statements("", ""), Statements("", ""), "", frozenset())
+    hashes = "ebbflow.infra.spark.native.exchange.hashes"
+    monkeypatch.setattr(f"{hashes}.writing", lambda *rest: {})
+    monkeypatch.setattr(f"{hashes}.exchanged", lambda *rest: ({}, {}))
+    monkeypatch.setattr(f"{hashes}.joining", joining)
+    program = cast(Program, SimpleNamespace(sliced=0, full=()))
+    way = costs.ByHash({0: "k", 1: "k"}, made, 0.0, 1.0)
+    NativeStages._exchanged(running, program, job, way, scans, Event())  # type: ignore[arg-type]
+    assert joined == [tasks]
