@@ -212,111 +212,12 @@ def test_a_stage_is_computed_from_the_tables_below_it() -> None:
 # --- plans anew -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("expected", "found", "anew"),
-    [(10, 20, False), (10, 21, True), (10, 5, False), (10, 4, True), (0, 2, False)],
-)
-def test_plans_are_made_anew_when_rows_are_off_by_more_than_a_factor_of_two(
-    expected: int, found: int, anew: bool
-) -> None:
-    first = replace(stage("AB"), rows=expected)
-    planner = Drawn(plan("q", first, replace(stage("ABC", ("AB",)), tables=("C",))))
-    query = session(planner)
-    query.begin({}, 0.0)
-    actions = query.on_finished(first, rows("AB", found), 1.0)
-    assert (len(planner.asked) == 2) is anew
-    assert decisions(actions) == (["stay"] if anew else [])
-    assert started(actions) == ["ABC"]
-    if anew:
-        assert planner.asked[-1][1:] == ({"AB": rows("AB", found)}, ("q",))
-        (told,) = (a.decision for a in actions if isinstance(a, Decided))
-        assert told.trigger == f"AB: {found} rows, {expected} expected"
-
-
-def test_what_a_surprising_output_makes_ready_starts_once_and_in_the_form_that_fits_it() -> None:
-    first = replace(stage("AB"), rows=10)
-    narrow = replace(stage("ABC", ("AB",), duration=8.0), tables=("C",))
-    wide = replace(narrow, tasks=8, duration=1.0, physical_key="wide")
-    planner = Drawn(plan("q", first, narrow))
-    query = session(planner)
-    query.begin({}, 0.0)
-    planner.plans = (plan("q", first, wide), plan("other", stage("AC"), replace(wide, inputs=("AC",))))
-    actions = query.on_finished(first, rows("AB", 1000), 1.0)
-    assert [a for a in actions if not isinstance(a, Decided)] == [Start(wide)]
-
-
-def test_stages_that_have_ended_together_are_weighed_together() -> None:
-    one, other, third = (replace(stage(fp), rows=10) for fp in ("AB", "CD", "EF"))
-    planner = Drawn(plan("q", one, other, third, stage("ABCDEF", ("AB", "CD", "EF"))))
-    query = session(planner, cores=4)
-    query.begin({}, 0.0)
-    assert query.on_finished(one, rows("AB", 1000), 1.0, more=True) == []
-    assert query.on_finished(other, rows("CD", 10), 1.0, more=True) == []
-    actions = query.on_finished(third, rows("EF", 1), 1.0)
-    assert [told for told, *_ in planner.asked[1:]] == [query.share]
-    (made,) = (a.decision for a in actions if isinstance(a, Decided))
-    assert made.trigger == "AB: 1,000 rows, 10 expected; EF: 1 rows, 10 expected"
-    assert started(actions) == ["ABCDEF"]
-
-
 def test_what_waits_for_the_next_finished_stage_starts_though_that_is_one_of_before() -> None:
     one, other = stage("AB"), stage("CD")
     query = session(Drawn(plan("q", one, other, stage("ABCD", ("AB", "CD")))))
     query.begin({"AB": output("AB")}, 0.0)
     assert query.on_finished(other, output("CD"), 1.0, more=True) == []
     assert started(query.on_finished(one, output("AB"), 1.0, late=True)) == ["ABCD"]
-
-
-@pytest.mark.parametrize(
-    ("joined", "duration", "anew"), [("C", 1.0, True), ("C", 0.02, False), ("", 1.0, False)]
-)
-def test_no_other_plans_are_made_where_none_could_save_more_than_times_are_off(
-    joined: str, duration: float, anew: bool
-) -> None:
-    """What is left is costed with the actual rows all the same."""
-    first = replace(stage("AB"), rows=10)
-    last = replace(stage("ABC", ("AB",), duration=duration), tables=(joined,) if joined else ())
-    planner = Drawn(plan("q", first, last))
-    query = session(planner)
-    query.begin({}, 0.0)
-    costed = replace(last, rows=77.0)
-    planner.plans = (plan("q", first, costed), plan("other", replace(first, output_fp="AC")))
-    actions = query.on_finished(first, rows("AB", 1000), 1.0)
-    assert (len(planner.asked) == 2) is anew
-    assert decisions(actions) == ["stay"]
-    assert [a for a in actions if isinstance(a, Start)] == [Start(costed)]
-
-
-@pytest.mark.parametrize(("planning", "kind"), [(0.0, "switch"), (4.0, "stay")])
-def test_a_switch_saves_more_than_this_run_takes_to_plan(planning: float, kind: str) -> None:
-    first = replace(stage("AB"), rows=10)
-    slow = replace(stage("ABC", ("AB",), duration=9.0), tables=("C",))
-    fast = replace(slow, duration=6.0, physical_key="fast")
-    planner = Drawn(plan("q", first, slow))
-    query = session(planner, cores=1)
-    query.see(seen(1))
-    query.begin({}, 0.0)
-    query.planned(9.0)  # of a decision before which no plans were made
-    query.on_capacity("as before", 0.0)
-    query.planned(planning)
-    planner.plans = (*planner.plans, plan("other", first, fast))
-    made = [a.decision for a in query.on_finished(first, rows("AB", 100), 1.0) if isinstance(a, Decided)]
-    assert [decision.kind for decision in made] == [kind]
-    if kind == "stay":
-        assert "33 % sooner, but not by more than 4.04 s" in made[0].reason
-
-
-@pytest.mark.parametrize(("read", "kept"), [(1, True), (100, False)])
-def test_costs_are_not_fitted_to_a_stage_that_has_read_other_rows_than_it_was_planned_with(
-    read: int, kept: bool
-) -> None:
-    first, last = replace(stage("AB"), rows=1), replace(stage("ABC", ("AB",)), rows=1)
-    query = session(Drawn(plan("q", first, last)), "clarinet")
-    query.begin({}, 0.0)
-    query.on_finished(first, rows("AB", read), 1.0)
-    done = Measured("duckdb", Work(scanned_rows=1.0), 1.0, 1.0, 1, 1.0)
-    query.on_finished(last, rows("ABC", 1), 2.0, measured=done)
-    assert query.measured == [done] * kept
 
 
 def test_the_size_of_the_result_is_no_reason_to_plan_anew() -> None:
