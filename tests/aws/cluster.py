@@ -25,6 +25,8 @@ from ebbflow.infra.aws.settings import Settings
 _ROLES: Mapping[str, Role] = {"spark": "spark-worker", "gpu": "gpu-trainer", "cpu": "aggregator"}
 REGION = "us-east-1"
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
+PRICES = 'source = "made up"\nregion = "us-east-1"\n[on_demand]\n"g5.xlarge" = 1.006\n"m5.large" = 0.096\n'
+"""Prices of a pipeline's nodes."""
 
 
 class Account(Protocol):
@@ -64,6 +66,18 @@ class Cluster:
         """Write ``ebbflow.json``."""
         path.write_text(json.dumps(self.outputs))
         return path
+
+    def section(self, ledger: Path) -> dict[str, Any]:
+        """Return what a pipeline's file says of it, beside ``ebbflow.json`` and ``prices.toml`` (``PRICES``)."""
+        return {
+            "terraform_output": "ebbflow.json",
+            "prices": "prices.toml",
+            "pools": ["gpu"],
+            "directory": self.settings.store,
+            "ledger": str(ledger),
+            "name": "lab",
+            "loop": True,
+        }
 
     def group(self, pool: str) -> dict[str, Any]:
         """Return what AWS says of a pool's group."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 ROWS, EPOCHS, BATCH, TRIALS = 1024, 4, 32, 3
 ITERATIONS, EXECUTORS, GROUPS = 250, 6, 3
 STEPS = EPOCHS * ROWS // 2 // BATCH
-PRICES = 'source = "made up"\nregion = "us-east-1"\n[on_demand]\n"g5.xlarge" = 1.006\n"m5.large" = 0.096\n'
 SCRIPT = """
 import argparse, time
 import pyarrow.parquet, torch
@@ -59,16 +58,7 @@ print("slope", float(next(model.parameters()).detach()))
 
 def pipeline(folder: Path, lab: "Cluster", spark: bool) -> dict[str, Any]:
     """Return the file's content."""
-    aws = {
-        "terraform_output": "ebbflow.json",
-        "prices": "prices.toml",
-        "pools": ["gpu"],
-        "directory": lab.settings.store,
-        "ledger": str(folder / "ledger.db"),
-        "name": "lab",
-        "loop": True,
-        **({"spark_pools": ["etl"]} if spark else {}),
-    }
+    aws = lab.section(folder / "ledger.db") | ({"spark_pools": ["etl"]} if spark else {})
     data = ["--data", "${queries.pairs.file}"]
     trains = {"checkpoint_interval": "1s", "termination_grace": "5s", "adaptive": False, "attempts": 20}
     return {

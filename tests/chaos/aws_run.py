@@ -29,10 +29,11 @@ import yaml
 from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome
 from ebbflow.tasks.pipeline.run import PipelineRequest, run_steps
+from tests.aws.cluster import PRICES, Cluster
 from tests.aws.emulator import ENVIRONMENT, Emulator, PoolShape
 from tests.chaos import invariants
 from tests.chaos.aws_events import LOOK, Injector, Machines, events_of
-from tests.chaos.aws_pipeline import BATCH, EPOCHS, PRICES, ROWS, SCRIPT, check, pipeline
+from tests.chaos.aws_pipeline import BATCH, EPOCHS, ROWS, SCRIPT, check, pipeline
 from tests.chaos.run import OUTCOME
 from tests.chaos.scene import MARK, uid_of
 from tests.forked_python import forked_python
@@ -41,7 +42,6 @@ from tests.infra.aws.torch_hosts import Hosts
 
 if TYPE_CHECKING:
     from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
-    from tests.aws.cluster import Cluster
 
 BOUND = 1200.0  # s for the pipeline to come to its end, also on a busy machine
 GONE = 30.0  # s for processes to be gone

@@ -81,7 +81,7 @@ def rows(job: StageJob) -> list[tuple[object, ...]]:
 def wait_until(condition: Callable[[], bool], seconds: float = 150.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "it did not come to that in time"
         threading.Event().wait(0.01)
 
 

@@ -20,7 +20,6 @@ RULES = (
     "[intervals]\npoll_interval = 0.05\ncapacity_poll_interval = 0.2\nfleet_poll_interval = 0.5\n"
     "batch_delay = 0.02\nleader_lease = 5\n"
 )
-PRICES = 'source = "made up"\nregion = "us-east-1"\n[on_demand]\n"g5.xlarge" = 1.006\n"m5.large" = 0.096\n'
 
 
 class Everybody(set[str]):
@@ -37,6 +36,8 @@ def cluster_with(
     account: "AccountAt", folder: Path, monkeypatch: pytest.MonkeyPatch, *pools: "PoolShape"
 ) -> "Cluster":
     """Return a cluster whose instances have addresses of this machine; its files are in ``folder``."""
+    from tests.aws.cluster import PRICES
+
     monkeypatch.setenv("EBBFLOW_HOME", str(folder / "home"))
     monkeypatch.setenv("EBBFLOW_CONFIG", str(folder / "fleet.toml"))
     ec2 = account.client("ec2")
@@ -63,15 +64,7 @@ def shop(folder: Path, lab: "Cluster") -> dict[str, Any]:
     """Return a pipeline of a query and a training, as plain values; its files are made in ``folder``."""
     write_pairs(folder / "tables")
     (folder / "fit.py").write_text(pairs_script(4, 0.1))
-    aws = {
-        "terraform_output": "ebbflow.json",
-        "prices": "prices.toml",
-        "pools": ["gpu"],
-        "directory": lab.settings.store,
-        "ledger": str(folder / "ledger.db"),
-        "name": "lab",
-        "loop": True,
-    }
+    aws = lab.section(folder / "ledger.db")
     scaling = {
         "provision_time": "5s",
         "scale_out_after": "500ms",

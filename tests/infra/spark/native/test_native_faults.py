@@ -80,7 +80,7 @@ class Running:
 def until(condition: Callable[[], Any]) -> Any:
     deadline = SystemClock().now() + 120
     while not (found := condition()):
-        assert SystemClock().now() < deadline, "waited in vain"
+        assert SystemClock().now() < deadline, "it did not come to that in time"
         SystemClock().sleep(0.02)
     return found
 
