@@ -12,6 +12,7 @@ from ebbflow.infra.storage import files, filesystems, private
 from ebbflow.infra.storage.filesystems import MEMORY, filesystem, split, to_uri
 
 _PIECE = 8 << 20  # bytes read at a time
+_READS = 5  # of a file that changes meanwhile
 
 
 class Sink:
@@ -149,9 +150,24 @@ class StorageLocation:
         if self.local:
             files.sync_folder(self.path(name))
 
-    def read(self, name: str) -> bytes:
-        with self.fs().open_input_file(self.path(name)) as file:
-            return bytes(file.read())
+    def read(self, name: str, *, fixed: bool = False) -> bytes:
+        """Return a file's content, of one version of it.
+
+        S3 tells the length first and sends that much then: of a file that was replaced in between it would be a part,
+        or more than there is. So entity tags are compared afterwards, but where ``fixed`` says that a name is
+        written once, which saves a request. Raises ``OSError``, also where the file keeps changing.
+        """
+        fs, path = self.fs(), self.path(name)
+        for _ in range(_READS):
+            with fs.open_input_file(path) as file:
+                data = bytes(file.read())
+                if fixed or self.scheme != "s3":
+                    return data
+                version = file.metadata()
+            with fs.open_input_file(path) as file:
+                if file.metadata() == version:
+                    return data
+        raise OSError(f"{path} changed whenever it was read, {_READS} times")
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
         """Return ``length`` bytes of a file from ``offset``; fewer where it ends."""

@@ -109,7 +109,7 @@ def parts_of(place: StorageLocation, name: str) -> tuple[Payload, ...] | None:
             return None
         files = []
         for one in indices:
-            data = place.read(f"{name}/{one}")
+            data = place.read(f"{name}/{one}", fixed=True)
             files.append(Payload(one, len(data), sha256(data).hexdigest()))
             files += [Payload(*file) for file in json.loads(data)["files"]]
     return tuple(files)
@@ -252,7 +252,7 @@ def _values(place: StorageLocation, name: str, one: _Stored, dtype: torch.dtype)
 
 
 def _whole(place: StorageLocation, name: str, file: Payload) -> bytes:
-    data = place.read(f"{name}/{file.name}")
+    data = place.read(f"{name}/{file.name}", fixed=True)
     if sha256(data).hexdigest() != file.sha256:
         raise DamagedPartError(
             f"{place.uri_of(name)} has {file.name} with bytes that are not those written (its checksum differs)"

@@ -100,7 +100,7 @@ def prepare(folder: str, run: str, cache: Path, clock: Clock, secrets: Sequence[
 def _unpack(folder: str, found: package.CodePackage, target: Path) -> None:
     place = StorageLocation(folder)
     with translated(f"read {place.under(found.archive)}"):
-        packed = place.read(found.archive)
+        packed = place.read(found.archive, fixed=True)
     try:
         data = gzip.decompress(packed)
     except (OSError, EOFError) as error:

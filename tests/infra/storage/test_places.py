@@ -1,7 +1,9 @@
 """Places: read once from a path or URI, told to people as they were named, and what is below them."""
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,3 +88,27 @@ def test_files_of_a_place(tmp_path: Path) -> None:
 def test_a_dead_holders_lock_lingers_only_where_it_is_a_lease(tmp_path: Path) -> None:
     assert RunLock(StorageLocation(tmp_path), "a", ttl=60).lingers == 0
     assert RunLock(StorageLocation("s3://bucket/a"), "a", ttl=60).lingers == 75
+
+
+@pytest.mark.parametrize("other", [b'{"a": 1}', b'{"a": 1234567}'])
+def test_a_file_that_is_replaced_while_it_is_read_is_of_one_version(
+    s3: Callable[[], str], monkeypatch: pytest.MonkeyPatch, other: bytes
+) -> None:
+    """S3 tells a length first: what came then was cut, or had what memory held after its end."""
+    place, left = StorageLocation(f"{s3()}/a"), [other]
+    place.write("x", b'{"a": 1234}')
+    fs = place.fs()
+
+    class Replaced:
+        def open_input_file(self, path: str) -> Any:
+            file = fs.open_input_file(path)
+            if left:
+                with fs.open_output_stream(path) as out:
+                    out.write(left.pop())
+            return file
+
+    monkeypatch.setattr(StorageLocation, "fs", lambda self: Replaced())
+    assert place.read("x") == other
+    left += [b"%d" % i for i in range(100)]
+    with pytest.raises(OSError, match="changed whenever it was read"):
+        place.read("x")
