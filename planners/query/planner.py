@@ -19,13 +19,11 @@ from ebbflow.planners.query.orders.contrasts import contrasting_trees
 from ebbflow.planners.query.orders.enumerate import enumerate_trees
 from ebbflow.planners.query.plan import cuts as cutting
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId
-from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement, Text
-from ebbflow.planners.query.plan.render import quote, without_broadcast, without_hints
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.planners.query.plan.retention import retain
-from ebbflow.planners.query.plan.staging import Choice, Rendered, Staging, Unit, single_unit
+from ebbflow.planners.query.plan.staging import Choice, Rendered, Staging, Unit, Written, single_unit
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.plan.trees import Tree, algebra, joins
-from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.nesting import within_bounds
 from ebbflow.planners.query.sql.parse import ParsedQuery, parse_query
 from ebbflow.planners.query.subqueries.known import AnalyzedChain
@@ -99,6 +97,7 @@ class QueryPlanner:
         self.analysis = Analysis.of(view_chain(self.parsed, catalogue, self.options.without), catalogue, salt)
         self._divider = Divider(self.analysis, catalogue)
         self.selectivities: Mapping[str, Mapping[str, float]] = {}
+        self._written = Written(query.expression)
         self._choices: dict[str, Choice] = {}  # by plan id, so that a plan can be costed anew
 
     @property
@@ -160,23 +159,11 @@ class QueryPlanner:
     @within_bounds
     def single(self, share: Share) -> QueryExecutionPlan:
         """Return the plan of one statement: the query as its author wrote it."""
-        query = self.parsed.expression.copy()
-        unit = single_unit(self.analysis, query)
+        unit = single_unit(self.analysis, self.parsed.expression)
         sizes = self._sizes(None)
         trees = {key: self._trees(key, sizes, share)[0] for key in self.analysis.blocks}
-        quote(query)
-        text = Text(
-            spark_sql(query),
-            spark_sql(without_broadcast(query)),
-            duckdb_sql(without_hints(query)),
-        )
-        stage = self._stage(
-            unit,
-            Choice(trees),
-            StatementCoster(sizes, self.model, share, self.tier),
-            text,
-            named="whole query",
-        )
+        coster = StatementCoster(sizes, self.model, share, self.tier)
+        stage = self._stage(unit, Choice(trees), coster, self._written, named="whole query")
         return QueryExecutionPlan(f"single-{stage.physical_key[:4]}", (stage,), "as written", self.notes)
 
     # --- choices ------------------------------------------------------------------------------------------
@@ -206,7 +193,8 @@ class QueryPlanner:
             below = Choice({k: tree for k, (tree, _) in base.items()}, {}, required | paying)
             options[key] = self._block_options(key, trees[key], coster, below)
             base[key] = options[key][0]
-            options[key] += self._for_contrast(key, trees[key], coster, below)
+            if not self._as_written(share):
+                options[key] += self._for_contrast(key, trees[key], coster, below)
         variants = [base]
         for key, found in options.items():
             variants += [{**base, key: option} for option in found[1:]]
@@ -240,6 +228,8 @@ class QueryPlanner:
         self, key: BlockId, trees: Sequence[Tree], coster: StatementCoster, below: Choice
     ) -> list[tuple[Tree, frozenset[int]]]:
         """Return one block's trees with cuts, best first; ``below`` says how the views it reads are made."""
+        if self._as_written(coster.share):
+            return [(trees[0], frozenset())]
         if self._volatile(key) or self.options.cuts == "none":
             return [(t, frozenset()) for t in trees]
         if self.options.cuts == "every-join":
@@ -270,6 +260,10 @@ class QueryPlanner:
             found.setdefault(repr(tree), (tree, cuts))
         return list(found.values())
 
+    def _as_written(self, share: Share) -> bool:
+        """Tell whether nothing could interrupt one stage, which DuckDB runs as written (see ``Rendered``)."""
+        return self.model.embedded and share.hazard == 0 and self.options.cuts == "cost"
+
     def _volatile(self, key: BlockId) -> bool:
         """Tell whether the block reads a volatile view: cutting it would still be right, reuse would not."""
         view = self.analysis.chain.by_name[key[0]]
@@ -291,6 +285,8 @@ class QueryPlanner:
             if view.volatile:
                 required.add(view.name)
                 continue
+            if self.model.embedded:  # DuckDB computes it once within a statement
+                continue
             bill, stored = coster.unit(Unit(view.name, "", (), (), frozenset(), ""), best)
             kept = coster.kept_seconds(stored.bytes)
             once = bill.seconds(self.model, coster.share) - kept
@@ -306,7 +302,9 @@ class QueryPlanner:
     def _plan(self, choice: Choice, sizes: Sizes, share: Share) -> QueryExecutionPlan:
         costers = [StatementCoster(sizes, model, share, self.tier) for model in (self.model, *self.rivals)]
         staging = Staging(self.analysis, choice)
-        built = tuple(self._cheapest(u, choice, costers, Rendered(staging, u)) for u in staging.units)
+        built = tuple(
+            self._cheapest(u, choice, costers, Rendered(staging, u, self._written)) for u in staging.units
+        )
         shape = "; ".join(
             algebra(tree, [r.alias for r in self.analysis.blocks[key].graph.relations])
             for key, tree in choice.trees.items()
@@ -314,6 +312,8 @@ class QueryPlanner:
         # without partitions, which follow sizes and share: a plan that is costed anew keeps its id
         plan_id = "qep-" + digest(sorted(digest(u.output_fp, u.inputs, u.shape) for u in staging.units))[:8]
         self._choices[plan_id] = choice
+        if self.model.embedded and len(built) == 1 and built[0].slicing is None:
+            shape = "as written"  # DuckDB orders its joins
         notes = self.notes if self.tier is None else (*self.notes, tier_note(built, self.tier, share))
         return QueryExecutionPlan(plan_id, built, shape or "no inner joins", notes)
 

@@ -166,6 +166,7 @@ class RunRecorder(Listener):
                     chosen=plan.id == chosen,
                     reason=first.reason if first and plan.id == chosen else "",
                     checkpoints=known,
+                    engine=request.engine,
                 )
                 for plan in session.plans.values()
             ),

@@ -157,9 +157,9 @@ class PlanStageReport:
         seconds: float | None = None,
         cut: str = "",
         checkpoint: bool = False,
-        sql: str = "",
+        engine: str = "spark",
     ) -> "PlanStageReport":
-        """Return ``stage`` as a report shows it.
+        """Return ``stage`` as a report shows it, with its SQL for ``engine``.
 
         Without ``seconds`` its time is estimated as if it ran alone on ``cores``: latency plus the larger of
         one task's duration and total work over cores. ``None`` cores means unbounded capacity.
@@ -179,7 +179,7 @@ class PlanStageReport:
             checkpoint=checkpoint,
             sink=stage.sink,
             logical=stage.logical,
-            sql=sql or stage.statement.spark,
+            sql=stage.statement.duckdb if engine == "duckdb" else stage.statement.spark,
         )
 
 
@@ -209,21 +209,21 @@ class PlanReport:
         reason: str = "",
         cuts: Mapping[str, str] | None = None,
         checkpoints: frozenset[str] = frozenset(),
-        sql: Mapping[str, str] | None = None,
+        engine: str = "spark",
     ) -> "PlanReport":
         """Return ``plan`` as a report shows it.
 
         ``cuts`` says per fingerprint why the plan was cut after that stage, ``checkpoints`` are fingerprints
-        whose output exists, ``sql`` overrides stage texts per fingerprint (another engine's dialect).
+        whose output exists, ``engine`` is the one whose SQL is shown.
         """
-        cuts, sql = cuts or {}, sql or {}
+        cuts = cuts or {}
         stages = tuple(
             PlanStageReport.of(
                 stage,
                 cores=cores,
                 cut=cuts.get(stage.output_fp, ""),
                 checkpoint=stage.output_fp in checkpoints,
-                sql=sql.get(stage.output_fp, ""),
+                engine=engine,
             )
             for stage in plan.stages
         )

@@ -394,6 +394,7 @@ def explain(
             cores=share.total.cores,
             chosen=plan.id == decision.chosen,
             reason=reason_text(decision) if plan.id == decision.chosen else "",
+            engine=request.engine,
         )
         for plan in session.plans.values()
     ]

@@ -292,17 +292,54 @@ class _Renderer:
             table.set("alias", exp.TableAlias(this=exp.to_identifier(alias)))
 
 
-class Rendered:
-    """A unit's SQL, rendered when first asked for (see ``qep.Statement``)."""
+class Written:
+    """A whole query as its author wrote it (see ``qep.Statement``)."""
 
-    def __init__(self, staging: Staging, unit: Unit, slice_: Mapping[Column, exp.Expr] | None = None) -> None:
+    def __init__(self, query: exp.Query) -> None:
+        self._query = query
+
+    @cached_property
+    def tree(self) -> exp.Expr:
+        """Return the query, all identifiers quoted."""
+        tree = self._query.copy()
+        quote(tree)
+        return tree
+
+    @cached_property
+    def spark(self) -> str:
+        return spark_sql(self.tree)
+
+    @cached_property
+    def fallback(self) -> str:
+        return spark_sql(without_broadcast(self.tree))
+
+    @cached_property
+    def duckdb(self) -> str:
+        return duckdb_sql(without_hints(self.tree))
+
+
+class Rendered:
+    """A unit's SQL, rendered when first asked for (see ``qep.Statement``).
+
+    A whole query in one stage is ``written`` to DuckDB as its author did: it orders the joins of one statement by
+    statistics of its own, which the nested SELECTs of a join tree hide from it.
+    """
+
+    def __init__(
+        self,
+        staging: Staging,
+        unit: Unit,
+        written: Written | None = None,
+        slice_: Mapping[Column, exp.Expr] | None = None,
+    ) -> None:
         self._staging = staging
         self._unit = unit
+        self._written = written if unit.is_result and not unit.inputs else None
         self._slice = slice_
 
     def sliced(self, slice_: Mapping[Column, exp.Expr]) -> "Rendered":
         """Return the SQL of the part of the unit's result that these predicates select."""
-        return Rendered(self._staging, self._unit, slice_)
+        return Rendered(self._staging, self._unit, slice_=slice_)
 
     @cached_property
     def tree(self) -> exp.Expr:
@@ -321,7 +358,7 @@ class Rendered:
 
     @cached_property
     def duckdb(self) -> str:
-        return duckdb_sql(without_hints(self.tree))
+        return duckdb_sql(without_hints(self.tree)) if self._written is None else self._written.duckdb
 
 
 def _reachable(units: tuple[Unit, ...]) -> tuple[Unit, ...]:

@@ -145,7 +145,8 @@ class Session:
         """
         if not self._unrendered:
             return False
-        self._unrendered.popleft().spark  # noqa: B018
+        statement = self._unrendered.popleft()
+        statement.duckdb if self.planner.model.embedded else statement.spark  # noqa: B018
         return True
 
     # --- what happens -------------------------------------------------------------------------------------

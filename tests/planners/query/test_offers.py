@@ -7,7 +7,7 @@ from statements import NOW
 from test_planner import KNOWN, SHARE, TPCH, planner
 
 from ebbflow.planners.model import Measured, Share
-from ebbflow.planners.query.costs.cost import NATIVE, SPARK, CostModel, JoinCostModel, Size
+from ebbflow.planners.query.costs.cost import DUCKDB, NATIVE, SPARK, CostModel, JoinCostModel, Size
 from ebbflow.planners.query.costs.operators import split_bytes
 from ebbflow.planners.query.costs.stage_engines import StageEngines
 from ebbflow.planners.query.orders.contrasts import contrasts
@@ -129,3 +129,34 @@ def test_tables_behind_links_are_waited_for_until_nodes_have_read_them(model: Co
     assert seconds(one, 0.5) == pytest.approx(seconds(one, 1.0) / 2, rel=0.05)
     assert seconds(six, 0.0) < 0.05 * seconds(six, 1.0)
     assert seconds(free, 1.0) == 0.0
+
+
+def embedded(text: str, hazard: float = 0.0) -> tuple[QueryPlanner, tuple[QueryExecutionPlan, ...]]:
+    made = QueryPlanner(text, KNOWN, DUCKDB, now=NOW, salt="r")
+    return made, made.candidates(Share.uniform(1, 2, 4, hazard=hazard))
+
+
+@pytest.mark.parametrize("number", [2, 5, 9, 15, 21])
+def test_duckdb_alone_orders_the_joins_of_a_query_that_nothing_interrupts(number: int) -> None:
+    made, (plan,) = embedded((TPCH / f"q{number}.sql").read_text())
+    (stage,) = plan.stages
+    assert stage.statement.duckdb == made.single(SHARE).stages[0].statement.duckdb
+    assert stage.statement.spark != made.single(SHARE).stages[0].statement.spark
+
+
+def test_an_embedded_query_that_may_be_interrupted_is_cut_on_offer() -> None:
+    _, plans = embedded((TPCH / "q9.sql").read_text(), hazard=500.0)
+    assert len(plans) > 1
+    for plan in plans:
+        for stage in plan.stages[:-1]:
+            assert "JOIN" in stage.statement.duckdb
+
+
+def test_duckdb_computes_a_view_once_that_a_query_reads_twice() -> None:
+    text = """
+        WITH v AS (SELECT l_suppkey, SUM(l_extendedprice) AS total FROM lineitem GROUP BY l_suppkey)
+        SELECT a.l_suppkey FROM v AS a JOIN v AS b ON a.l_suppkey = b.l_suppkey WHERE a.total > b.total
+    """
+    assert all(len(plan.stages) == 1 for plan in embedded(text)[1])
+    on_spark = QueryPlanner(text, KNOWN, SPARK, now=NOW, salt="r").candidates(SHARE)
+    assert any(len(plan.stages) > 1 for plan in on_spark)

@@ -186,12 +186,13 @@ def test_a_plan_is_reported_with_estimates_cuts_and_checkpoints():
     plan = QueryExecutionPlan("p", (stage("a"), stage("b", "a", sink=True)), "a then b", ("note",))
     shown = PlanReport.of(
         plan, estimated_seconds=math.inf, cores=2, chosen=True, cuts={"a": "small"},
-        checkpoints=frozenset({"a"}), sql={"b": "other"},
+        checkpoints=frozenset({"a"}),
     )  # fmt: skip
     a, b = shown.stages
     assert a.estimated_seconds == pytest.approx(0.5 + 4 * 3.0 / 2)
     assert (a.cut, a.checkpoint, a.sql) == ("small", True, "select 1")
-    assert (b.inputs, b.sink, b.sql) == (("a",), True, "other")
+    assert (b.inputs, b.sink, b.sql) == (("a",), True, "select 1")
+    assert PlanReport.of(plan, engine="duckdb").stages[0].sql == "select 2"
     assert shown.estimated_seconds is None
     assert (shown.total_work, shown.critical_path, shown.peak_memory) == (24.0, 7.0, 2)
 
