@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from itertools import zip_longest
 from statistics import median
 from typing import Any, cast, get_args
 
@@ -239,7 +240,8 @@ def merge_profiles(profiles: Iterable[RankProfile]) -> RecordedTraining:
     for one in ordered[1:]:
         if one.iteration.shape != first.shape:
             raise OptionError(
-                f"rank {one.rank} submits other collectives than rank 0: they cannot be planned"
+                f"rank {one.rank} submits other collectives than rank 0, or at other places: they cannot be planned; "
+                f"{_difference(one.iteration, first)}"
             )
     compute = tuple(
         ComputeOp(
@@ -255,6 +257,25 @@ def merge_profiles(profiles: Iterable[RankProfile]) -> RecordedTraining:
     seconds = max(one.iteration.seconds for one in ordered)
     count = min(one.iterations for one in ordered)
     return RecordedTraining(TrainingDag(compute, comm, after + before), ranks, seconds, count)
+
+
+def _difference(one: Iteration, first: Iteration) -> str:
+    """Return the first thing in which two iterations of different shape differ."""
+    ours = [*(b.name for b in one.blocks), *one.submissions, *one.waits]
+    theirs = [*(b.name for b in first.blocks), *first.submissions, *first.waits]
+    for mine, other in zip_longest(ours, theirs, fillvalue="nothing"):
+        if mine != other:
+            return f"it has {_said(mine)} where rank 0 has {_said(other)}"
+    return "their blocks end at different agreements"
+
+
+def _said(one: object) -> str:
+    match one:
+        case Submission():
+            return f"{one.op} ({one.kind} of {one.bytes:,.0f} bytes)"
+        case Wait():
+            return f"a wait for {one.op} before {one.before}"
+    return str(one)
 
 
 def _check_format(data: Any, what: str) -> None:
