@@ -217,6 +217,7 @@ def _read(
             allowed=request.allow_functions,
             outputs=outputs,
             engine="duckdb" if request.engine == "auto" else request.engine,
+            tree=tree,
         )
 
     def asked() -> tuple[str, ...] | None:

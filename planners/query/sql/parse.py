@@ -292,8 +292,9 @@ def parse_query(
     allowed: Collection[str] = (),
     outputs: Sequence[str] | None = None,
     engine: str = "",
+    tree: exp.Query | None = None,
 ) -> ParsedQuery:
-    """Parse, check, freeze and qualify ``text`` against ``catalogue``.
+    """Parse, check, freeze and qualify ``text``, or ``tree``, which ``parse`` made of it, against ``catalogue``.
 
     ``outputs`` are the names that the engine gives to the result's columns: those that the query does not name take
     them, and what cannot be planned though the engine understands it runs whole. The ``engine`` of its own dialect is
@@ -301,13 +302,13 @@ def parse_query(
 
     Raises the errors of ``parse`` and ``check_tables``, and ``UnknownColumnError``.
     """
-    query = _unqualified(_divided(parse(text, dialect, allowed), dialect), catalogue)
+    query = parse(text, dialect, allowed) if tree is None else tree.copy()
+    query = _unqualified(_divided(query, dialect), catalogue)
     check_tables(query, catalogue)
     if dialect.lower() == "duckdb":
         query = called_before_names(query, catalogue, known=not _defines_columns(query))
-    reason = expanded_by_engine(query)
-    if draws_again(query):
-        reason = "an alias of what is not deterministic is used again in its SELECT"
+    again = "an alias of what is not deterministic is used again in its SELECT"
+    reason = again if draws_again(query) else expanded_by_engine(query)
     if not reason:
         try:
             qualified = qualified_copy(query, catalogue, dialect)
