@@ -94,7 +94,7 @@ class StoreFiles:
 
     def _content(self, fingerprint: str) -> bytes | None:
         try:
-            return self.place.read(_manifest(fingerprint), fixed=True)
+            return self.place.read(_manifest(fingerprint))
         except FileNotFoundError:
             return None
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -13,6 +14,7 @@ from ebbflow.infra.storage.filesystems import MEMORY, filesystem, split, to_uri
 
 _PIECE = 8 << 20  # bytes read at a time
 _READS = 5  # of a file that changes meanwhile
+_PAUSE = 0.02  # seconds before the second, and as much more before each later one
 
 
 class Sink:
@@ -158,14 +160,22 @@ class StorageLocation:
         written once, which saves a request. Raises ``OSError``, also where the file keeps changing.
         """
         fs, path = self.fs(), self.path(name)
-        for _ in range(_READS):
+        if fixed or self.behind.local:
             with fs.open_input_file(path) as file:
-                data = bytes(file.read())
-                if fixed or self.scheme != "s3":
-                    return data
+                return bytes(file.read())
+        for number in range(_READS):
+            time.sleep(_PAUSE * number)
+            data, problem = b"", None
+            with fs.open_input_file(path) as file:
                 version = file.metadata()
+                try:
+                    data = bytes(file.read())
+                except OSError as exc:  # of another length: there may be nothing where it was to be read
+                    problem = exc
             with fs.open_input_file(path) as file:
                 if file.metadata() == version:
+                    if problem is not None:
+                        raise problem
                     return data
         raise OSError(f"{path} changed whenever it was read, {_READS} times")
 

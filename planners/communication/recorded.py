@@ -261,18 +261,18 @@ def merge_profiles(profiles: Iterable[RankProfile]) -> RecordedTraining:
 
 def _difference(one: Iteration, first: Iteration) -> str:
     """Return the first thing in which two iterations of different shape differ."""
-    ours = [*(b.name for b in one.blocks), *one.submissions, *one.waits]
-    theirs = [*(b.name for b in first.blocks), *first.submissions, *first.waits]
-    for mine, other in zip_longest(ours, theirs, fillvalue="nothing"):
-        if mine != other:
-            return f"it has {_said(mine)} where rank 0 has {_said(other)}"
+    names = [b.name for b in one.blocks], [b.name for b in first.blocks]
+    for ours, theirs in ((one.submissions, first.submissions), (one.waits, first.waits), names):
+        for mine, other in zip_longest(ours, theirs, fillvalue="nothing"):
+            if mine != other:
+                return f"it has {_said(mine)} where rank 0 has {_said(other)}"
     return "their blocks end at different agreements"
 
 
 def _said(one: object) -> str:
     match one:
         case Submission():
-            return f"{one.op} ({one.kind} of {one.bytes:,.0f} bytes)"
+            return f"{one.op} ({one.kind} of {one.bytes:,.15g} bytes)"
         case Wait():
             return f"a wait for {one.op} before {one.before}"
     return str(one)

@@ -19,7 +19,7 @@ from ebbflow.planners.query.orders.contrasts import contrasting_trees
 from ebbflow.planners.query.orders.enumerate import enumerate_trees
 from ebbflow.planners.query.plan import cuts as cutting
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId
-from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
+from ebbflow.planners.query.plan.qep import AS_WRITTEN, QueryExecutionPlan, Stage, Statement
 from ebbflow.planners.query.plan.retention import retain
 from ebbflow.planners.query.plan.staging import Choice, Rendered, Staging, Unit, Written, single_unit
 from ebbflow.planners.query.plan.state import StageOutput
@@ -138,7 +138,8 @@ class QueryPlanner:
         pool: dict[str, QueryExecutionPlan] = {}
         for choice in self._pool(sizes, share):
             plan = self._plan(choice, sizes, share)
-            pool.setdefault(plan.id, plan)
+            if pool.setdefault(plan.id, plan) is plan:
+                self._choices[plan.id] = choice
         wanted = [i for i in also if i in self._choices]
         kept = {p.id: p for p in retain(tuple(pool.values()), share, self.options.keep)}
         for fp in self._divider.begun:  # slices of it exist: some plan must be able to use them
@@ -164,7 +165,7 @@ class QueryPlanner:
         trees = {key: self._trees(key, sizes, share)[0] for key in self.analysis.blocks}
         coster = StatementCoster(sizes, self.model, share, self.tier)
         stage = self._stage(unit, Choice(trees), coster, self._written, named="whole query")
-        return QueryExecutionPlan(f"single-{stage.physical_key[:4]}", (stage,), "as written", self.notes)
+        return QueryExecutionPlan(f"single-{stage.physical_key[:4]}", (stage,), AS_WRITTEN, self.notes)
 
     # --- choices ------------------------------------------------------------------------------------------
 
@@ -262,7 +263,8 @@ class QueryPlanner:
 
     def _as_written(self, share: Share) -> bool:
         """Tell whether nothing could interrupt one stage, which DuckDB runs as written (see ``Rendered``)."""
-        return self.model.embedded and share.hazard == 0 and self.options.cuts == "cost"
+        lasts = share.hazard == 0 and not self._divider.begun
+        return self.model.embedded and lasts and self.options.cuts == "cost"
 
     def _volatile(self, key: BlockId) -> bool:
         """Tell whether the block reads a volatile view: cutting it would still be right, reuse would not."""
@@ -285,7 +287,7 @@ class QueryPlanner:
             if view.volatile:
                 required.add(view.name)
                 continue
-            if self.model.embedded:  # DuckDB computes it once within a statement
+            if self._as_written(coster.share):  # DuckDB computes it once
                 continue
             bill, stored = coster.unit(Unit(view.name, "", (), (), frozenset(), ""), best)
             kept = coster.kept_seconds(stored.bytes)
@@ -301,19 +303,16 @@ class QueryPlanner:
 
     def _plan(self, choice: Choice, sizes: Sizes, share: Share) -> QueryExecutionPlan:
         costers = [StatementCoster(sizes, model, share, self.tier) for model in (self.model, *self.rivals)]
-        staging = Staging(self.analysis, choice)
-        built = tuple(
-            self._cheapest(u, choice, costers, Rendered(staging, u, self._written)) for u in staging.units
-        )
+        staging = Staging(self.analysis, choice, self._written if self.model.embedded else None)
+        built = tuple(self._cheapest(u, choice, costers, Rendered(staging, u)) for u in staging.units)
         shape = "; ".join(
             algebra(tree, [r.alias for r in self.analysis.blocks[key].graph.relations])
             for key, tree in choice.trees.items()
         )
         # without partitions, which follow sizes and share: a plan that is costed anew keeps its id
         plan_id = "qep-" + digest(sorted(digest(u.output_fp, u.inputs, u.shape) for u in staging.units))[:8]
-        self._choices[plan_id] = choice
-        if self.model.embedded and len(built) == 1 and built[0].slicing is None:
-            shape = "as written"  # DuckDB orders its joins
+        if [unit.shape for unit in staging.units] == [AS_WRITTEN]:
+            shape = AS_WRITTEN
         notes = self.notes if self.tier is None else (*self.notes, tier_note(built, self.tier, share))
         return QueryExecutionPlan(plan_id, built, shape or "no inner joins", notes)
 
@@ -348,6 +347,7 @@ class QueryPlanner:
             work, serial = work.plus(plan.again.work), serial + plan.again.serial
             waiting += plan.again.waiting
             expected = plan.division.seconds
+        shuffles = 0 if coster.model.embedded else bill.partitions
         tasks = max(bill.widest, 1)
         seconds = coster.model.core_seconds(work) + waiting
         latency = coster.model.latency + serial
@@ -358,7 +358,7 @@ class QueryPlanner:
         return Stage(
             name=named or self._name(unit),
             output_fp=unit.output_fp,
-            physical_key=digest(unit.output_fp, unit.inputs, unit.shape, bill.partitions),
+            physical_key=digest(unit.output_fp, unit.inputs, unit.shape, shuffles),
             inputs=unit.inputs,
             tables=unit.tables,
             statement=statement,

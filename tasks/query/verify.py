@@ -1,4 +1,6 @@
-"""Checks a result against DuckDB on the same files: an independent engine with an independent optimiser."""
+"""Checks a result against DuckDB on the same files: an engine and an optimiser of its own for what Spark has answered
+and for what was divided into stages; what DuckDB has run as written it runs again.
+"""
 
 import tempfile
 from pathlib import Path

@@ -324,17 +324,16 @@ class StatementCoster:
         bill.waiting += spilled_bytes(size, tasks, self.model.task_room(self.share)) * self.model.spill_rate
 
     def _view(self, bill: CostEstimate, view: View, choice: Choice) -> Size:
+        known = self.sizes.view(view.name)
+        if not bill.first(view.name) and self.model.embedded:  # DuckDB computes it once
+            return Size(known.rows, known.bytes_stored)
         for position in range(len(view.tables_by_select)):
             key = (view.name, position)
+            joined, inside = Size(0.0, 0.0), Counter[str]()
             if key in self.sizes.analysis.blocks:
-                joined = self._tree(bill, key, choice.trees[key], choice)
-                inside = self._inside(key)
-            else:
-                joined = Size(0.0, 0.0)
-                inside = Counter()
+                joined, inside = self._tree(bill, key, choice.trees[key], choice), self._inside(key)
             self._others(bill, view, position, inside, choice)
             self._above(bill, key, joined)
-        known = self.sizes.view(view.name)
         return Size(known.rows, known.bytes_stored)
 
     def _others(

@@ -23,6 +23,13 @@ class CostEstimate:
     partitions: int = 0  # of the largest shuffle
     crossed: float = 0.0  # bytes that nodes read from tables and stages' outputs, or write, over their links
     read: list[float] = field(default_factory=list)  # stored bytes of each relation it reads, all columns
+    views: set[str] = field(default_factory=set)  # those it computes
+
+    def first(self, view: str) -> bool:
+        """Note that it reads ``view``; tell whether it had not before."""
+        known = view in self.views
+        self.views.add(view)
+        return not known
 
     def add(self, work: Work) -> None:
         """Add ``work``."""

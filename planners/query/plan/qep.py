@@ -12,6 +12,8 @@ from ebbflow.planners.model import Resources, Work
 from ebbflow.planners.query.plan.slicing import AT_ONCE, Grid
 from ebbflow.planners.query.sql.joingraph import Column
 
+AS_WRITTEN = "as written"  # the shape of a whole query in one stage, of which no text is made
+
 
 class Statement(Protocol):
     """The SQL of a stage. It may be made when it is first asked for: most candidates never run."""

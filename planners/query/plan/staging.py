@@ -4,14 +4,16 @@ What a stage computes and reads is known from the choice alone; its SQL is rende
 since most candidates are only compared.
 """
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sqlglot import exp
 
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId, output_names
 from ebbflow.planners.query.plan.partial import PartialQuery, split, type_of
+from ebbflow.planners.query.plan.qep import AS_WRITTEN
 from ebbflow.planners.query.plan.render import (
     BlockRenderer,
     checkpoint_name,
@@ -25,7 +27,7 @@ from ebbflow.planners.query.plan.trees import Join, Leaf, Tree, joins, subtree
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.joingraph import Column
 from ebbflow.planners.query.sql.parse import outside_tables
-from ebbflow.planners.query.views.views import ROOT, View
+from ebbflow.planners.query.views.views import ROOT, View, ViewChain
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,11 @@ class _Reads:
 class Staging:
     """The stages of one choice."""
 
-    def __init__(self, analysis: Analysis, choice: Choice) -> None:
+    def __init__(self, analysis: Analysis, choice: Choice, written: "Written | None" = None) -> None:
+        """``written`` is the query for an engine that runs the whole of it, in one stage, as it is."""
         self.analysis = analysis
         self.choice = choice
+        self.written = written if written is not None and not written.repeats(analysis.chain) else None
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -94,6 +98,8 @@ class Staging:
                     unit = self._partial_unit(view, out)
                     out.setdefault(unit.output_fp, unit)
                 unit = self._view_unit(view, out)
+                if unit.is_result and not unit.inputs and self.written is not None:
+                    unit = replace(unit, shape=AS_WRITTEN)
                 out.setdefault(unit.output_fp, unit)
         return _reachable(tuple(out.values()))
 
@@ -298,6 +304,14 @@ class Written:
     def __init__(self, query: exp.Query) -> None:
         self._query = query
 
+    def repeats(self, chain: ViewChain) -> bool:
+        """Tell whether it has what ``chain`` has as one view in several places: DuckDB computes a WITH once, but not
+        equal derived tables."""
+        names = {cte.alias.lower() for cte in self._query.find_all(exp.CTE)}
+        named = Counter(table.name.lower() for table in self._query.find_all(exp.Table))
+        shared = sum(uses > 1 for uses in chain.uses.values())
+        return shared > sum(named[name] > 1 for name in names)
+
     @cached_property
     def tree(self) -> exp.Expr:
         """Return the query, all identifiers quoted."""
@@ -325,21 +339,14 @@ class Rendered:
     statistics of its own, which the nested SELECTs of a join tree hide from it.
     """
 
-    def __init__(
-        self,
-        staging: Staging,
-        unit: Unit,
-        written: Written | None = None,
-        slice_: Mapping[Column, exp.Expr] | None = None,
-    ) -> None:
+    def __init__(self, staging: Staging, unit: Unit, slice_: Mapping[Column, exp.Expr] | None = None) -> None:
         self._staging = staging
         self._unit = unit
-        self._written = written if unit.is_result and not unit.inputs else None
         self._slice = slice_
 
     def sliced(self, slice_: Mapping[Column, exp.Expr]) -> "Rendered":
         """Return the SQL of the part of the unit's result that these predicates select."""
-        return Rendered(self._staging, self._unit, slice_=slice_)
+        return Rendered(self._staging, self._unit, slice_)
 
     @cached_property
     def tree(self) -> exp.Expr:
@@ -358,7 +365,9 @@ class Rendered:
 
     @cached_property
     def duckdb(self) -> str:
-        return duckdb_sql(without_hints(self.tree)) if self._written is None else self._written.duckdb
+        if self._unit.shape == AS_WRITTEN and self._staging.written is not None:
+            return self._staging.written.duckdb
+        return duckdb_sql(without_hints(self.tree))
 
 
 def _reachable(units: tuple[Unit, ...]) -> tuple[Unit, ...]:
@@ -374,4 +383,4 @@ def single_unit(analysis: Analysis, query: exp.Query) -> Unit:
     """Return the whole query as one stage, as its author wrote it: the ``single`` policy."""
     covers = frozenset(f"{k[0]}.{r.alias}" for k, b in analysis.blocks.items() for r in b.graph.relations)
     tables = tuple(sorted(set(output_names(query))))
-    return Unit(ROOT, analysis.fingerprints.view(ROOT), (), tables, covers, "as written")
+    return Unit(ROOT, analysis.fingerprints.view(ROOT), (), tables, covers, AS_WRITTEN)

@@ -16,7 +16,7 @@ from pathlib import Path
 from ebbflow.infra.spark.java import find_java, spark_home
 from ebbflow.infra.storage import private
 
-_LIMIT = 240.0  # seconds to make an archive in
+_LIMIT = 900.0  # seconds to make an archive in; ten where the cores are free
 _KEPT = 7 * 86_400.0  # seconds after which an archive makes room for others
 _SILENT = "-Xlog:disable -Xlog:all=error:stderr"
 

@@ -93,7 +93,9 @@ def test_profiles_that_do_not_belong_together_are_refused() -> None:
         merge_profiles([one])
     with pytest.raises(OptionError, match=r"got ranks \[0, 0\]"):
         merge_profiles([one, one])
-    with pytest.raises(OptionError, match=r"rank 1 submits other collectives .* it has .* of 3 bytes\) where rank 0"):
+    with pytest.raises(
+        OptionError, match=r"rank 1 submits other collectives .* it has .* of 3 bytes\) where rank 0"
+    ):
         merge_profiles([one, RankProfile(1, 2, 5, iteration(size=3.0))])
 
 

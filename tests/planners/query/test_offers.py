@@ -4,7 +4,7 @@ import math
 
 import pytest
 from statements import NOW
-from test_planner import KNOWN, SHARE, TPCH, planner
+from test_planner import KNOWN, SHARE, TPCH, in_order, planner
 
 from ebbflow.planners.model import Measured, Share
 from ebbflow.planners.query.costs.cost import DUCKDB, NATIVE, SPARK, CostModel, JoinCostModel, Size
@@ -146,17 +146,48 @@ def test_duckdb_alone_orders_the_joins_of_a_query_that_nothing_interrupts(number
 
 def test_an_embedded_query_that_may_be_interrupted_is_cut_on_offer() -> None:
     _, plans = embedded((TPCH / "q9.sql").read_text(), hazard=500.0)
-    assert len(plans) > 1
+    assert sum(len(plan.stages) == 1 for plan in plans) <= 1 < len(plans)
     for plan in plans:
         for stage in plan.stages[:-1]:
             assert "JOIN" in stage.statement.duckdb
 
 
+def test_a_whole_embedded_query_is_the_same_plan_on_any_share() -> None:
+    made, (plan,) = embedded((TPCH / "q3.sql").read_text())
+    (again,) = made.candidates(Share.uniform(4, 64, 1), also=(plan.id,))
+    assert (again.id, again.stages[0].physical_key) == (plan.id, plan.stages[0].physical_key)
+    assert made.again(plan.id, SHARE, {}).stages[0].statement.duckdb == plan.stages[0].statement.duckdb
+
+
+TWICE = """
+    WITH v AS (SELECT l_suppkey, SUM(l_extendedprice) AS total FROM lineitem GROUP BY l_suppkey)
+    SELECT a.l_suppkey FROM v AS a JOIN v AS b ON a.l_suppkey = b.l_suppkey WHERE a.total > b.total
+"""
+
+
 def test_duckdb_computes_a_view_once_that_a_query_reads_twice() -> None:
-    text = """
-        WITH v AS (SELECT l_suppkey, SUM(l_extendedprice) AS total FROM lineitem GROUP BY l_suppkey)
-        SELECT a.l_suppkey FROM v AS a JOIN v AS b ON a.l_suppkey = b.l_suppkey WHERE a.total > b.total
-    """
-    assert all(len(plan.stages) == 1 for plan in embedded(text)[1])
-    on_spark = QueryPlanner(text, KNOWN, SPARK, now=NOW, salt="r").candidates(SHARE)
-    assert any(len(plan.stages) > 1 for plan in on_spark)
+    _, (plan,) = embedded(TWICE)
+    once = embedded(TWICE.replace("JOIN v AS b", "JOIN supplier AS b").replace("b.l_suppkey", "b.s_suppkey")
+                    .replace("a.total > b.total", "a.total > 1"))[1][0]  # fmt: skip
+    assert len(plan.stages) == 1
+    assert plan.total_work < 1.5 * once.total_work
+    for plans in (
+        embedded(TWICE, hazard=5.0)[1],
+        QueryPlanner(TWICE, KNOWN, SPARK, now=NOW, salt="r").candidates(SHARE),
+    ):
+        assert any(len(plan.stages) > 1 for plan in plans)
+
+
+def test_derived_tables_that_a_text_repeats_are_one_view_for_duckdb() -> None:
+    derived = "(SELECT l_suppkey, SUM(l_extendedprice) AS total FROM lineitem GROUP BY l_suppkey)"
+    text = f"SELECT a.l_suppkey FROM {derived} a JOIN {derived} b ON a.l_suppkey = b.l_suppkey"
+    _, (plan,) = embedded(text)
+    assert plan.stages[0].statement.duckdb.count("GROUP BY") == 1
+
+
+def test_a_division_that_was_begun_is_kept_where_nothing_interrupts_any_more() -> None:
+    made = QueryPlanner((TPCH / "q3.sql").read_text(), in_order(), DUCKDB, now=NOW, salt="r")
+    begun = dict.fromkeys(made.partial_fps, ("lineitem.l_orderkey, orders.o_orderkey", 4))
+    made.keep_divided(begun)
+    plans = made.candidates(Share.uniform(1, 2, 4))
+    assert {s.slicing.slices for p in plans for s in p.stages if s.output_fp in begun} == {4}
