@@ -55,6 +55,7 @@ from ebbflow.infra.training.workspace.preparing import become_prepared, prepare
 NOTICE = "notice"  # file, in the node's directory, with the time at which the node will be gone
 READY = "ready"  # file, in the node's directory, once all is imported
 _POLL = 0.03  # seconds between polls for orders and at the agent
+_LOOKS = 20  # of an agent at its processes that have all ended, after which it is sure that it sees no end
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -80,7 +81,7 @@ class Node:
         self._slots = 0
         self._ranks: list[dict[str, Any]] = []  # what the generation's processes have said of themselves
         self._notice: float | None = None
-        self._empty_since: float | None = None
+        self._empty_since: tuple[float, int] | None = None
         self._tunnel = 0  # process id; 0: none runs
         self._shipping: ShippingProcess | None = (
             None  # of logs, where the run's directory is in object storage
@@ -198,13 +199,13 @@ class Node:
     def _has_dead_ranks(self, ranks: tuple[RankState, ...], now: float) -> bool:
         """Return whether the agent waits for processes that are gone: ``os._exit`` does not tell it.
 
-        Where one has failed and the agent has yet to look at it, it is the agent that is late.
+        Where one has failed and the agent has yet to look at it, or has and got no time since, it is only late.
         """
         if not ranks or any(rank.state not in "XZ" or _failed(rank.pid) for rank in ranks):
             self._empty_since = None
             return False
-        self._empty_since = self._empty_since or now
-        return now - self._empty_since > self._entry.deserted
+        since, waits = self._empty_since = self._empty_since or (now, _waits(self._agent))
+        return now - since > self._entry.deserted and _waits(self._agent) - waits >= _LOOKS
 
     def _close(self, end: AgentEnd) -> None:
         """End what is left of the generation and tell the launcher how it ended."""
@@ -306,6 +307,15 @@ def _look_at(pid: int) -> tuple[str, float]:
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             used += _look_at(int(child))[1]
     return fields[0], used
+
+
+def _waits(pid: int) -> int:
+    """Return how often a process has waited so far, as it does after each look at its own; 0 for one that is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt")), 0)
 
 
 def _failed(pid: int) -> bool:

@@ -1,5 +1,9 @@
 """One warm node and what it makes of scripts of all kinds, spoken to as its launcher would."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +15,8 @@ from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.machine import processes
 from ebbflow.infra.training import local_nodes
 from ebbflow.infra.training.channel.exchange import Exchange
-from ebbflow.infra.training.channel.wire import AgentEnd, Entry, Order
+from ebbflow.infra.training.channel.wire import AgentEnd, Entry, Order, RankState
+from ebbflow.infra.training.launcher.node import Node
 from ebbflow.infra.training.local_nodes import LocalNodes
 
 LONG = 150.0  # seconds: a bound for a busy machine, not an expectation
@@ -165,6 +170,26 @@ def test_what_has_failed_has_not_succeeded_where_the_agent_is_late(launcher: Lau
     end = launcher.ended()
     assert end.state == "failed"
     assert [failure.exit_code for failure in end.failures] == [3]
+
+
+def test_an_agent_that_gets_no_time_is_not_taken_for_one_that_sees_no_end() -> None:
+    """It may have collected a process that has failed, and be yet to say so."""
+    node = object.__new__(Node)
+    node._entry, node._empty_since = Entry("", "", "", "", "", "", "", deserted=3.0), None
+    with subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(0.01)"]) as agent:
+        try:
+            os.kill(agent.pid, signal.SIGSTOP)
+            node._agent, gone = agent.pid, (RankState(0, 0, "X", 0.0, 0.0),)
+            assert not node._has_dead_ranks(gone, 0.0)
+            time.sleep(0.5)
+            assert not node._has_dead_ranks(gone, 100.0)
+            os.kill(agent.pid, signal.SIGCONT)
+            deadline = time.monotonic() + LONG
+            while not node._has_dead_ranks(gone, 100.0):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            agent.kill()
 
 
 def test_nodes_that_do_not_meet_in_time_say_so(launcher: Launcher) -> None:
