@@ -191,7 +191,7 @@ class DuckDbEngine:
             connection.close()
 
     def _set(self, name: str, value: str) -> None:
-        if self._connection is not None:
+        if self._connection is not None and self._settings.get(name) != value:  # else it frees what it keeps
             # A connection serves one call at a time and refuses a second: this one may be handing out a cursor.
             with self._connection.cursor() as cursor:
                 cursor.execute(f"SET GLOBAL {name} = '{value}'")

@@ -5,6 +5,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -102,6 +103,39 @@ def test_a_smaller_share_is_fewer_threads_and_less_memory(engine: DuckDbEngine, 
     job = _job("SELECT current_setting('memory_limit') AS m", (tmp_path / "b").as_uri())
     assert engine.run(job).tasks == 1
     assert pq.read_table(tmp_path / "b" / "part-00000.parquet")["m"].to_pylist() == ["256.0 MiB"]
+
+
+def test_a_share_that_stays_is_not_told_again(engine: DuckDbEngine, tmp_path: Path) -> None:
+    """DuckDB would give back its free memory: to fault that in anew costs as much as a small statement."""
+    told: list[str] = []
+
+    class Told:
+        def __init__(self, connection: Any) -> None:
+            self._connection = connection
+
+        def __enter__(self) -> "Told":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._connection.close()
+
+        def cursor(self) -> "Told":
+            return Told(self._connection.cursor())
+
+        def execute(self, statement: str) -> None:
+            told.append(statement)
+            self._connection.execute(statement)
+
+        def close(self) -> None:
+            self._connection.close()
+
+    engine.resize(2.0, 0.5)
+    engine.run(_job("SELECT 1 AS one", tmp_path.as_uri()))
+    engine._connection = Told(engine._connection)
+    engine.resize(2.0, 0.5)
+    assert told == []
+    engine.resize(1.0, 0.5)
+    assert told == ["SET GLOBAL threads = '1'"]
 
 
 def test_what_does_not_fit_in_memory_is_spilled_beside_nothing_of_the_users(
