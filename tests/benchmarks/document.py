@@ -70,6 +70,7 @@ def main() -> None:
         parts.append(_auction(_read("auction")))
     for name, section in (
         ("native-stages", document_native.stages),
+        ("native-stages-sf20", document_native.more_stages),
         ("query_start", document_native.start),
         ("training_simulator", document_training.simulator),
         ("pollux", document_training.pollux),

@@ -14,6 +14,15 @@ _NAMES = {
 
 def stages(found: dict[str, Any]) -> str:
     """Return the section on ``native-stages.json``."""
+    return "## Stages beside DuckDB alone\n\n" + _scale(found)
+
+
+def more_stages(found: dict[str, Any]) -> str:
+    """Return the same of a copy of such a file from tables of another size."""
+    return f"### At scale factor {found['tables'].removeprefix('sf')}\n\n" + _scale(found)
+
+
+def _scale(found: dict[str, Any]) -> str:
     systems, rows = found["systems"], found["queries"]
     loads = [row["load"] for row in rows]
     head = " | ".join(_NAMES[system] for system in systems)
@@ -29,9 +38,7 @@ def stages(found: dict[str, Any]) -> str:
         f"python -m tests.benchmarks.native_stages --tables ~/.cache/ebbflow/tpch/{found['tables']} "
         f"--systems {','.join(systems)} --rounds {found['rounds']}"
     )
-    return f"""## Stages beside DuckDB alone
-
-`{command}`
+    return f"""`{command}`
 
 TPC-H at scale factor {found["tables"].removeprefix("sf")}: systems take turns in one process, warm, and write
 Parquet; DuckDB alone runs the same text over views of the same files, with the embedded engine's threads and

@@ -34,6 +34,7 @@ def test_without_a_short_or_a_long_query_nothing_is_said_of_them() -> None:
     text = document_native.stages(found)
     assert "| embedded engine | 2.83 (worst 8.00, Q2) | – | 250 (worst 400, Q2) |" in text
     assert "Answers differ: Q3." in text
+    assert document_native.more_stages(found).startswith("### At scale factor 5\n\n`python -m")
 
 
 def test_ten_longest_queries_on_few_and_on_many_workers() -> None:
