@@ -7,7 +7,8 @@ Systems take turns within each query: plain Spark as its user would tune it (8 s
 64 MB, adaptive), our plans on Spark SQL, the same with native stages, the embedded engine, and DuckDB ``alone``: the
 same text over views of the same files, with the embedded engine's threads and memory. All of them run in one process
 and, where Spark is used, one JVM, with all cores; each writes its result as Parquet. A round that warms up comes
-first, in which the tables' statistics are collected too. Answers are compared with those of the first system named.
+first, in which the tables' statistics are collected too, and each round begins with another system. Answers are
+compared with those of the first system named.
 """
 
 import argparse
@@ -232,7 +233,9 @@ def _query(number: int, runs: Mapping[str, Run], rounds: int) -> dict[str, Any]:
     equal = True
     for turn in range(rounds + 1):
         right = None
-        for system, run in runs.items():
+        # another begins each time: of two in one process the second has the memory that the first has left
+        order = [*runs.items()]
+        for system, run in order[turn % len(order) :] + order[: turn % len(order)]:
             _rest()
             began, before = time.perf_counter(), cpu_seconds()
             answer = run(number)
