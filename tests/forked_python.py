@@ -242,6 +242,8 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
                 os.write(tell, child.to_bytes(4))
                 os._exit(0)
             os.close(go)
+            # its file is closed with all others: the object would close whatever has its number at the fork's end
+            connection.detach()
             os.read(begin, 1)  # until its first parent is gone, and who asked for it has taken its place
             warnings.filters[:] = filters  # type: ignore[index]
             return {**order, "files": files}

@@ -65,3 +65,21 @@ def test_an_interpreter_that_does_not_answer_in_time_is_not_asked_again() -> Non
     with other, pytest.raises(TimeoutError):
         forks.start({**given, **dict.fromkeys(names, -1)})
     assert forks._socket is None, "its late answer would be taken for the next one's"
+
+
+def test_a_fork_holds_no_socket_whose_file_is_another_ones_by_then() -> None:
+    """At its end such an object closed a file of gloo's, whose thread then ended the process by SIGABRT."""
+    shows = (
+        "import socket, sys\n"
+        "frame, held = sys._getframe(), []\n"
+        "while frame is not None:\n"
+        "    held += [*frame.f_locals.values(), *frame.f_globals.values()]\n"
+        "    frame = frame.f_back\n"
+        "print('torch' in sys.modules, [one.fileno() for one in held if isinstance(one, socket.socket)])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", shows], env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=100,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.startswith("True ["), done.stderr
+    assert set(json.loads(done.stdout.removeprefix("True "))) <= {-1}
