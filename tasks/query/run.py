@@ -47,12 +47,7 @@ from ebbflow.tasks.query.opening import (
     opened_engine,
     shared_source,
 )
-from ebbflow.tasks.query.planning import (
-    Gathered,
-    planner_of,
-    prepare,
-    remember,
-)
+from ebbflow.tasks.query.planning import Gathered, planner_of, prepare, remember
 from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import PlanReport, QueryReport, reason_text
 from ebbflow.tasks.query.request import QueryRequest

@@ -145,8 +145,7 @@ class Session:
         """
         if not self._unrendered:
             return False
-        statement = self._unrendered.popleft()
-        statement.duckdb if self.planner.model.embedded else statement.spark  # noqa: B018
+        getattr(self._unrendered.popleft(), "duckdb" if self.planner.model.embedded else "spark")
         return True
 
     # --- what happens -------------------------------------------------------------------------------------
