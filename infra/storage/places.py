@@ -177,7 +177,7 @@ class StorageLocation:
                     if problem is not None:
                         raise problem
                     return data
-        raise OSError(f"{path} changed whenever it was read, {_READS} times")
+        raise OSError(f"{path} changed whenever it was read, {_READS} times; try again once it is left alone")
 
     def read_range(self, name: str, offset: int, length: int) -> bytes:
         """Return ``length`` bytes of a file from ``offset``; fewer where it ends."""

@@ -298,7 +298,28 @@ class _Renderer:
             table.set("alias", exp.TableAlias(this=exp.to_identifier(alias)))
 
 
-class Written:
+class _Texts:
+    """The SQL of a statement, made when first asked for (see ``qep.Statement``)."""
+
+    @cached_property
+    def tree(self) -> exp.Expr:
+        """Return the statement, all identifiers quoted."""
+        raise NotImplementedError
+
+    @cached_property
+    def spark(self) -> str:
+        return spark_sql(self.tree)
+
+    @cached_property
+    def fallback(self) -> str:
+        return spark_sql(without_broadcast(self.tree))
+
+    @cached_property
+    def duckdb(self) -> str:
+        return duckdb_sql(without_hints(self.tree))
+
+
+class Written(_Texts):
     """A whole query as its author wrote it (see ``qep.Statement``)."""
 
     def __init__(self, query: exp.Query) -> None:
@@ -319,20 +340,8 @@ class Written:
         quote(tree)
         return tree
 
-    @cached_property
-    def spark(self) -> str:
-        return spark_sql(self.tree)
 
-    @cached_property
-    def fallback(self) -> str:
-        return spark_sql(without_broadcast(self.tree))
-
-    @cached_property
-    def duckdb(self) -> str:
-        return duckdb_sql(without_hints(self.tree))
-
-
-class Rendered:
+class Rendered(_Texts):
     """A unit's SQL, rendered when first asked for (see ``qep.Statement``).
 
     A whole query in one stage is ``written`` to DuckDB as its author did: it orders the joins of one statement by
@@ -354,14 +363,6 @@ class Rendered:
         statement = self._staging.statement(self._unit, self._slice)
         quote(statement)
         return statement
-
-    @cached_property
-    def spark(self) -> str:
-        return spark_sql(self.tree)
-
-    @cached_property
-    def fallback(self) -> str:
-        return spark_sql(without_broadcast(self.tree))
 
     @cached_property
     def duckdb(self) -> str:

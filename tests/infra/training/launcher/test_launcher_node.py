@@ -176,12 +176,14 @@ def test_an_agent_that_gets_no_time_is_not_taken_for_one_that_sees_no_end() -> N
     """It may have collected a process that has failed, and be yet to say so."""
     node = object.__new__(Node)
     node._entry, node._empty_since = Entry("", "", "", "", "", "", "", deserted=3.0), None
-    with subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(0.01)"]) as agent:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time\nfor _ in range(40_000): time.sleep(0.01)"]
+    ) as agent:
         try:
             os.kill(agent.pid, signal.SIGSTOP)
             node._agent, gone = agent.pid, (RankState(0, 0, "X", 0.0, 0.0),)
             assert not node._has_dead_ranks(gone, 0.0)
-            time.sleep(0.5)
+            time.sleep(0.5)  # in which one that is not stopped looks more than twenty times
             assert not node._has_dead_ranks(gone, 100.0)
             os.kill(agent.pid, signal.SIGCONT)
             deadline = time.monotonic() + LONG
