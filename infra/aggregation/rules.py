@@ -99,7 +99,7 @@ class OptimizerState:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all moments."""
-        return sum(one.nbytes for one in self.moments.values())
+        return sum(one.nbytes for one in list(self.moments.values()))  # an update in a thread may add some
 
 
 class UpdateRule(Protocol):

@@ -21,7 +21,6 @@ from ebbflow.infra.aggregation.registry import (
 )
 from ebbflow.infra.errors import AggregationError, InfraError
 from ebbflow.planners.aggregation.assignment import RECOMMENDED, HeuristicOptions
-from ebbflow.planners.errors import OptionError
 
 _POLL = 0.25  # seconds between two looks at the ledger
 _MOVING = 0.5  # of the time until it leaves, in which its tensors are to be elsewhere
@@ -103,8 +102,10 @@ class SharedAggregator:
             return True
         try:
             self._manager.act(view)
-        except OptionError as exc:  # of a plan: what is placed stays as it is
-            log.warning("aggregator %s could not plan: %s", self._name, exc)
+        except InfraError:
+            raise
+        except Exception:  # of a plan: what is placed stays as it is, and its tensors are not lost by it
+            log.exception("aggregator %s could not plan", self._name)
         return False
 
     def close(self) -> None:

@@ -212,7 +212,7 @@ class QueryPlanner:
 
     def _in_parts(self, choice: Choice, coster: StatementCoster) -> list[Choice]:
         """Return ``choice`` with partial results for the views that slices of them would pay for."""
-        if self.options.cuts == "none":
+        if self.options.cuts == "none" or self._as_written(coster.share):
             return []
         staged = {ROOT, *choice.cut_views}
         whole = replace(choice, partials=frozenset(v for v in self.analysis.splits if v in staged))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 
 from sqlglot import exp
 
@@ -32,14 +32,8 @@ from ebbflow.planners.query.plan.pruning import partition_filters
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.functions import reaches_out
-from ebbflow.planners.query.sql.parse import (
-    ParsedQuery,
-    columns_named,
-    outside_tables,
-    parse,
-    parse_query,
-    table_names,
-)
+from ebbflow.planners.query.sql.parse import ParsedQuery, parse, parse_query
+from ebbflow.planners.query.sql.references import columns_named, outside_tables, table_names
 from ebbflow.planners.query.sql.translation.whole import alike, check_said, refused
 from ebbflow.planners.query.views.views import view_chain
 from ebbflow.tasks.drawing.wording import bytes_text
@@ -73,9 +67,12 @@ class Gathered:
 
     def read(self) -> tuple[Relation, ...]:
         """Return the tables that the query names, with all of their files."""
-        named = {name.lower() for name in table_names(self.parsed.expression)}
         whole = {**self.relations, **self.unpruned}
-        return tuple(relation for name, relation in whole.items() if name in named)
+        return tuple(relation for name, relation in whole.items() if name in self._named)
+
+    @cached_property
+    def _named(self) -> frozenset[str]:
+        return frozenset(name.lower() for name in table_names(self.parsed.expression))
 
 
 def prepare(
@@ -252,10 +249,11 @@ def _output_names(
     """Return the names that the engine gives to the columns of the result; ``None`` where no engine can tell."""
     own = request.dialect.lower() == request.engine
     if request.engine == "duckdb":
-        texts = [request.sql] if own else [duckdb_sql(tree), duckdb_sql(alike(tree.copy(), request.dialect))]
         allowed = reaches_out(frozenset(request.allow_functions))
-        answers = (output_names(text, read, allowed) for text in texts)  # as written, or else as told
-        return next((names for names in answers if names is not None), None)
+        names = output_names(request.sql if own else duckdb_sql(tree), read, allowed)  # as written
+        if names is None and not own:  # or else as told
+            names = output_names(duckdb_sql(alike(tree.copy(), request.dialect)), read, allowed)
+        return names
     running, text = engine(), request.sql if own else spark_sql(alike(tree.copy(), request.dialect))
     return None if running is None else running.output_names(text, read)
 
@@ -358,9 +356,9 @@ def _table(
 def _measure(planner: QueryPlanner, gathered: Gathered, cache: JsonStore) -> dict[str, dict[str, float]]:
     out: dict[str, dict[str, float]] = {}
     by_table: dict[str, list[tuple[str, str, str]]] = {}
-    used = columns_named(gathered.parsed.expression)
     for q in questions(planner.analysis, gathered.catalogue):
         by_table.setdefault(q.table.lower(), []).append((q.scope, q.key, q.sql))
+    used = columns_named(gathered.parsed.expression) if by_table else None
     for name, asked in by_table.items():
         relation = gathered.relations.get(name)
         if relation is None or relation.external:

@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.plan.partial import PartialQuery, averages_add_up, split, type_of
-from ebbflow.planners.query.sql.parse import outside_tables
+from ebbflow.planners.query.sql.references import outside_tables
 from ebbflow.planners.query.views.blocks import Block, extract
 from ebbflow.planners.query.views.column_types import families
 from ebbflow.planners.query.views.fingerprint import Fingerprints, digest

@@ -13,8 +13,8 @@ from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.sql.dialect import duckdb_sql
 from ebbflow.planners.query.sql.freezing import is_volatile
 from ebbflow.planners.query.sql.joingraph import JoinGraph
-from ebbflow.planners.query.sql.parse import outside_tables
 from ebbflow.planners.query.sql.predicates import has_subquery
+from ebbflow.planners.query.sql.references import outside_tables
 from ebbflow.planners.query.views.restriction import own_filters
 
 Columns = Mapping[str, str]  # partition columns in lower case, with their types

@@ -26,7 +26,7 @@ from ebbflow.planners.query.plan.render import (
 from ebbflow.planners.query.plan.trees import Join, Leaf, Tree, joins, subtree
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.joingraph import Column
-from ebbflow.planners.query.sql.parse import outside_tables
+from ebbflow.planners.query.sql.references import outside_tables
 from ebbflow.planners.query.views.views import ROOT, View, ViewChain
 
 

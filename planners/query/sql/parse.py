@@ -3,7 +3,7 @@
 import difflib
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
@@ -42,6 +42,7 @@ from ebbflow.planners.query.sql.naming import (
     ordered_by_outputs,
 )
 from ebbflow.planners.query.sql.nesting import check_depth, check_length, within_bounds
+from ebbflow.planners.query.sql.references import folded, outside_tables, whole_name
 from ebbflow.planners.query.sql.translation.types import with_types
 from ebbflow.planners.query.sql.translation.whole import alike
 from ebbflow.planners.query.sql.using import remember_using, simplify_using
@@ -108,7 +109,7 @@ def _check_parts(statement: exp.Query, text: str) -> None:
             )
     for with_ in statement.find_all(exp.With):
         seen: set[str] = set()
-        for name in (_folded(cte.alias) for cte in with_.expressions):
+        for name in (folded(cte.alias) for cte in with_.expressions):
             if name in seen:
                 raise SqlSyntaxError(f"WITH defines {_short(name)!r} twice: {_short(text)!r}")
             seen.add(name)
@@ -178,40 +179,6 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"known: {shown}" if names else "none is known"
 
 
-def outside_tables(node: exp.Expr, bound: frozenset[str] = frozenset()) -> Iterator[exp.Table]:
-    """Yield the tables under ``node`` that no WITH in scope defines; table functions are none.
-
-    Before: ``WITH t AS (SELECT * FROM t) SELECT * FROM t, u``; yields the inner ``t`` and ``u``.
-    """
-    named = isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier)
-    if isinstance(node, exp.Table) and named and (node.db or _folded(node.name) not in bound):
-        yield node
-    with_ = node.args.get("with_")
-    if with_ is not None:
-        for cte in with_.expressions:
-            name = frozenset({_folded(cte.alias)})
-            yield from outside_tables(cte.this, bound | name if with_.recursive else bound)
-            bound |= name
-    for child in node.iter_expressions():
-        if child is not with_:
-            yield from outside_tables(child, bound)
-
-
-def _folded(name: str) -> str:
-    """Return a name as DuckDB compares it, in lower case as far as it is ASCII: to Python, the sign of Kelvin is a k,
-    and a WITH of that name would hide a file's."""
-    return name.encode().lower().decode()
-
-
-def table_names(query: exp.Expr) -> frozenset[str]:
-    """Return the names in FROM and JOIN that the query does not define itself, as qualified as they are written."""
-    return frozenset(_whole_name(t) for t in outside_tables(query))
-
-
-def _whole_name(table: exp.Table) -> str:
-    return ".".join(part.name for part in table.parts)
-
-
 def _unqualified(query: exp.Query, catalogue: Catalogue) -> exp.Query:
     """Give tables of other databases that ``catalogue`` has under their whole names these as names of one part.
 
@@ -222,7 +189,7 @@ def _unqualified(query: exp.Query, catalogue: Catalogue) -> exp.Query:
     sources += [node.alias.lower() for node in query.find_all(exp.Subquery, exp.CTE)]
     aliases: dict[tuple[str, ...], str] = {}  # of tables, by the parts of their names
     for table in list(outside_tables(query)):
-        whole = _whole_name(table)
+        whole = whole_name(table)
         if not table.db or catalogue.get(whole) is None:
             continue
         if not table.alias:
@@ -254,28 +221,12 @@ def _under_alias(column: exp.Column, aliases: Mapping[tuple[str, ...], str]) -> 
                 return
 
 
-def columns_named(query: exp.Expr) -> frozenset[str] | None:
-    """Return the names of the columns, of whichever table, that a query names, in lower case; ``None`` where it
-    stands for columns that it does not name.
-
-    >>> columns_named(parse("SELECT count(*) FROM t WHERE A = 1"))
-    frozenset({'a'})
-    """
-    if any(not isinstance(star.parent, exp.Count) for star in query.find_all(exp.Star)):
-        return None
-    if query.find(exp.Columns, exp.Pivot) or any(j.method == "NATURAL" for j in query.find_all(exp.Join)):
-        return None
-    used = {column.name.lower() for column in query.find_all(exp.Column)}
-    shared = (name for join in query.find_all(exp.Join) for name in join.args.get("using") or ())
-    return frozenset(used | {name.name.lower() for name in shared})
-
-
 def check_tables(query: exp.Query, catalogue: Catalogue) -> None:
     """Raise ``UnknownTableError`` for the first table that is in neither the catalogue nor the query."""
     for table in outside_tables(query):
         if table.db:
             raise UnknownTableError(
-                f"unknown table {_short(_whole_name(table))!r}; a table of --tables is named alone, as {table.name!r}"
+                f"unknown table {_short(whole_name(table))!r}; a table of --tables is named alone, as {table.name!r}"
             )
         if catalogue.get(table.name) is None:
             nearest = _nearest(table.name.lower(), catalogue.tables)
@@ -332,7 +283,15 @@ def parse_query(
     ordered = ordered_by_outputs(alike(qualified, dialect), catalogue, dialect)
     final, renamed, unnamed = named(with_types(ordered, catalogue, dialect), query, catalogue, outputs)
     frozen, notes = freeze(final, now, dialect)  # after qualify, which names the projections
+    _forget_places(frozen)
     return ParsedQuery(frozen, text, (*notes, *renamed), dialect=dialect, unnamed=unnamed)
+
+
+def _forget_places(tree: exp.Expr) -> None:
+    """Drop where in the text names stand, which no error tells any more: half of what a copy takes."""
+    for name in tree.find_all(exp.Identifier):
+        for key in ("line", "col", "start", "end"):
+            name.meta.pop(key, None)
 
 
 def _misnumbered(first: exp.Query, outputs: Sequence[str] | None) -> str:

@@ -9,8 +9,8 @@ from sqlglot import exp
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.plan.analysis import BlockId
 from ebbflow.planners.query.sql.joingraph import Column
-from ebbflow.planners.query.sql.parse import outside_tables
 from ebbflow.planners.query.sql.predicates import canonical, conjuncts, free_columns
+from ebbflow.planners.query.sql.references import outside_tables
 from ebbflow.planners.query.views.blocks import Block
 from ebbflow.planners.query.views.views import View, ViewChain
 

@@ -9,8 +9,8 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 
-from ebbflow.planners.query.sql.parse import table_names
 from ebbflow.planners.query.sql.predicates import written
+from ebbflow.planners.query.sql.references import table_names
 from ebbflow.planners.query.views.blocks import Block
 from ebbflow.planners.query.views.views import ROOT, View
 

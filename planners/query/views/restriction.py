@@ -15,8 +15,8 @@ from sqlglot.optimizer.annotate_types import annotate_types
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.sql.dialect import spark_sql
 from ebbflow.planners.query.sql.freezing import is_volatile
-from ebbflow.planners.query.sql.parse import outside_tables
 from ebbflow.planners.query.sql.predicates import all_of, any_of, conjuncts, free_columns, has_subquery
+from ebbflow.planners.query.sql.references import outside_tables
 
 _UNKNOWN = (exp.DType.UNKNOWN, exp.DType.NULL)
 _LOGIC = (exp.And, exp.Or, exp.Not, exp.Paren)

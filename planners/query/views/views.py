@@ -18,7 +18,8 @@ from sqlglot.optimizer.merge_subqueries import merge_subqueries
 from ebbflow.planners.errors import PlanningError, UnsupportedQueryError
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.sql.freezing import is_volatile
-from ebbflow.planners.query.sql.parse import ParsedQuery, check_tables, outside_tables, qualified_copy
+from ebbflow.planners.query.sql.parse import ParsedQuery, check_tables, qualified_copy
+from ebbflow.planners.query.sql.references import outside_tables
 from ebbflow.planners.query.views.conditions import KEPT, separate_conditions
 from ebbflow.planners.query.views.outerjoins import simplify_outer_joins
 from ebbflow.planners.query.views.restriction import restrict_views

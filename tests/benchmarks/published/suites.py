@@ -13,7 +13,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from ebbflow.planners.query.sql.parse import outside_tables
+from ebbflow.planners.query.sql.references import outside_tables
 from tests.benchmarks.published.logictest import steps_of
 
 SUITES = ("duckdb", "spark", "sqlglot")

@@ -20,7 +20,8 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.query.costs.stage_engines import StageEngineName
-from ebbflow.planners.query.sql.parse import parse, table_names
+from ebbflow.planners.query.sql.parse import parse
+from ebbflow.planners.query.sql.references import table_names
 from ebbflow.tasks.query.planning import Gathered, prepare
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.verify import oracle

@@ -45,6 +45,8 @@ def _ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]
     monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
     with Ledger.open() as made:
         yield made
+    for log in sorted((tmp_path / "home").glob("fleets/*/logs/*.log")):  # shown where the test fails
+        print(log.name, log.read_text(errors="replace"))
 
 
 def _until(holds: Callable[[], object], what: str) -> None:

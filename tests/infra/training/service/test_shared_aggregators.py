@@ -290,3 +290,22 @@ def test_who_was_in_charge_and_resigns_is_followed_at_once(ledger: Ledger) -> No
     assert not second.act(registry.read())
     first.resign()
     assert second.act(registry.read())
+
+
+def test_a_plan_that_fails_costs_no_tensors(
+    ledger: Ledger, serving: dict[str, RunningAggregator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = threading.Event()
+
+    def plan(*_: object) -> None:
+        planned.set()
+        raise KeyError("a defect")
+
+    monkeypatch.setattr("ebbflow.infra.aggregation.manager.plan_placement", plan)
+    _until(ledger, lambda view: len(view.aggregators()) == 3, "three serve")
+    run = FakeRun("run", servers=1)
+    _until(ledger, lambda _: planned.is_set() and run.rounds > 5, "rounds after a plan")
+    before = run.rounds
+    _until(ledger, lambda _: run.rounds > before + 5, "further rounds")
+    run.finish()
+    assert not any(one.ended for one in serving.values())

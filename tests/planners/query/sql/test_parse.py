@@ -10,7 +10,8 @@ from ebbflow.planners.errors import (
 )
 from ebbflow.planners.model.tables import Catalogue, Table
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
-from ebbflow.planners.query.sql.parse import parse, parse_query, table_names
+from ebbflow.planners.query.sql.parse import parse, parse_query
+from ebbflow.planners.query.sql.references import table_names
 from tests.planners.query.sql.parsed import parsed
 from tests.planners.query.statements import NOW
 
