@@ -22,7 +22,8 @@ pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[4]
 SCRIPT = str(Path(__file__).parents[3] / "infra" / "training" / "launched_script.py")
-NODES = {"a": 1, "b": 1}
+A, B = f"a{os.getpid()}", f"b{os.getpid()}"  # as no other run of the tests on this machine calls its nodes
+NODES = {A: 1, B: 1}
 
 
 def on_node(name: str) -> list[int]:
@@ -62,35 +63,35 @@ def test_a_lease_moves_to_another_node_and_the_first_is_free_when_its_processes_
         outage = Outage(ledger)
         run = begin(app_child.run, outage, SCRIPT, tmp_path, str(tmp_path), "1000000", "0.01", stop=stop)
         until(lambda: run.done() or loop.phase("t") == "waiting", "entry")
-        (first,) = loop.grant("t", ("a", 0))
+        (first,) = loop.grant("t", (A, 0))
         steps_beyond(loop, 0)
-        assert on_node("a")
-        loop.grant("t", ("b", 0))
+        assert on_node(A)
+        loop.grant("t", (B, 0))
         loop.recall(first, seconds=60.0)
         until(lambda: loop.ended(first), "end of the first lease")
         assert left == {first: []}
         steps_beyond(loop, loop.report("t").step)
-        assert on_node("b")
-        assert not on_node("a")
+        assert on_node(B)
+        assert not on_node(A)
 
         outage.away = True  # the ledger, while the training goes on
-        alive = on_node("b")
+        alive = on_node(B)
         until(lambda: loop.report("t").at + 1.0 < ledger.clock.now(), "a second without a report")
         outage.away = False
         steps_beyond(loop, loop.report("t").step)
-        assert on_node("b") == alive
+        assert on_node(B) == alive
 
         loop.die()  # the loop, and another takes its place
         steps_beyond(loop, loop.report("t").step)
-        assert on_node("b") == alive
+        assert on_node(B) == alive
         stop.set()
         report: TrainingReport = run.result(150)
     assert report.state == "stopped"
     placed = [[share.node for share in generation.placement] for generation in report.generations]
-    assert (placed[0], placed[-1]) == (["a"], ["b"])
+    assert (placed[0], placed[-1]) == ([A], [B])
     assert report.lost_steps == 0
-    assert not on_node("a")
-    assert not on_node("b")
+    assert not on_node(A)
+    assert not on_node(B)
 
 
 def test_a_killed_app_goes_on_under_its_id_once_nothing_of_it_is_left(
@@ -106,17 +107,17 @@ def test_a_killed_app_goes_on_under_its_id_once_nothing_of_it_is_left(
     stop = threading.Event()
     try:
         until(lambda: child.poll() is not None or loop.phase("t") == "waiting", "entry")
-        (lease,) = loop.grant("t", ("a", 0))
+        (lease,) = loop.grant("t", (A, 0))
         steps_beyond(loop, 0)
-        step, earlier = loop.report("t").step, set(on_node("a"))
+        step, earlier = loop.report("t").step, set(on_node(A))
         assert earlier
         child.send_signal(signal.SIGKILL)
         child.wait()
         with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
             run = begin(app_child.run, ledger, SCRIPT, tmp_path, str(tmp_path), "1000000", "0.01", stop=stop)
             try:
-                until(lambda: run.done() or set(on_node("a")) - earlier, "processes of the second")
-                assert not earlier & set(on_node("a")), "both at once"
+                until(lambda: run.done() or set(on_node(A)) - earlier, "processes of the second")
+                assert not earlier & set(on_node(A)), "both at once"
                 assert lease in ledger.state().leases, "it has kept its lease"
                 steps_beyond(loop, step)
             finally:
@@ -129,4 +130,4 @@ def test_a_killed_app_goes_on_under_its_id_once_nothing_of_it_is_left(
     assert report.generations[0].first_step >= step, "from where the first was saved"
     assert loop.phase("t") == "stopped"
     until(lambda: loop.ended(lease), "end of the lease")
-    assert not on_node("a")
+    assert not on_node(A)
