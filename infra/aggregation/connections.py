@@ -29,6 +29,7 @@ from ebbflow.infra.aggregation.frames import (
 from ebbflow.infra.aggregation.same_machine import WorkerMemory
 from ebbflow.infra.errors import AggregationError
 from ebbflow.infra.machine.encrypted_router import CurveKeys
+from ebbflow.infra.machine.message_context import close_context, open_context
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class WorkerLinks:
 
     def __init__(self, keys: CurveKeys, wait_s: float, memory: WorkerMemory) -> None:
         self._keys, self._wait, self._memory = keys, wait_s, memory
-        self._context = Context(io_threads=1)
+        self._context = open_context()
         self._poller = Poller()
         self.sockets: dict[str, Socket[bytes]] = {}
         self.where: dict[str, AggregatorAddress] = {}
@@ -138,8 +139,7 @@ class WorkerLinks:
 
     def close(self) -> None:
         """End all connections. May be called twice."""
-        if not self._context.closed:
-            self._context.destroy(linger=0)
+        close_context(self._context)
 
     def _send(self, name: str) -> None:
         frames, self._outbox[name] = self._outbox.get(name, []), []
@@ -167,7 +167,7 @@ class PeerLinks:
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
-        self._context = Context(io_threads=1)
+        self._context = open_context()
         self._poller = Poller()
         self._poller.register(self._woken.fileno(), constants.POLLIN)
         self._sockets: dict[str, tuple[AggregatorAddress, Socket[bytes]]] = {}
@@ -208,7 +208,7 @@ class PeerLinks:
                     if one in ready:
                         self._take(name, one)
         finally:
-            self._context.destroy(linger=0)
+            close_context(self._context)
             self._waker.close()
             self._woken.close()
 

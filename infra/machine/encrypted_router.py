@@ -23,10 +23,10 @@ from typing import Any, Self
 
 from zmq import constants
 from zmq.error import Again, ZMQError
-from zmq.sugar.context import Context
 from zmq.sugar.poll import Poller
 
 from ebbflow.infra.errors import InfraError
+from ebbflow.infra.machine.message_context import close_context, open_context
 
 _HANDSHAKE = 10_000  # milliseconds for a handshake: who connects and is silent does not stay
 _AT_ONCE = 200  # messages taken before other sockets are polled again
@@ -84,12 +84,12 @@ class EncryptedRouter(ABC):
         self._owner = owner
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._ended = False
-        self._context = Context(io_threads=1)  # of its own: each binds the same name for decisions about keys
+        self._context = open_context()  # of its own: each binds the same name for decisions about keys
         self._poller = Poller()
         try:
             self._open(host, port, domain, max_message, failure)
         except BaseException:
-            self._context.destroy(linger=0)  # with all its sockets
+            close_context(self._context)
             raise
         self._thread = threading.Thread(target=self._run, name="ebbflow-router", daemon=True)
         self._thread.start()
@@ -231,9 +231,7 @@ class EncryptedRouter(ABC):
         finally:
             self._ended = True
             self.on_close(self._router)
-            self._router.close(linger=0)
-            self._asked.close(linger=0)
-            self._context.term()
+            close_context(self._context)
             self._waker.close()
             self._woken.close()
 

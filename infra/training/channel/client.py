@@ -18,11 +18,11 @@ from typing import Any
 
 from zmq import constants
 from zmq.error import Again
-from zmq.sugar.context import Context
 from zmq.sugar.poll import Poller
 from zmq.utils.monitor import parse_monitor_message
 
 from ebbflow.infra.errors import LauncherLostError
+from ebbflow.infra.machine.message_context import close_context, open_context
 from ebbflow.infra.training.channel import keys
 from ebbflow.infra.training.channel.keys import KeyPair
 from ebbflow.infra.training.channel.messages import MAX_FRAME
@@ -56,7 +56,7 @@ class MessageClient:
     def __init__(self, address: str, server: str, pair: KeyPair, *, timeout: float) -> None:
         self._address, self._server, self._pair, self._timeout = address, server, pair, timeout
         self.connections = 0  # made so far
-        self._context = Context(io_threads=1)
+        self._context = open_context()
         self._down: float | None = time.monotonic()  # since when there is no connection
         self._renew: float | None = None  # when to try a refused key again
         self._refused = False
@@ -114,7 +114,7 @@ class MessageClient:
         """End the connection; what is under way may be lost. May be called twice."""
         if not self._context.closed:
             self._shut()
-            self._context.term()
+            close_context(self._context)
 
     # --- how ----------------------------------------------------------------------------------------------
 
