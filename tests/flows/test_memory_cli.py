@@ -20,6 +20,7 @@ from ebbflow.planners.errors import OptionError
 from tests.infra.memory.lenders import FileBehind, until
 
 SLAB, BLOCK = 16 << 20, 64 << 10
+A, B = f"a{os.getpid()}", f"b{os.getpid()}"  # as no other run of the tests on this machine calls its daemons
 
 
 def _call(*arguments: str) -> str:
@@ -39,7 +40,7 @@ def _status() -> dict[str, Any]:
 def _registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryRegistry]:
     monkeypatch.setenv(DIRECTORY, str(tmp_path / "memory"))
     yield MemoryRegistry()
-    for name in ("a", "b"):
+    for name in (A, B):
         for pid in processes.members(f"memory-{name}"):
             os.kill(pid, 9)
 
@@ -47,10 +48,10 @@ def _registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Memor
 @pytest.mark.processes
 def test_daemons_lend_tell_who_uses_them_and_stop(registry: MemoryRegistry, tmp_path: Path) -> None:
     assert "no node lends memory" in _call("status")
-    assert "a lends up to 64MiB at 127.0.0.1:" in _call("lend", "a", "--limit", "64MiB", "--headroom", "0")
-    _call("lend", "b", "--limit", "64MiB", "--headroom", "0")
-    with pytest.raises(MemoryTierError, match=r"a lends memory already, at 127\.0\.0\.1:"):
-        _call("lend", "a")
+    assert f"{A} lends up to 64MiB at 127.0.0.1:" in _call("lend", A, "--limit", "64MiB", "--headroom", "0")
+    _call("lend", B, "--limit", "64MiB", "--headroom", "0")
+    with pytest.raises(MemoryTierError, match=rf"{A} lends memory already, at 127\.0\.0\.1:"):
+        _call("lend", A)
 
     behind = FileBehind(tmp_path / "behind", SLAB, BLOCK)
     session = MemorySession(registry, behind, BlockSettings(4, SLAB, BLOCK), client="reader", period=0.1)
@@ -68,14 +69,14 @@ def test_daemons_lend_tell_who_uses_them_and_stop(registry: MemoryRegistry, tmp_
         (client,) = read()
         assert (client["client"], client["connected"], client["hit_rate"]) == ("reader", True, 1.0)
         lenders = {one["name"]: one for one in _status()["lenders"]}
-        assert sorted(lenders) == ["a", "b"]
+        assert sorted(lenders) == [A, B]
         for one in lenders.values():
             assert (one["state"], one["lent_bytes"], one["max_bytes"]) == ("lends", SLAB, 64 << 20)
             assert (one["reads"], one["writes"]) == (1, 1)
             assert one["clients"] >= 1, "those of earlier questions may not have ended"
 
-        assert _call("stop", "a").strip() == "a lends no more"
-        assert session.blocks.slabs.table.hosts.keys() == {"b"}, "it was drained, not cut off"
+        assert _call("stop", A).strip() == f"{A} lends no more"
+        assert session.blocks.slabs.table.hosts.keys() == {B}, "it was drained, not cut off"
         assert session.blocks.metrics.evictions == 1
         assert session.blocks.read(0, BLOCK) + session.blocks.read(SLAB, BLOCK) == b"x" * 2 * BLOCK
         until(lambda: bool([one for one in _status()["clients"] if one["evictions"] == 1]))
@@ -85,19 +86,19 @@ def test_daemons_lend_tell_who_uses_them_and_stop(registry: MemoryRegistry, tmp_
     until(lambda: not _status()["clients"][0]["connected"])
     assert "100.0%" not in _call("status"), "one of its reads came from the store"
 
-    (pid,) = processes.members("memory-b")
+    (pid,) = processes.members(f"memory-{B}")
     os.kill(pid, 9)
-    until(lambda: not processes.members("memory-b"))
+    until(lambda: not processes.members(f"memory-{B}"))
     assert "does not answer" in _call("status")
-    assert "b was gone: " in _call("stop", "--all")
+    assert f"{B} was gone: " in _call("stop", "--all")
     assert _status()["lenders"] == []
-    until(lambda: not processes.members("memory-a"))
+    until(lambda: not processes.members(f"memory-{A}"))
 
 
 @pytest.mark.processes
 def test_a_daemon_that_cannot_listen_is_told_of(registry: MemoryRegistry) -> None:
     with pytest.raises(MemoryTierError, match=r"cannot listen on 192\.0\.2\.1:0"):
-        _call("lend", "a", "--host", "192.0.2.1")
+        _call("lend", A, "--host", "192.0.2.1")
     assert _status()["lenders"] == []
 
 
@@ -111,7 +112,7 @@ def test_doctor_says_whether_the_tier_would_be_on(registry: MemoryRegistry, tmp_
     nobody = tier()
     assert (nobody["ok"], nobody["remedy"]) == (False, "to lend memory: ebbflow memory lend")
     assert f"off for {tmp_path}/store: no node lends memory" in nobody["found"]
-    _call("lend", "a", "--limit", "64MiB", "--headroom", "0")
+    _call("lend", A, "--limit", "64MiB", "--headroom", "0")
     measured = tier()
     assert measured["ok"]
     assert "a request of 1 MiB takes" in measured["found"]

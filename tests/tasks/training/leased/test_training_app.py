@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -441,14 +442,16 @@ def test_two_apps_never_meet_on_a_gpu(tmp_path: Path, seed: int) -> None:
                     chosen = rng.sample(free, rng.randint(1, len(free)))
                     world.loop.grant(rng.choice("xy"), *chosen, seconds=rng.choice([1.5, 60.0]))
                 case "r" if held:
-                    world.loop.recall(rng.choice(held), seconds=rng.choice([0.6, 5.0]))
+                    with suppress(OptionError):  # it has ended meanwhile
+                        world.loop.recall(rng.choice(held), seconds=rng.choice([0.6, 5.0]))
                 case "e" if held:
-                    world.loop.extend(rng.choice(held), seconds=rng.choice([0.5, 30.0]))
+                    with suppress(OptionError):
+                        world.loop.extend(rng.choice(held), seconds=rng.choice([0.5, 30.0]))
                 case "a":
                     outage.away = not outage.away and rng.random() < 0.3
             time.sleep(rng.uniform(0.0, 0.15))
-        outage.away = False
     finally:
+        outage.away = False
         world.close()
     world.check()
     assert all(run.result().state == "stopped" for run in world.runs)
