@@ -19,7 +19,8 @@ from ebbflow.tasks.query.run import PlainOrchestrator, execute
 from ebbflow.tasks.query.request import QueryRequest
 report = execute(QueryRequest(**json.loads(sys.argv[1])), PlainOrchestrator()).report
 print(json.dumps({"verified": report.verified, "rows": report.rows, "problems": list(report.problems),
-                  "stages": [(s.fingerprint, s.status) for s in report.stages]}))
+                  "stages": [(s.fingerprint, s.status) for s in report.stages],
+                  "told": [f"{s.name} {s.status} in {s.seconds:.1f} s: {s.note}" for s in report.stages]}))
 """
 
 

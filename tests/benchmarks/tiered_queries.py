@@ -91,15 +91,17 @@ def main() -> None:
 def _query(options: argparse.Namespace, number: int) -> dict[str, Any]:
     plain: dict[str, list[float]] = {way: [] for way in WAYS}
     killed: dict[str, list[float]] = {way: [] for way in WAYS}
+    told: dict[str, Any] = {}  # of the last round: what became of stages
     _learn(options, _request(options, number, "memory", f"{_BUCKET}/q{number}-first"))
     for turn in range(options.rounds):
         for way in WAYS:
             store = f"{_BUCKET}/q{number}-{turn}-{way}-{time.time_ns()}"
-            took = _learn(options, _request(options, number, way, f"{store}-whole"))
+            took, whole = _learn(options, _request(options, number, way, f"{store}-whole"))
             plain[way].append(took)
-            again = _request(options, number, way, f"{store}-killed")
-            killed[way].append(_killed(options, again, took / 2))
-    row: dict[str, Any] = {"query": number}
+            seconds, again = _killed(options, _request(options, number, way, f"{store}-killed"), took / 2)
+            killed[way].append(seconds)
+            told[way] = {"undisturbed": whole, "run again": again}
+    row: dict[str, Any] = {"query": number, "stages": told}
     for name, found in (("undisturbed", plain), ("killed", killed)):
         medians = {way: statistics.median(seconds) for way, seconds in found.items()}
         row[name] = {way: round(seconds, 3) for way, seconds in medians.items()}
@@ -131,8 +133,8 @@ def _started(options: argparse.Namespace, request: QueryRequest) -> "subprocess.
     return child
 
 
-def _learn(options: argparse.Namespace, request: QueryRequest) -> float:
-    """Return the seconds of a query that tells those after it how fast its stages were, and of its tables."""
+def _learn(options: argparse.Namespace, request: QueryRequest) -> tuple[float, list[str]]:
+    """Return as ``_run`` of a query that tells those after it how fast its stages were, and of its tables."""
     took, place = _run(options, request), request.store_place.behind
     options.learned = read_history(ParquetCheckpointStore(request.store_place), request)
     for info in place.entries("cache/statistics"):
@@ -141,14 +143,15 @@ def _learn(options: argparse.Namespace, request: QueryRequest) -> float:
     return took
 
 
-def _run(options: argparse.Namespace, request: QueryRequest) -> float:
+def _run(options: argparse.Namespace, request: QueryRequest) -> tuple[float, list[str]]:
+    """Return the seconds of a query, and what is told of its stages."""
     begun = time.monotonic()
-    finished(_started(options, request))
-    return time.monotonic() - begun
+    told = finished(_started(options, request))["told"]
+    return time.monotonic() - begun, told
 
 
-def _killed(options: argparse.Namespace, request: QueryRequest, after: float) -> float:
-    """Return the seconds of a query that is killed ``after`` seconds and run again."""
+def _killed(options: argparse.Namespace, request: QueryRequest, after: float) -> tuple[float, list[str]]:
+    """Return as ``_run`` of a query that is killed ``after`` seconds and run again; the seconds are of both."""
     begun = time.monotonic()
     child = _started(options, request)
     try:
@@ -156,7 +159,9 @@ def _killed(options: argparse.Namespace, request: QueryRequest, after: float) ->
     except subprocess.TimeoutExpired:
         child.kill()
     child.communicate(timeout=_TIMEOUT)
-    return time.monotonic() - begun + _run(options, request)
+    seconds = time.monotonic() - begun
+    took, told = _run(options, request)
+    return seconds + took, told
 
 
 if __name__ == "__main__":
