@@ -4,6 +4,7 @@ What a stage computes and reads is known from the choice alone; its SQL is rende
 since most candidates are only compared.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -298,13 +299,13 @@ class _Renderer:
             table.set("alias", exp.TableAlias(this=exp.to_identifier(alias)))
 
 
-class _Texts:
+class _Texts(ABC):
     """The SQL of a statement, made when first asked for (see ``qep.Statement``)."""
 
-    @cached_property
+    @property
+    @abstractmethod
     def tree(self) -> exp.Expr:
         """Return the statement, all identifiers quoted."""
-        raise NotImplementedError
 
     @cached_property
     def spark(self) -> str:

@@ -288,7 +288,7 @@ def parse_query(
 
 
 def _forget_places(tree: exp.Expr) -> None:
-    """Drop where in the text names stand, which no error tells any more: half of what a copy takes."""
+    """Drop where in the text names stand, which no error tells any more: much of what a copy takes."""
     for name in tree.find_all(exp.Identifier):
         for key in ("line", "col", "start", "end"):
             name.meta.pop(key, None)
