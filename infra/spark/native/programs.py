@@ -224,7 +224,14 @@ class Exchanger:
             for number, column in keys.items()
             if number in read
         }
-        return Exchanged(found, split, apart or split, whole, read)
+
+        def over(sql: str) -> str:
+            for number, one in found.items():
+                sql = one.over(sql, self.writer.scan(self.writer.scans[number][1]).columns)
+            return sql
+
+        split, apart = (made._replace(first=over(made.first)) for made in (split, apart or split))
+        return Exchanged(found, split, apart, over(whole), read)
 
     def early(self, keys: Mapping[int, str], number: int) -> Exchanged | None:
         """Return ``of`` with groups of a scan; ``None``: something needs each of its rows."""
@@ -308,30 +315,22 @@ class Exchanger:
         view = self.writer.scans[number][1]
         scan, grouped = self.writer.scan(view), id(view) in early.through
         used = {one.name for one in early.by} if grouped else {*used, column}
-        listed, kept, key = early.carried(view), [], ""
-        for c in scan.columns:
-            read = c.name in used
-            kept += [c.name] if read else []
-            listed.append(f"{c.column if read else cast('NULL', c.type)} AS {identifier(c.name)}")
-            if c.name == column:
-                key = cast(c.column, _hash_type(c.type))
+        kept = [c for c in scan.columns if c.name in used]
+        listed = [*early.carried(view), *(f"{c.column} AS {identifier(c.name)}" for c in kept)]
+        key = next(cast(c.column, _hash_type(c.type)) for c in scan.columns if c.name == column)
         conditions = [self.writer.condition(test) for test in tests]
         conditions += [text for text, _ in reducing if text not in conditions]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         source = f"(SELECT * FROM {scan.source}{where})"
-        sql = (
-            f"SELECT {', '.join(listed)}, CAST(hash({key}) % {BUCKETS} AS INTEGER) AS {identifier(BUCKET)} "
-            f"FROM {early.groups(source) if grouped else source}"
-        )
-        sets = sum(test.kind == "InSubquery" for test in tests)
-        part = prod(part for _, part in reducing) * _ONE_VALUE**sets
+        listed.append(f"CAST(hash({key}) % {BUCKETS} AS INTEGER) AS {identifier(BUCKET)}")
+        sql = f"SELECT {', '.join(listed)} FROM {early.groups(source) if grouped else source}"
+        part = prod(part for _, part in reducing)
         return Exchange(
             sql,
-            tuple(c.name for c in scan.columns),
+            tuple(c.name for c in kept),
             self.used(sql)[number],
-            tuple(kept),
             tuple(sorted(self._read(where) - {number})),
-            max(part, _LEAST),
+            max(part * _ONE_VALUE ** sum(test.kind == "InSubquery" for test in tests), _LEAST),
             tuple(early.columns) if grouped else (),
             grouped,
         )

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +17,8 @@ from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, resolved
 from ebbflow.infra.spark.native.exchange import costs, hashes
 from ebbflow.infra.spark.native.exchange.costs import ByHash
-from ebbflow.infra.spark.native.exchange.ranges import narrowed
-from ebbflow.infra.spark.native.exchange.waves import Waves, waves
+from ebbflow.infra.spark.native.exchange.division import Division, Way
+from ebbflow.infra.spark.native.exchange.waves import Waves
 from ebbflow.infra.spark.native.objects import (
     check_places,
     mark,
@@ -30,8 +30,8 @@ from ebbflow.infra.spark.native.objects import (
     withdraw,
 )
 from ebbflow.infra.spark.native.probe import trouble
-from ebbflow.infra.spark.native.programs import Program, Slice, program
-from ebbflow.infra.spark.native.slices import Cut, arm_parts
+from ebbflow.infra.spark.native.programs import Program, program
+from ebbflow.infra.spark.native.slices import arm_parts
 from ebbflow.infra.spark.native.statements import PARTS
 from ebbflow.infra.spark.native.worker import Done, Part, Settings, Work, ahead, sweep
 from ebbflow.infra.spark.settings import (
@@ -46,11 +46,6 @@ from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import public_settings
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
 
-_SMALLEST = 8 << 20  # bytes of a slice below which another one costs more than it saves
-_SHORTEST = 1.0  # expected core-seconds of a slice, likewise: few bytes may make many rows
-_LARGEST = 2 << 30  # bytes of a slice; beyond that there are more of them than cores...
-_MOST = 4  # ...up to this many a core
-_ALONE = 512 << 20  # bytes that a stage may read in one task
 _FEW = 20_000  # rows that tasks have written and this process can merge sooner than an executor
 _TIDIED = 10.0  # s in which tasks of a cancelled stage are told, and what they have left is removed
 _log = logging.getLogger(__name__)
@@ -151,7 +146,7 @@ class NativeStages:
             sizes = {r.name.lower(): r.bytes for r in job.relations}
             try:
                 made = program(resolved(frame), columns, sizes, escapes="escape" in job.sql.lower())
-                way = self._way(made, job)
+                way = self._division.way(made, job)
             except (RecursionError, TableError) as error:
                 raise NotNativeError(f"it cannot be planned: {first_line(error)}") from error
             run = partial(self._carried_out, made, job, way, cancelled)
@@ -184,111 +179,21 @@ class NativeStages:
             for folder in self._spilling:
                 sweep(folder)
 
+    @property
+    def _division(self) -> Division:
+        return Division(self._room, self._cores)
+
     # --- what is run --------------------------------------------------------------------------------------
-
-    def _way(self, made: Program, job: StageJob) -> list[Slice] | ByHash | Waves:
-        """Return slices of the relation that is cut, none: it runs in one task; or what is exchanged; or waves.
-
-        Raises ``NotNativeError`` where tables that each task reads do not fit into its memory.
-        """
-        relations = {r.name.lower(): r for r in job.relations}
-        scans = {number: relations[name] for number, name in made.scans.items()}
-        sizes = costs.scan_sizes(scans, made.used, self._room)
-        whole = costs.bytes_read(sizes)
-        why: NotNativeError | None = None
-        try:
-            if found := self._divided(made, job, scans, sizes):
-                return found
-        except NotNativeError as error:
-            why = error
-        if why is None and whole <= 2 * costs.WAVE:
-            return []
-        several = waves(made, scans, self._room, _SMALLEST, lambda one: self._arm(one, job, scans))
-        fits = several is not None and (why is None or self._alone(several.left))
-        if several is not None and fits and several.pays(sizes, self._cores, divided=why is not None):
-            return several
-        if why is not None:
-            raise why
-        return []
-
-    def _divided(
-        self, made: Program, job: StageJob, scans: Mapping[int, Relation], sizes: Mapping[int, costs.Size]
-    ) -> list[Slice] | ByHash:
-        """Return how one relation's slices, or one exchange, divide a stage; none: it runs in one task."""
-        whole = costs.bytes_read(sizes)
-        if made.numbered:
-            if not self._alone(sizes):
-                raise NotNativeError("tasks might choose among equal rows unlike each other")
-            return []
-        gathered = made.gathers and whole > _ALONE
-        if not gathered and self._count(sum(r.bytes for r in scans.values()), job.expected) > 1 and made.arms:
-            with suppress(NotNativeError):  # of the whole more may be known
-                return [one for arm in made.arms for one in self._arm(arm, job, scans)]
-        if made.sliced is not None and made.ways is not None:
-            count = self._count(scans[made.sliced].bytes, job.expected)
-            # tasks that write are as many as they have bytes for, however few those of the sliced relation are
-            tasks = max(count, min(self._cores, self._count(sum(r.bytes for r in scans.values()))))
-            exchange = costs.by_hash(made.ways, sizes, made.sliced, self._room, tasks, scans)
-            if gathered and exchange is not None and exchange.made.apart is exchange.made.split:
-                exchange = None
-            found, cost = list[Slice](), whole
-            try:
-                if gathered:
-                    raise NotNativeError("one task would compute all windows, or count all distinct values")
-                if not made.full:
-                    found = narrowed(made, scans, sizes, made.sliced, count, _MOST * self._cores, self._room)
-                    read = sum(one.read for one in found)
-                    cost = costs.shared_cost(sizes[made.sliced].read, read, min(len(found), self._cores))
-                elif whole > _ALONE and exchange is not None:
-                    return exchange
-            except NotNativeError:
-                if exchange is not None:
-                    return exchange
-                if gathered or not self._alone(sizes):
-                    raise
-                return []
-            if exchange is not None and exchange.cost < costs.PAYS * cost:
-                return exchange
-            if len(found) > 1:
-                return found
-        if not self._alone(sizes):
-            raise NotNativeError("it cannot be divided, and one task would read too much")
-        return []
-
-    def _arm(self, arm: Program, job: StageJob, scans: Mapping[int, Relation]) -> list[Slice]:
-        """Return the slices of a part of a union, or of a statement. Raises ``NotNativeError``."""
-        sizes = costs.scan_sizes({number: scans[number] for number in arm.scans}, arm.used, self._room)
-        if arm.gathers and (arm.sliced is None or sizes[arm.sliced].read > _ALONE):
-            raise NotNativeError("one task would count all distinct values")
-        if arm.sliced is not None:
-            read, every = scans[arm.sliced].bytes, sum(relation.bytes for relation in scans.values())
-            count = self._count(read, job.expected * read / max(every, 1))
-            return narrowed(arm, scans, sizes, arm.sliced, count, _MOST * self._cores, self._room)
-        if not self._alone(sizes):
-            raise NotNativeError("a part of a union cannot be divided, and one task would read too much")
-        return [Slice(Cut(()), (), 0.0, arm)]
-
-    def _count(self, size: float, expected: float = 0.0) -> int:
-        """Return how many slices of a relation, or of several that are exchanged, there are to be."""
-        count = min(self._cores, max(math.ceil(size / _SMALLEST), math.ceil(expected / _SHORTEST)))
-        return max(min(max(count, math.ceil(size / _LARGEST)), _MOST * self._cores), 1)
-
-    def _alone(self, sizes: Mapping[int, costs.Size]) -> bool:
-        """Tell whether one task may read what there is."""
-        whole = costs.bytes_read(sizes)
-        return whole <= _ALONE or (whole <= _LARGEST and costs.alone(sizes, self._room, self._cores))
 
     def _armed(self, job: StageJob, cancelled: threading.Event) -> Native:
         """Run the job's arms: nothing of a plan of Spark's needs to be proven."""
-        parts = arm_parts(job, {one.name: self._count(one.bytes) for one in job.relations})
+        parts = arm_parts(job, {one.name: self._division.count(one.bytes) for one in job.relations})
         done = self._job(job, parts, cancelled)
         if job.layout is not None:
             remove_others(job.output, {path for one in done for path in one.files})
         return _summed(done, done, len(parts))
 
-    def _carried_out(
-        self, made: Program, job: StageJob, way: list[Slice] | ByHash | Waves, cancelled: threading.Event
-    ) -> Native:
+    def _carried_out(self, made: Program, job: StageJob, way: Way, cancelled: threading.Event) -> Native:
         relations = {r.name.lower(): r for r in job.relations}
         scans = tuple(replace(relations[t], name=f"s{number}") for number, t in made.scans.items())
         if not way:
@@ -337,15 +242,17 @@ class NativeStages:
         exchanges = {f"s{number}": exchange for number, exchange in way.made.exchanges.items()}
         by_name = {relation.name: relation for relation in scans}
         size, room = sum(by_name[name].bytes for name in exchanges), self._room - way.others
-        later = self._count(size)
-        grain = hashes.grain(later, size / room, local=job.output.local)
-        parts = hashes.writing(exchanges, by_name, self._count, grain)
+        later = self._division.count(size)
+        grain = hashes.grain(later, way.size / room, local=job.output.local)
+        parts = hashes.writing(exchanges, by_name, partial(self._division.writers, sorts=grain == 1), grain)
         least = min(later, self._cores) if any(e.groups for e in exchanges.values()) else 1  # of many rows
         done = self._job(job, [part for listed in parts.values() for part in listed], cancelled, later)
         by_name, sizes = hashes.exchanged(exchanges, by_name, parts, job.output, sum(d.rows for d in done))
 
         def count(probed: float, built: float) -> int:
-            return min(max(self._count(probed + built), math.ceil(2 * built / room), least), hashes.BUCKETS)
+            return min(
+                max(self._division.count(probed + built), math.ceil(2 * built / room), least), hashes.BUCKETS
+            )
 
         split, full = way.made.split, bool(made.full)
         joins = hashes.joining(

@@ -353,12 +353,15 @@ class Writer:
     def _subquery(self, node: Node) -> tuple[str, tuple[str, ...]]:
         if node.fields.get("joinCond"):
             raise NotNativeError("a subquery that was taken apart already is not proven to be equal")
+        plan, exists = node.expression("plan"), node.kind == "Exists"
+        while exists and plan.kind in ("Project", *_PASSED) and not plan.scans:
+            plan = plan.children[0]  # a column that is listed would be read, and exchanged
         self._depth += 1
         try:
-            found = self.query(node.expression("plan"))
+            found = self.query(plan)
         finally:
             self._depth -= 1
-        return found.sql, tuple(c.type for c in found.columns)
+        return f"SELECT 1 FROM {found.source}" if exists else found.sql, tuple(c.type for c in found.columns)
 
 
 @dataclass

@@ -19,6 +19,7 @@ from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.master_api import Executor, get_executors, new_client, parse_executors
 from ebbflow.infra.spark.native import stages
+from ebbflow.infra.spark.native.exchange import division
 from ebbflow.infra.spark.watch import HostRecord, killed
 from ebbflow.infra.storage.files import FileEntry
 from tests.infra.spark.native.test_native_faults import LONG, ROWS, Running, until
@@ -71,8 +72,8 @@ def test_only_slices_of_a_killed_executor_are_done_again(
     pq.write_table(pa.table({"v": v, "g": g}), path, row_group_size=ROWS // 8)
     entry = FileEntry(str(path), path.stat().st_size, path.stat().st_mtime)
     numbers = Relation("numbers", "file", (entry,), (("v", "bigint"), ("g", "bigint")))
-    monkeypatch.setattr(stages, "_SMALLEST", 1)
-    monkeypatch.setattr(stages, "_LARGEST", 1)  # as many slices as may be
+    monkeypatch.setattr(division, "_SMALLEST", 1)
+    monkeypatch.setattr(division, "_LARGEST", 1)  # as many slices as may be
     monkeypatch.setattr(stages, "remove_hidden", lambda folder: None)
     until(lambda: engine._context.defaultParallelism >= 2)
     running = Running(engine, LONG, numbers, tmp_path)

@@ -11,6 +11,8 @@ import pytest
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native import stages as native
 from ebbflow.infra.spark.native.exchange import costs as exchange_costs
+from ebbflow.infra.spark.native.exchange import division
+from ebbflow.infra.spark.native.exchange.division import Division
 from ebbflow.infra.spark.native.exchange.waves import Waves
 from ebbflow.tasks.query import run as run_module
 from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
@@ -32,7 +34,7 @@ def _opened(tpch_medium: str) -> Iterator[OpenedEngine]:
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_SMALLEST", 1 << 20)
+    monkeypatch.setattr(division, "_SMALLEST", 1 << 20)
 
 
 def run(sql: str, tables: str, opened: OpenedEngine, store: Path, **options: object) -> QueryOutcome:
@@ -80,13 +82,13 @@ def test_aggregates_of_several_tables_are_computed_in_waves(
 ) -> None:
     monkeypatch.setattr(exchange_costs, "WAVE", 0)
     waves: list[Any] = []
-    whole = native.NativeStages._way
+    whole = Division.way
 
-    def way(self: native.NativeStages, *rest: Any) -> Any:
+    def way(self: Division, *rest: Any) -> Any:
         waves.append(whole(self, *rest))
         return waves[-1]
 
-    monkeypatch.setattr(native.NativeStages, "_way", way)
+    monkeypatch.setattr(Division, "way", way)
     sql = (
         "SELECT o.k, o.n, l.v FROM (SELECT o_orderpriority AS k, count(*) AS n FROM orders GROUP BY 1) o JOIN ("
         "SELECT o_orderpriority AS k, sum(l_tax) AS v FROM lineitem JOIN orders ON l_orderkey = o_orderkey WHERE "

@@ -19,8 +19,7 @@ from pyiceberg.utils.config import Config
 
 from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.spark.native import stages as native
-from ebbflow.infra.spark.native.exchange import ranges
+from ebbflow.infra.spark.native.exchange import division, ranges
 from ebbflow.infra.spark.native.slices import Cut
 from ebbflow.infra.storage.filesystems import resolve
 from ebbflow.infra.tables.logs.versions import s3_settings
@@ -62,7 +61,7 @@ def _opened(tpch: str, network: Proxy) -> Iterator[OpenedEngine]:
             patch.delenv(name, raising=False)
         for name, value in {**CREDENTIALS, "AWS_EC2_METADATA_DISABLED": "true"}.items():
             patch.setenv(name, value)
-        patch.setattr(native, "_SMALLEST", 1 << 18)
+        patch.setattr(division, "_SMALLEST", 1 << 18)
         with opened_engine(
             QueryRequest("SELECT 1", tables=tpch, engine="spark", master="local[2]")
         ) as opened:
@@ -193,7 +192,7 @@ def test_deleted_rows_are_left_out_by_tasks_of_whole_files_and_of_row_groups(
     for file in (file for file in tmp_path.rglob("*") if file.is_file()):
         with fs.open_output_stream(f"{path}/{file.relative_to(table)}") as out:
             out.write(file.read_bytes())
-    monkeypatch.setattr(native, "_SMALLEST", 1)
+    monkeypatch.setattr(division, "_SMALLEST", 1)
     made: list[Cut] = []
 
     def cuts(relation: Relation, count: int) -> list[Cut]:
@@ -231,7 +230,7 @@ def test_results_are_written_into_tables_by_tasks_and_committed_by_metadata(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(native, "_SMALLEST", 1)
+    monkeypatch.setattr(division, "_SMALLEST", 1)
     # not through the network's threads here, for which Delta Lake's library leaves Python no time
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws_emulator.url)
     said = s3_settings()

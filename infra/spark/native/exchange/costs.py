@@ -72,6 +72,14 @@ def sooner(cost: float, whole: float, cores: int) -> bool:
     return cost * cores <= _SPARK_SQL * whole
 
 
+def spillable(sliced: float, whole: float, tasks: int, cores: int) -> float:
+    """Return the bytes that each of ``tasks`` may spill where they read a slice of ``sliced`` bytes each and all else
+    of the ``whole``, and still are done sooner than Spark SQL on all ``cores``."""
+    at_once = min(tasks, cores)
+    read = shared_cost(sliced, (whole - sliced) * tasks, at_once)
+    return max(_SPARK_SQL * whole / cores - read, 0.0) * at_once / (_WRITTEN * tasks)
+
+
 def column_bytes(relation: Relation, names: Sequence[str]) -> tuple[float, int]:
     """Return the bytes of columns, encoded but not compressed, and the rows. Raises ``TableError``."""
     if relation.log is not None and relation.log.ids:  # a column may have another one's old name
@@ -92,12 +100,21 @@ class Written(NamedTuple):
 def written(exchange: Exchange, relation: Relation, tasks: int) -> Written:
     """Return what ``tasks`` exchange of a scan. Raises ``TableError``."""
     read, _ = column_bytes(relation, exchange.read)
-    kept, rows = column_bytes(relation, exchange.kept)
+    kept, rows = column_bytes(relation, exchange.columns)
     part = exchange.part
     if exchange.groups:
         kept += rows * _VALUE * len(exchange.calls)
-        part *= groups_of(relation, exchange.kept, part, tasks)
+        part *= groups_of(relation, exchange.columns, part, tasks)
     return Written(read, kept * part)
+
+
+def sorted_bytes(exchange: Exchange, relation: Relation) -> float:
+    """Return what a task that sorts all of what is exchanged of a scan would hold. Raises ``TableError``."""
+    kept, rows = column_bytes(relation, exchange.columns)
+    kinds = {name.lower(): kind for name, kind in relation.columns}
+    texts = any(kinds.get(name.lower()) in ("string", "binary") for name in exchange.columns)
+    values = len(exchange.columns) + len(exchange.calls) + 1  # and the hash
+    return exchange.part * (rows * (_ROW + _VALUE * values) + (kept if texts else 0.0))
 
 
 def groups_of(relation: Relation, names: Sequence[str], part: float, tasks: int) -> float:
@@ -174,6 +191,7 @@ class ByHash(NamedTuple):
     made: Exchanged
     others: float  # bytes that each task holds of other scans
     cost: float  # as ``exchange_cost`` has it
+    size: float  # bytes that are exchanged
 
 
 def by_hash(
@@ -205,7 +223,7 @@ def by_hash(
                 parts = [written(one, scans[number], tasks) for number, one in made.exchanges.items()]
                 asked = sum(sizes[number].read for one in made.exchanges.values() for number in one.others)
                 cost = exchange_cost(parts, sum(size.read for size in others) + asked, tasks)
-                found.append(ByHash(large, made, left, cost))
+                found.append(ByHash(large, made, left, cost, sum(one.kept for one in parts)))
     least = min((way.cost for way in found), default=0.0)
     cheapest = [way for way in found if way.cost <= _ALIKE * least]
     if len(cheapest) > 1:
@@ -221,5 +239,5 @@ def _early(
         few = groups_of(scans[number], [column], 1.0, tasks) <= _FEWER
         made = ways.early(columns, number) if few else None
         one = made.exchanges.get(number) if made is not None else None
-        if made and one and groups_of(scans[number], one.kept, one.part, tasks) <= _FEWER:
+        if made and one and groups_of(scans[number], one.columns, one.part, tasks) <= _FEWER:
             yield made

@@ -12,7 +12,8 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.spark.native.catalyst import NotDoneError
+from ebbflow.infra.spark.native.catalyst import Attribute, NotDoneError
+from ebbflow.infra.spark.native.expressions import cast, identifier
 from ebbflow.infra.spark.native.slices import cuts, known, split
 from ebbflow.infra.spark.native.worker import KeyRange, Part
 from ebbflow.infra.storage.files import FileEntry, listing
@@ -106,13 +107,21 @@ class Exchange(NamedTuple):
     """What writes a scan's rows, or groups of them, with their hashes: a statement, and columns of the scan."""
 
     sql: str
-    columns: tuple[str, ...]
-    read: tuple[str, ...] = ()  # columns that it reads...
-    kept: tuple[str, ...] = ()  # ...and those whose values it writes
+    columns: tuple[str, ...]  # that it writes...
+    read: tuple[str, ...] = ()  # ...and those that it reads
     others: tuple[int, ...] = ()  # scans that its tests read
     part: float = 1.0  # of rows that tests for keys may leave
     calls: tuple[tuple[str, str], ...] = ()  # columns of calls of groups, and their Spark SQL types
-    groups: bool = False  # of rows that are alike in what it has ``kept``
+    groups: bool = False  # of rows that are alike in its ``columns``
+
+    def over(self, sql: str, columns: Sequence[Attribute]) -> str:
+        """Return a statement over its scan, which has these columns, over what is written: of those that the
+        statement reads nowhere there are NULLs."""
+        for one in columns:
+            if one.name not in self.columns:
+                null = f"{cast('NULL', one.type)} AS {one.column}"
+                sql = sql.replace(f"{identifier(one.name)} AS {one.column}", null)
+        return sql
 
     def of(self, relation: Relation, scheme: str, entries: Sequence[FileEntry]) -> Relation:
         """Return as a relation what was written of ``relation``."""
@@ -124,11 +133,11 @@ class Exchange(NamedTuple):
 def writing(
     exchanges: Mapping[str, Exchange],
     scans: Mapping[str, Relation],
-    count: Callable[[float], int],
+    count: Callable[[Exchange, Relation], int],
     grain: int = 1,
 ) -> dict[str, list[Part]]:
     """Return by scan the parts that write what is exchanged, the largest scans' first; ``count`` tells the tasks for
-    so many bytes, ``grain`` how many hashes a file is to have.
+    one, ``grain`` how many hashes a file is to have.
 
     Raises ``TableError``.
     """
@@ -146,7 +155,7 @@ def writing(
                 group=_GROUP,
                 by=by,
             )
-            for number, cut in enumerate(cuts(relation, count(relation.bytes)))
+            for number, cut in enumerate(cuts(relation, count(exchange, relation)))
         ]
     return found
 

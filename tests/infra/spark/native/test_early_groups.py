@@ -111,7 +111,7 @@ def ways(keys: dict[int, str], groups: bool) -> Ways:
 
     def made(columns: Any, early: int | None = None) -> Exchanged:
         found = {
-            n: Exchange("", (), (c, "v"), (c,) if n == early else (c, "v"), groups=n == early)
+            n: Exchange("", (c,) if n == early else (c, "v"), (c, "v"), groups=n == early)
             for n, c in columns.items()
         }
         return Exchanged(found, Statements("", ""), Statements("", ""), "", frozenset(columns))

@@ -73,7 +73,7 @@ def ways(keys: Sequence[Mapping[int, str]], part: float = 1.0, *, all: bool = Fa
     """Return ways to exchange, each of which writes of a scan's rows such a ``part``."""
 
     def made(columns: Mapping[int, str]) -> Exchanged:
-        exchanges = {n: Exchange("", (), (c,), (c,), part=part) for n, c in columns.items()}
+        exchanges = {n: Exchange("", (c,), (c,), part=part) for n, c in columns.items()}
         return Exchanged(exchanges, Statements("", ""), Statements("", ""), "", frozenset(range(4)))
 
     return Ways(keys, made, all)
@@ -213,7 +213,7 @@ def test_what_tasks_exchange_is_joined_range_by_range(tmp_path: Path, few: int) 
         assert not done.error
         return done.rows
 
-    parts = writing(exchanges, scans, lambda size: 2, few)
+    parts = writing(exchanges, scans, lambda *_: 2, few)
     rows = sum(run(part) for listed in parts.values() for part in listed)
     run(parts["s0"][0])
     assert rows == 9000
@@ -319,7 +319,9 @@ def test_whoever_watches_is_told_of_the_tasks_that_are_to_join_with_those_that_w
         _threads=1,
         _memory=100,
         _room=100,
-        _count=lambda size: size // 10,
+        _division=SimpleNamespace(
+            count=lambda size: size // 10, writers=lambda one, of, sorts: of.bytes // 10
+        ),
         _collected=lambda work: [Done(error="no Spark")],
     )
     running._job = partial(NativeStages._job, running)
@@ -333,7 +335,7 @@ def test_whoever_watches_is_told_of_the_tasks_that_are_to_join_with_those_that_w
     monkeypatch.setattr(
         "ebbflow.infra.spark.native.exchange.hashes.cuts", lambda relation, count: [Cut(())] * count
     )
-    way = costs.ByHash({0: "k", 1: "k"}, made, 0.0, 1.0)
+    way = costs.ByHash({0: "k", 1: "k"}, made, 0.0, 1.0, 30.0)
     with pytest.raises(NotDoneError, match="no Spark"):
         NativeStages._exchanged(running, cast(Program, None), job, way, scans, Event())  # type: ignore[arg-type]
     assert told == [(3, 3)]
@@ -351,7 +353,10 @@ def test_few_bytes_of_groups_are_joined_by_as_many_tasks_as_their_rows_up_to_one
         return []
 
     running = SimpleNamespace(
-        _room=1000, _cores=4, _count=lambda size: max(1, size // 10), _job=lambda *rest: []
+        _room=1000,
+        _cores=4,
+        _division=SimpleNamespace(count=lambda size: max(1, size // 10), writers=lambda *_, sorts: 1),
+        _job=lambda *rest: [],
     )
     job = StageJob("job", "AB", "", (), StorageLocation(tmp_path))
     scans = [
@@ -365,6 +370,6 @@ def test_few_bytes_of_groups_are_joined_by_as_many_tasks_as_their_rows_up_to_one
     monkeypatch.setattr(f"{hashes}.exchanged", lambda *rest: ({}, {}))
     monkeypatch.setattr(f"{hashes}.joining", joining)
     program = cast(Program, SimpleNamespace(sliced=0, full=()))
-    way = costs.ByHash({0: "k", 1: "k"}, made, 0.0, 1.0)
+    way = costs.ByHash({0: "k", 1: "k"}, made, 0.0, 1.0, 30.0)
     NativeStages._exchanged(running, program, job, way, scans, Event())  # type: ignore[arg-type]
     assert joined == [tasks]

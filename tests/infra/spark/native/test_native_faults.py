@@ -22,7 +22,7 @@ from ebbflow.infra.protocols import Arm, FileLayout, Relation, StageJob, StageRe
 from ebbflow.infra.spark import engine as engines
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native import objects, stages
-from ebbflow.infra.spark.native.exchange import hashes
+from ebbflow.infra.spark.native.exchange import division, hashes
 from ebbflow.infra.spark.native.objects import CANCELLED
 from ebbflow.infra.spark.native.probe import DAEMON
 from ebbflow.infra.storage.files import FileEntry
@@ -49,7 +49,7 @@ def _numbers(tmp_path_factory: pytest.TempPathFactory) -> Relation:
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "_SMALLEST", 1)
+    monkeypatch.setattr(division, "_SMALLEST", 1)
 
 
 class Running:
@@ -111,7 +111,7 @@ def spills() -> list[Path]:
 def test_few_bytes_that_take_long_are_divided_among_the_cores(
     spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "_SMALLEST", 1 << 30)
+    monkeypatch.setattr(division, "_SMALLEST", 1 << 30)
     parts = []
     for expected in (0.0, 10.0):
         folder = tmp_path / str(expected)
@@ -219,7 +219,8 @@ def test_what_no_task_can_hold_is_exchanged_and_joined_as_spark_does(
         entry = FileEntry(str(path), path.stat().st_size, path.stat().st_mtime)
         relations.append(Relation(name, "file", (entry,), kinds[name]))
     monkeypatch.setattr(spark._native, "_room", 4_000)
-    monkeypatch.setattr(stages, "_ALONE", 1_000)
+    monkeypatch.setattr(division, "_ALONE", 1_000)
+    monkeypatch.setattr(division, "_SORTED", 0.0)  # row groups of so few rows tell hashes of few tasks only
     monkeypatch.setattr(hashes, "_GROUP", 2048)
     waves: list[list[stages.Part]] = []
     whole = stages.NativeStages._collected

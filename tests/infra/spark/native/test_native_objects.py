@@ -164,7 +164,7 @@ def test_what_tasks_exchange_is_joined_range_by_range(place: StorageLocation) ->
         hashed = f"CAST(hash(v) % {BUCKETS} AS INTEGER) AS {BUCKET}"
         exchanges[name] = Exchange(f"SELECT *, {hashed} FROM {name}", ("v", "name"))
     sizes = {}
-    for name, parts in writing(exchanges, scans, lambda size: 4).items():
+    for name, parts in writing(exchanges, scans, lambda *_: 4).items():
         assert len(parts) == 4
         assert [run(work_of(place, part)).rows for part in parts] == [ROWS // 4] * 4
         infos = place.fs().get_file_info([place.path(f"out/{part.file}") for part in parts])

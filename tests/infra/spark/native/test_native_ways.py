@@ -12,7 +12,7 @@ import pytest
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.spark.native import slices, stages
 from ebbflow.infra.spark.native.catalyst import Node, NotNativeError, resolved
-from ebbflow.infra.spark.native.exchange import costs
+from ebbflow.infra.spark.native.exchange import costs, division
 from ebbflow.infra.spark.native.exchange.costs import ByHash, Exchanged, Statements
 from ebbflow.infra.spark.native.programs import program
 from ebbflow.infra.spark.native.statements import Query, Writer
@@ -96,12 +96,12 @@ def stage(threads: int = 1, expected: float = 0.0) -> tuple[stages.NativeStages,
 def way(plan: Node, columns: Any = K, threads: int = 1, expected: float = 0.0) -> Any:
     """Return the slices of a plan."""
     native, job = stage(threads, expected)
-    return native._way(program(plan, columns, SIZES, escapes=False), job)
+    return native._division.way(program(plan, columns, SIZES, escapes=False), job)
 
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "_SMALLEST", 1_000)
+    monkeypatch.setattr(division, "_SMALLEST", 1_000)
 
 
 RANKED = window(scan("large", 1), 1, 2, expression("Rank"))
@@ -118,8 +118,8 @@ def test_one_task_never_gathers_what_is_too_much_for_it(
     monkeypatch: pytest.MonkeyPatch, plan: Node, columns: Any
 ) -> None:
     assert len(way(plan, columns)) == 4
-    monkeypatch.setattr(stages, "_ALONE", 4_000)
-    monkeypatch.setattr(stages, "_LARGEST", 4_000)
+    monkeypatch.setattr(division, "_ALONE", 4_000)
+    monkeypatch.setattr(division, "_LARGEST", 4_000)
     with pytest.raises(NotNativeError, match="one task"):
         way(plan, columns)
     assert len(way(scan("large", 1))) == 4
@@ -131,17 +131,37 @@ def test_distinct_values_of_much_are_counted_in_ranges_of_hashes_that_have_whole
 ) -> None:
     split = Statements("first", "merge")
     made = Exchanged({}, split, Statements("apart", "merge") if apart else split, "whole", frozenset())
-    found = ByHash({0: "k"}, made, 0.0, 1e9)  # which costs more than slices would
+    found = ByHash({0: "k"}, made, 0.0, 1e9, 0.0)  # which costs more than slices would
     monkeypatch.setattr(costs, "by_hash", lambda *rest: found)
     plan, columns = distinct(joined(scan("large", 1), scan("small", 2), (1, 2)), 1, 1), (*K, COUNTED)
     assert len(way(plan, columns)) == 4
-    monkeypatch.setattr(stages, "_ALONE", 4_000)
-    monkeypatch.setattr(stages, "_LARGEST", 4_000)
+    monkeypatch.setattr(division, "_ALONE", 4_000)
+    monkeypatch.setattr(division, "_LARGEST", 4_000)
     if apart:
         assert way(plan, columns) is found
     else:
         with pytest.raises(NotNativeError, match="one task"):
             way(plan, columns)
+
+
+@pytest.mark.parametrize(("cores", "sooner"), [(4, True), (100, False)])
+def test_tasks_spill_what_they_cannot_hold_where_that_is_sooner_than_spark(
+    monkeypatch: pytest.MonkeyPatch, cores: int, sooner: bool
+) -> None:
+    monkeypatch.setattr(costs, "column_bytes", lambda relation, names: (float(relation.bytes), 0))
+    monkeypatch.setattr(costs, "by_hash", lambda *rest: None)
+    monkeypatch.setattr(slices, "_EVEN", 3.0)  # of ten files: no footer is asked
+    monkeypatch.setattr(division, "_ALONE", 4_000)
+    monkeypatch.setattr(division, "_LARGEST", 4_000)
+    _, job = stage()
+    join = joined(scan("large", 1), scan("small", 2), (1, 2))
+    made = program(Node("Project", {"projectList": [column(1)]}, (join,)), K, SIZES, escapes=False)
+    assert len(division.Division(400, cores).way(made, job)) in (4, 8)
+    if sooner:
+        assert len(division.Division(100, cores).way(made, job)) == 4
+    else:
+        with pytest.raises(NotNativeError, match="do not fit"):
+            division.Division(100, cores).way(made, job)
 
 
 NUMBERED = window(scan("small", 1), 1, 2, expression("RowNumber"))
@@ -162,8 +182,8 @@ def test_tasks_do_not_choose_among_equal_rows_each_for_itself(
 ) -> None:
     plan = distinct(joined(scan("large", 3), side, (3, 1)), 3, 3)
     assert len(way(plan, (*K, COUNTED), threads) or [plan]) == tasks
-    monkeypatch.setattr(stages, "_ALONE", 4_000)
-    monkeypatch.setattr(stages, "_LARGEST", 4_000)
+    monkeypatch.setattr(division, "_ALONE", 4_000)
+    monkeypatch.setattr(division, "_LARGEST", 4_000)
     if tasks == 1:
         with pytest.raises(NotNativeError, match="equal rows"):
             way(plan, (*K, COUNTED), threads)
@@ -227,7 +247,7 @@ def test_the_parts_of_a_union_are_written_when_they_are_asked_for_and_each_by_it
 def test_each_part_of_a_union_has_as_many_tasks_as_its_share_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stages, "_SMALLEST", 1 << 30)
+    monkeypatch.setattr(division, "_SMALLEST", 1 << 30)
     found = way(united(6, nested=False), expected=4.0)  # of 10 000 bytes the last part has 8 000
     assert Counter(one.made.scans[one.made.sliced] for one in found) == {"small": 5, "large": 4}
 
