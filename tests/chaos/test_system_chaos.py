@@ -1,6 +1,7 @@
 """The short form of ``make chaos``: one seed, without Spark."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,9 @@ SEED = 1
 @pytest.mark.timeout(600)
 def test_a_pipeline_survives_kills_outages_a_full_disk_and_a_clock_that_jumps(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos.run", str(SEED), str(tmp_path / "run"), "--brief"],
+        [sys.executable, "-P", "-m", "tests.chaos.run", str(SEED), str(tmp_path / "run"), "--brief"],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=580,

@@ -1,9 +1,12 @@
 """Cuts relations into parts of about equal size, of whole files or row groups."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import cached_property
 from itertools import accumulate
+from operator import itemgetter
 from typing import TypeAlias, TypeVar
 
 from ebbflow.infra.protocols import Relation, StageJob
@@ -15,6 +18,7 @@ from ebbflow.infra.tables.filefooters import Bounds, FileFooter, footer, read_fo
 
 T = TypeVar("T")
 Value: TypeAlias = int | date
+_first = itemgetter(0)
 _EVEN = 1.3  # times the mean that the largest slice may have
 
 
@@ -78,6 +82,7 @@ class KeyBounds:
     def __init__(self, relation: Relation, column: str) -> None:
         """Read them. Raises ``TableError``."""
         self._files: dict[str, FileFooter] = {}
+        self._known: dict[str, list[tuple[int, int, Bounds]]] = {}
         self._column = relation.stored(column)
         by_number = relation.log is not None and relation.log.ids  # a column may have another one's old name
         if not by_number and column.lower() not in {name.lower() for name in relation.partitions}:
@@ -89,7 +94,11 @@ class KeyBounds:
         found = [(rows, bounds) for file in cut.files for _, rows, bounds in self._groups(file.path)]
         for some in cut.rows:
             groups = self._groups(some.path)
-            found += [(rows, b) for first, rows, b in groups if some.first <= first <= some.last]
+            low, high = (
+                bisect_left(groups, some.first, key=_first),
+                bisect_right(groups, some.last, key=_first),
+            )
+            found += [(rows, b) for _, rows, b in groups[low:high]]
         full = [bounds for rows, bounds in found if rows]
         if not full or not all(known(bounds) and bounds.nulls == 0 for bounds in full):
             return None
@@ -97,10 +106,22 @@ class KeyBounds:
 
     def share(self, low: Value, high: Value) -> float:
         """Return the part of the rows that is in row groups which may have values from ``low`` to ``high``."""
-        found = [(rows, b) for path in self._files for _, rows, b in self._groups(path)]
-        total = sum(rows for rows, _ in found)
-        read = sum(rows for rows, b in found if not known(b) or (b.low <= high and b.high >= low))
+        (lows, begun), (highs, ended), unknown, total = self._sorted
+        read = unknown + begun[bisect_right(lows, high)] - ended[bisect_left(highs, low)]
         return read / total if total else 1.0
+
+    @cached_property
+    def _sorted(self) -> tuple[tuple[list[Value], list[int]], tuple[list[Value], list[int]], int, int]:
+        """Return least values of row groups in order, and the rows of so many first ones; the same of greatest ones;
+        the rows of groups without either, and of all."""
+        found = [(rows, b) for path in self._files for _, rows, b in self._groups(path)]
+        told = [(rows, b) for rows, b in found if known(b)]
+        sides = []
+        for values in ([(b.low, rows) for rows, b in told], [(b.high, rows) for rows, b in told]):
+            values.sort()
+            sides.append(([v for v, _ in values], list(accumulate((r for _, r in values), initial=0))))
+        total = sum(rows for rows, _ in found)
+        return sides[0], sides[1], total - sum(rows for rows, _ in told), total
 
     def spread(self) -> int:
         """Return how many values the column may have at most, as footers tell; 0 where they do not."""
@@ -112,11 +133,13 @@ class KeyBounds:
 
     def _groups(self, path: str) -> list[tuple[int, int, Bounds]]:
         """Return the row groups of a file: first row, number of rows, bounds."""
-        told = self._files.get(path)
-        if told is None:
-            return [(0, 1, Bounds(None))]
-        starts = accumulate(told.rows, initial=0)
-        return list(zip(starts, told.rows, told.bounds.get(self._column, ()), strict=False))
+        if path not in self._known:
+            told = self._files.get(path)
+            if told is None:
+                return [(0, 1, Bounds(None))]
+            starts = accumulate(told.rows, initial=0)
+            self._known[path] = list(zip(starts, told.rows, told.bounds.get(self._column, ()), strict=False))
+        return self._known[path]
 
 
 def known(bounds: Bounds) -> bool:

@@ -23,7 +23,8 @@ _SMALLEST = 8 << 20  # bytes of a slice below which another one costs more than 
 _SHORTEST = 1.0  # expected core-seconds of a slice, likewise: few bytes may make many rows
 _LARGEST = 2 << 30  # bytes of a slice; beyond that there are more of them than cores...
 _MOST = 4  # ...up to this many a core, or, where fewer could not hold what they need of other relations, ...
-_FILLED = 128 << 20  # ...as many as read so many bytes each
+_FILLED = 128 << 20  # ...as many as read so many bytes each...
+_EVER = 1024  # ...and no more, for the driver plans each
 _SORTED = 2.0  # times what it sorts that a task needs: DuckDB spills before its memory is full
 _ALONE = 512 << 20  # bytes that a stage may read in one task
 
@@ -149,7 +150,7 @@ class Division:
 
     def _most(self, whole: float) -> int:
         """Return how many slices there may be that read the ``whole`` in all."""
-        return max(_MOST * self.cores, int(whole // _FILLED))
+        return max(_MOST * self.cores, min(int(whole // _FILLED), _EVER))
 
     def writers(self, exchange: Exchange, relation: Relation, *, sorts: bool) -> int:
         """Return how many tasks write what is exchanged of a relation; of tasks that sort it none has to spill.

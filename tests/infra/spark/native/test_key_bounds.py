@@ -3,10 +3,13 @@
 import datetime as dt
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ebbflow.infra.protocols import Relation, TableLog
 from ebbflow.infra.spark.native.objects import Rows
@@ -38,6 +41,26 @@ def test_a_slices_range_is_that_of_its_row_groups(relation: Relation) -> None:
     assert bounds.share(45, 55) == 0.2
     assert bounds.share(200, 300) == 0.0
     assert KeyBounds(relation, "w").share(0, 0) == 1.0
+
+
+@given(st.data())
+def test_a_share_counts_the_row_groups_that_may_have_values_of_a_range(data: st.DataObject) -> None:
+    values = data.draw(st.lists(st.integers(-9, 9) | st.none(), min_size=1, max_size=30))
+    low, high = sorted(data.draw(st.tuples(st.integers(-10, 10), st.integers(-10, 10))))
+    with TemporaryDirectory() as folder:
+        Path(folder, "t").mkdir()
+        table = pa.table({"k": pa.array(values, pa.int64())})
+        pq.write_table(table, f"{folder}/t/a.parquet", row_group_size=3)
+        (relation,) = discover(StorageLocation(folder))
+        bounds = KeyBounds(relation, "k")
+        groups = [values[n : n + 3] for n in range(0, len(values), 3)]
+        slices = cuts(relation, len(groups))
+    found = [(len(group), [value for value in group if value is not None]) for group in groups]
+    read = sum(rows for rows, some in found if not some or (min(some) <= high and max(some) >= low))
+    assert bounds.share(low, high) == read / len(values)
+    if len(slices) == len(groups):
+        wanted = [None if None in some else (min(some), max(some)) for some in groups]  # type: ignore[type-var]
+        assert [bounds.of(cut) for cut in slices] == wanted
 
 
 def test_what_is_not_known_narrows_nothing(relation: Relation) -> None:
