@@ -5,6 +5,7 @@ clock that jumps, and with a network between them and their database that is los
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ebbflow.infra.ledger import Ledger
@@ -95,6 +97,23 @@ def whole(ledger: Ledger) -> None:
     assert ledger.verify() == []
 
 
+def stand_still(process: "subprocess.Popen[str]", database: str) -> None:
+    """Stop a process where it is not writing: nobody else could write from then on."""
+
+    def stopped() -> bool:
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "standstill")
+        with contextlib.closing(sqlite3.connect(database, timeout=0.5)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                process.send_signal(signal.SIGCONT)
+                return False
+        return True
+
+    until(stopped, "moment in which it writes nothing")
+
+
 def test_a_leader_that_stands_still_is_followed_and_writes_nothing_when_it_goes_on(
     tmp_path: Path, loops: Callable[..., Loops]
 ) -> None:
@@ -105,7 +124,7 @@ def test_a_leader_that_stands_still_is_followed_and_writes_nothing_when_it_goes_
         first = cluster.start("first")
         until(lambda: len(ledger.state().leases) == 4, "leases", app.step)
         second = cluster.start("second")
-        first.send_signal(signal.SIGSTOP)
+        stand_still(first, path)
         until(lambda: ledger.state().holder == "second", "another leader", app.step)
         cluster.see(["n1", 2], ["n2", 2])
         until(lambda: nodes_of(ledger) == {"n1", "n2"}, "the nodes of now", app.step)

@@ -53,4 +53,4 @@ def until(condition: Callable[[], object], seconds: float = 150.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.005)
+        time.sleep(0.02)

@@ -34,7 +34,7 @@ def until(reached: Callable[[], Any], what: str, seconds: float = LONG) -> Any:
     end = time.monotonic() + seconds
     while not (found := reached()):
         assert time.monotonic() < end, f"no {what} in {seconds:g} s"
-        time.sleep(0.01)
+        time.sleep(0.03)
     return found
 
 

@@ -20,8 +20,8 @@ from tests.evaluation.renting.virtual_clock import VirtualClock
 
 WAIT = 150.0  # seconds; what does not happen within them does not happen
 FAST = LoopIntervals(
-    poll_interval=0.02,
-    capacity_poll_interval=0.02,
+    poll_interval=0.05,
+    capacity_poll_interval=0.05,
     fleet_poll_interval=0.05,
     batch_delay=0.01,
     leader_lease=30.0,  # a machine that stands still for some seconds changes nothing
@@ -227,7 +227,7 @@ def until(reached: Callable[[], object], what: str, step: Callable[[], object] =
     while not reached():
         assert clock.now() < end, f"{what} has not happened within {WAIT:g} s"
         step()
-        clock.sleep(0.01)
+        clock.sleep(0.03)
 
 
 START = 1_700_000_000.0
