@@ -230,7 +230,8 @@ class Exchanger:
                 sql = one.over(sql, self.writer.scan(self.writer.scans[number][1]).columns)
             return sql
 
-        split, apart = (made._replace(first=over(made.first)) for made in (split, apart or split))
+        split = split._replace(first=over(split.first))
+        apart = split if apart is None else apart._replace(first=over(apart.first))
         return Exchanged(found, split, apart, over(whole), read)
 
     def early(self, keys: Mapping[int, str], number: int) -> Exchanged | None:

@@ -95,6 +95,7 @@ class Written(NamedTuple):
 
     read: float
     kept: float
+    untested: float  # what would be kept if all rows passed its tests
 
 
 def written(exchange: Exchange, relation: Relation, tasks: int) -> Written:
@@ -105,16 +106,22 @@ def written(exchange: Exchange, relation: Relation, tasks: int) -> Written:
     if exchange.groups:
         kept += rows * _VALUE * len(exchange.calls)
         part *= groups_of(relation, exchange.columns, part, tasks)
-    return Written(read, kept * part)
+    return Written(read, kept * part, kept)
 
 
-def sorted_bytes(exchange: Exchange, relation: Relation) -> float:
-    """Return what a task that sorts all of what is exchanged of a scan would hold. Raises ``TableError``."""
+def sorted_size(exchange: Exchange, relation: Relation, tasks: int) -> tuple[float, float]:
+    """Return what one of ``tasks`` that sorted all of what is exchanged of a scan would hold, in bytes, and the rows.
+
+    Raises ``TableError``.
+    """
     kept, rows = column_bytes(relation, exchange.columns)
     kinds = {name.lower(): kind for name, kind in relation.columns}
     texts = any(kinds.get(name.lower()) in ("string", "binary") for name in exchange.columns)
+    part = exchange.part
+    if exchange.groups:
+        part *= groups_of(relation, exchange.columns, part, tasks)
     values = len(exchange.columns) + len(exchange.calls) + 1  # and the hash
-    return exchange.part * (rows * (_ROW + _VALUE * values) + (kept if texts else 0.0))
+    return part * (rows * (_ROW + _VALUE * values) + (kept if texts else 0.0)), part * rows
 
 
 def groups_of(relation: Relation, names: Sequence[str], part: float, tasks: int) -> float:
@@ -191,7 +198,7 @@ class ByHash(NamedTuple):
     made: Exchanged
     others: float  # bytes that each task holds of other scans
     cost: float  # as ``exchange_cost`` has it
-    size: float  # bytes that are exchanged
+    size: float  # bytes that are exchanged, if all rows pass their tests
 
 
 def by_hash(
@@ -223,7 +230,7 @@ def by_hash(
                 parts = [written(one, scans[number], tasks) for number, one in made.exchanges.items()]
                 asked = sum(sizes[number].read for one in made.exchanges.values() for number in one.others)
                 cost = exchange_cost(parts, sum(size.read for size in others) + asked, tasks)
-                found.append(ByHash(large, made, left, cost, sum(one.kept for one in parts)))
+                found.append(ByHash(large, made, left, cost, sum(one.untested for one in parts)))
     least = min((way.cost for way in found), default=0.0)
     cheapest = [way for way in found if way.cost <= _ALIKE * least]
     if len(cheapest) > 1:

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.spark.native.catalyst import NotNativeError
-from ebbflow.infra.spark.native.exchange import costs
-from ebbflow.infra.spark.native.exchange.costs import ByHash, Size, sorted_bytes
+from ebbflow.infra.spark.native.exchange import costs, hashes
+from ebbflow.infra.spark.native.exchange.costs import ByHash, Size, sorted_size
 from ebbflow.infra.spark.native.exchange.hashes import Exchange
 from ebbflow.infra.spark.native.exchange.ranges import narrowed
 from ebbflow.infra.spark.native.exchange.waves import Waves, waves
@@ -26,6 +26,7 @@ _MOST = 4  # ...up to this many a core, or, where fewer could not hold what they
 _FILLED = 128 << 20  # ...as many as read so many bytes each...
 _EVER = 1024  # ...and no more, for the driver plans each
 _SORTED = 2.0  # times what it sorts that a task needs: DuckDB spills before its memory is full
+_TOLD = 16  # row groups of what a task sorts, at least: their bounds tell which hashes have many rows
 _ALONE = 512 << 20  # bytes that a stage may read in one task
 
 Way: TypeAlias = list[Slice] | ByHash | Waves
@@ -47,7 +48,8 @@ class Division:
     def way(self, made: Program, job: StageJob) -> Way:
         """Return how a stage is divided.
 
-        Raises ``NotNativeError`` where tables that each task reads do not fit into its memory.
+        Raises ``NotNativeError`` where tasks could not hold what they read, and Spark SQL is done sooner than they
+        would be that spill it, or where one task would have too much to do.
         """
         relations = {r.name.lower(): r for r in job.relations}
         scans = {number: relations[name] for number, name in made.scans.items()}
@@ -65,9 +67,11 @@ class Division:
         fits = several is not None and (why is None or self._alone(several.left))
         if several is not None and fits and several.pays(sizes, self.cores, divided=why is not None):
             return several
-        if why is not None:
+        if why is None:
+            return []
+        if made.sliced is None or made.ways is None or made.full or made.numbered or made.gathers:
             raise why
-        return []
+        return self._spilling(made, scans, sizes, self.count(scans[made.sliced].bytes, job.expected))
 
     def _divided(
         self, made: Program, job: StageJob, scans: Mapping[int, Relation], sizes: Mapping[int, Size]
@@ -102,10 +106,8 @@ class Division:
             except NotNativeError:
                 if exchange is not None:
                     return exchange
-                if gathered:
+                if gathered or not self._alone(sizes):
                     raise
-                if not self._alone(sizes):
-                    return self._spilling(made, scans, sizes, count)
                 return []
             if exchange is not None and exchange.cost < costs.PAYS * cost:
                 return exchange
@@ -126,7 +128,10 @@ class Division:
         assert made.sliced is not None
         sliced, whole = sizes[made.sliced].read, costs.bytes_read(sizes)
         spilled = costs.spillable(sliced, whole, count, self.cores)
-        return narrowed(made, scans, sizes, made.sliced, count, self._most(whole), self.room + spilled)
+        found = narrowed(made, scans, sizes, made.sliced, count, count, self.room + spilled)
+        if not spilled or len(found) <= 1:
+            raise NotNativeError("tables that each task reads do not fit into its memory")
+        return found
 
     def _arm(self, arm: Program, job: StageJob, scans: Mapping[int, Relation]) -> list[Slice]:
         """Return the slices of a part of a union, or of a statement. Raises ``NotNativeError``."""
@@ -153,14 +158,17 @@ class Division:
         return max(_MOST * self.cores, min(int(whole // _FILLED), _EVER))
 
     def writers(self, exchange: Exchange, relation: Relation, *, sorts: bool) -> int:
-        """Return how many tasks write what is exchanged of a relation; of tasks that sort it none has to spill.
+        """Return how many tasks write what is exchanged of a relation; none that sorts
+        it has to spill, as far as its rows are more than tell hashes apart.
 
         Raises ``TableError``.
         """
         count = self.count(relation.bytes)
-        return (
-            max(count, math.ceil(_SORTED * sorted_bytes(exchange, relation) / self.room)) if sorts else count
-        )
+        if not sorts:
+            return count
+        held, rows = sorted_size(exchange, relation, count)
+        fitting = min(math.ceil(_SORTED * held / self.room), _EVER)
+        return max(count, min(fitting, int(rows // (_TOLD * hashes.GROUP))))
 
     def _alone(self, sizes: Mapping[int, Size]) -> bool:
         """Tell whether one task may read what there is."""

@@ -5,6 +5,7 @@ Where few tasks are to read them from local files, rows are divided among files 
 how many a file has); else they are sorted into one file, of which row groups are read.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -23,9 +24,10 @@ from ebbflow.infra.tables.filefooters import read_footers
 BUCKET = "__ebbflow_bucket"  # the column of a row's hash
 BUCKETS = 1024
 _SKEWED = 2.0  # times the mean of what is divided from which on a range is read by several tasks
-_GROUP = 20_480  # rows of a row group of what is exchanged: tasks read whole ones
+GROUP = 20_480  # rows of a row group of what is exchanged: tasks read whole ones
 _FINER = 4  # files of a task for each task that reads them: these are to have about the same to read
 _FEWEST, _MOST = 8, 64  # files of a task; of two columns 64 take half the time of sorting, 16 two fifths
+_LISTED = re.compile(r'"(?:[^"]|"")*" AS c\d+')  # a column of a scan, as ``Writer`` lists it
 
 
 class HashRange(NamedTuple):
@@ -117,11 +119,12 @@ class Exchange(NamedTuple):
     def over(self, sql: str, columns: Sequence[Attribute]) -> str:
         """Return a statement over its scan, which has these columns, over what is written: of those that the
         statement reads nowhere there are NULLs."""
-        for one in columns:
-            if one.name not in self.columns:
-                null = f"{cast('NULL', one.type)} AS {one.column}"
-                sql = sql.replace(f"{identifier(one.name)} AS {one.column}", null)
-        return sql
+        nulls = {
+            f"{identifier(one.name)} AS {one.column}": f"{cast('NULL', one.type)} AS {one.column}"
+            for one in columns
+            if one.name not in self.columns
+        }
+        return _LISTED.sub(lambda found: nulls.get(found[0], found[0]), sql)
 
     def of(self, relation: Relation, scheme: str, entries: Sequence[FileEntry]) -> Relation:
         """Return as a relation what was written of ``relation``."""
@@ -152,7 +155,7 @@ def writing(
                 f".native-{name}-{number:05d}.parquet",
                 name if cut.rows else "",
                 cut.rows,
-                group=_GROUP,
+                group=GROUP,
                 by=by,
             )
             for number, cut in enumerate(cuts(relation, count(exchange, relation)))

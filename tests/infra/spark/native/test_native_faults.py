@@ -220,8 +220,7 @@ def test_what_no_task_can_hold_is_exchanged_and_joined_as_spark_does(
         relations.append(Relation(name, "file", (entry,), kinds[name]))
     monkeypatch.setattr(spark._native, "_room", 4_000)
     monkeypatch.setattr(division, "_ALONE", 1_000)
-    monkeypatch.setattr(division, "_SORTED", 0.0)  # row groups of so few rows tell hashes of few tasks only
-    monkeypatch.setattr(hashes, "_GROUP", 2048)
+    monkeypatch.setattr(hashes, "GROUP", 2048)
     waves: list[list[stages.Part]] = []
     whole = stages.NativeStages._collected
 

@@ -1,12 +1,17 @@
 """In how many tasks a stage runs natively, and what is left to Spark. No Spark is needed to decide that."""
 
+import math
 import threading
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ebbflow.infra.protocols import Relation, StageJob
@@ -14,10 +19,12 @@ from ebbflow.infra.spark.native import slices, stages
 from ebbflow.infra.spark.native.catalyst import Node, NotNativeError, resolved
 from ebbflow.infra.spark.native.exchange import costs, division
 from ebbflow.infra.spark.native.exchange.costs import ByHash, Exchanged, Statements
+from ebbflow.infra.spark.native.exchange.hashes import Exchange
 from ebbflow.infra.spark.native.programs import program
 from ebbflow.infra.spark.native.statements import Query, Writer
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.tables.parquet import discover
 
 SIZES = {"large": 8_000, "small": 400}
 K = (("k", "string"),)  # of which footers tell no bounds
@@ -30,16 +37,16 @@ def expression(kind: str, *children: list[Any], **fields: Any) -> list[Any]:
     return [head, *(node for child in children for node in child)]
 
 
-def column(number: int, name: str = "k") -> list[Any]:
-    return expression("AttributeReference", exprId={"id": number}, name=name, dataType="string")
+def column(number: int, name: str = "k", kind: str = "string") -> list[Any]:
+    return expression("AttributeReference", exprId={"id": number}, name=name, dataType=kind)
 
 
 def named(number: int, name: str, value: list[Any]) -> list[Any]:
     return expression("Alias", value, exprId={"id": number}, name=name)
 
 
-def scan(table: str, number: int) -> Node:
-    relation = Node("LogicalRelation", {"output": [column(number)]}, ())
+def scan(table: str, number: int, kind: str = "string") -> Node:
+    relation = Node("LogicalRelation", {"output": [column(number, kind=kind)]}, ())
     return Node("View", {"desc": {"identifier": {"table": table}}}, (relation,))
 
 
@@ -156,12 +163,94 @@ def test_tasks_spill_what_they_cannot_hold_where_that_is_sooner_than_spark(
     _, job = stage()
     join = joined(scan("large", 1), scan("small", 2), (1, 2))
     made = program(Node("Project", {"projectList": [column(1)]}, (join,)), K, SIZES, escapes=False)
-    assert len(division.Division(400, cores).way(made, job)) in (4, 8)
+    assert len(division.Division(400, cores).way(made, job)) == (4 if sooner else 8)
     if sooner:
         assert len(division.Division(100, cores).way(made, job)) == 4
     else:
         with pytest.raises(NotNativeError, match="do not fit"):
             division.Division(100, cores).way(made, job)
+
+
+@pytest.mark.parametrize("of", [1, 12])
+def test_columns_that_are_not_exchanged_are_null_in_their_own_scan_only(of: int) -> None:
+    """``k`` of one scan is c1, which is how c12 begins, that of the other; each is joined by its ``v``."""
+
+    def two(number: int) -> Node:
+        relation = Node("LogicalRelation", {"output": [column(number), column(number + 1, "v")]}, ())
+        return Node("View", {"desc": {"identifier": {"table": "large"}}}, (relation,))
+
+    join = joined(two(1), two(12), (2, 13))
+    made = program(Node("Project", {"projectList": [column(of)]}, (join,)), K, SIZES, escapes=False)
+    assert made.ways is not None
+    found = made.ways.made(made.ways.keys[0])
+    read = {1: 0, 12: 1}[of]
+    assert {n: one.columns for n, one in found.exchanges.items()} == {read: ("k", "v"), 1 - read: ("v",)}
+    with duckdb.connect() as connection:
+        connection.execute("CREATE TABLE large AS SELECT 'k' || range AS k, 'v' || range AS v FROM range(9)")
+        for number, one in found.exchanges.items():
+            connection.execute(f"CREATE VIEW s{number} AS SELECT * FROM large")
+            connection.execute(f"CREATE TABLE x{number} AS {one.sql}")
+        for number in found.exchanges:
+            connection.execute(f"CREATE OR REPLACE VIEW s{number} AS SELECT * FROM x{number}")
+        for sql in (found.whole, found.split.first):
+            assert sorted(connection.execute(sql).fetchall()) == [(f"k{n}",) for n in range(9)]
+
+
+def test_groups_that_are_whole_in_no_task_are_told_from_those_that_are() -> None:
+    plan = distinct(joined(scan("large", 1), scan("small", 2), (1, 2)), 1)
+    made = program(plan, (COUNTED,), SIZES, escapes=False)
+    assert made.ways is not None
+    found = made.ways.made(made.ways.keys[0])
+    assert found.apart is found.split
+    plain = distinct(joined(scan("large", 1), scan("small", 2), (1, 2)), 1, 1)
+    grouped = program(plain, (*K, COUNTED), SIZES, escapes=False).ways
+    assert grouped is not None
+    both = grouped.made(grouped.keys[0])
+    assert both.apart is not both.split
+
+
+def test_there_are_as_many_slices_as_make_fit_what_tasks_need_of_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both tables are in the order of what joins them, in 40 row groups; a task can hold a fifteenth."""
+    for name in SIZES:
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"k": range(40_000)}), tmp_path / name / "a.parquet", row_group_size=1_000)
+    relations = tuple(discover(StorageLocation(str(tmp_path))))
+    views = (scan("large", 1, "long"), scan("small", 2, "long"))
+    test = expression("EqualTo", column(1, kind="long"), column(2, kind="long"))
+    join = Node("Join", {"joinType": {"object": "x.Inner$"}, "condition": test}, views)
+    plan = Node("Project", {"projectList": [column(1, kind="long")]}, (join,))
+    made = program(plan, (("k", "bigint"),), {one.name: one.bytes for one in relations}, escapes=False)
+    monkeypatch.setattr(costs, "by_hash", lambda *rest: None)
+    monkeypatch.setattr(costs, "alone", lambda *rest: False)
+    monkeypatch.setattr(division, "_ALONE", 1_000)
+    job = replace(stage()[1], relations=relations)
+    one = division.Division(relations[0].bytes // 15, 1)
+    with pytest.raises(NotNativeError, match="do not fit"):
+        one._divided(made, job, *_sized(made, relations, one.room))
+    monkeypatch.setattr(division, "_FILLED", 1_000)
+    found = one.way(made, job)
+    assert isinstance(found, list)
+    assert len(found) == 32
+    assert all(len(each.ranges) == 1 for each in found)
+
+
+def _sized(made: Any, relations: tuple[Relation, ...], room: int) -> tuple[Any, Any]:
+    scans = {number: next(r for r in relations if r.name == name) for number, name in made.scans.items()}
+    return scans, costs.scan_sizes(scans, made.used, room)
+
+
+def test_tasks_that_sort_are_as_many_as_have_room_and_rows_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = 10_000_000
+    monkeypatch.setattr(costs, "column_bytes", lambda relation, names: (8.0 * rows, rows))
+    table = Relation("t", "file", (FileEntry("/none/t", 1 << 20, 0.0),), K)
+    written, one = Exchange("", ("n",)), division.Division(64 << 20, 2)
+    assert one.writers(written, table, sorts=False) == 2
+    assert one.writers(written, table, sorts=True) == math.ceil(2 * rows * 32 / (64 << 20)) == 10
+    assert one.writers(written._replace(part=0.5), table, sorts=True) == 5
+    tight = division.Division(1 << 20, 2)
+    assert tight.writers(written, table, sorts=True) == rows // (16 * 20_480)
 
 
 NUMBERED = window(scan("small", 1), 1, 2, expression("RowNumber"))
