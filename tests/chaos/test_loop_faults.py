@@ -49,9 +49,9 @@ class Loops:
 
     def start(self, name: str, silence: float = 30.0, **environment: str) -> "subprocess.Popen[str]":
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tests.chaos.loop_child", self.url, self.cluster, str(self.nodes), name,
+            [sys.executable, "-m", "tests.chaos.loop_child", self.url, self.cluster, str(self.nodes), name,
              str(silence)],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, stdout=subprocess.PIPE,
+            cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.children[name] = child
