@@ -94,10 +94,8 @@ class KeyBounds:
         found = [(rows, bounds) for file in cut.files for _, rows, bounds in self._groups(file.path)]
         for some in cut.rows:
             groups = self._groups(some.path)
-            low, high = (
-                bisect_left(groups, some.first, key=_first),
-                bisect_right(groups, some.last, key=_first),
-            )
+            low = bisect_left(groups, some.first, key=_first)
+            high = bisect_right(groups, some.last, key=_first)
             found += [(rows, b) for _, rows, b in groups[low:high]]
         full = [bounds for rows, bounds in found if rows]
         if not full or not all(known(bounds) and bounds.nulls == 0 for bounds in full):

@@ -102,11 +102,14 @@ def written(exchange: Exchange, relation: Relation, tasks: int) -> Written:
     """Return what ``tasks`` exchange of a scan. Raises ``TableError``."""
     read, _ = column_bytes(relation, exchange.read)
     kept, rows = column_bytes(relation, exchange.columns)
-    part = exchange.part
-    if exchange.groups:
-        kept += rows * _VALUE * len(exchange.calls)
-        part *= groups_of(relation, exchange.columns, part, tasks)
-    return Written(read, kept * part, kept)
+    kept += rows * _VALUE * len(exchange.calls)
+    return Written(read, kept * _part(exchange, relation, tasks), kept)
+
+
+def _part(exchange: Exchange, relation: Relation, tasks: int) -> float:
+    """Return how many rows are written for each of a scan. Raises ``TableError``."""
+    groups = groups_of(relation, exchange.columns, exchange.part, tasks) if exchange.groups else 1.0
+    return exchange.part * groups
 
 
 def sorted_size(exchange: Exchange, relation: Relation, tasks: int) -> tuple[float, float]:
@@ -117,9 +120,7 @@ def sorted_size(exchange: Exchange, relation: Relation, tasks: int) -> tuple[flo
     kept, rows = column_bytes(relation, exchange.columns)
     kinds = {name.lower(): kind for name, kind in relation.columns}
     texts = any(kinds.get(name.lower()) in ("string", "binary") for name in exchange.columns)
-    part = exchange.part
-    if exchange.groups:
-        part *= groups_of(relation, exchange.columns, part, tasks)
+    part = _part(exchange, relation, tasks)
     values = len(exchange.columns) + len(exchange.calls) + 1  # and the hash
     return part * (rows * (_ROW + _VALUE * values) + (kept if texts else 0.0)), part * rows
 

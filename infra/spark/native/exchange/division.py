@@ -158,8 +158,8 @@ class Division:
         return max(_MOST * self.cores, min(int(whole // _FILLED), _EVER))
 
     def writers(self, exchange: Exchange, relation: Relation, *, sorts: bool) -> int:
-        """Return how many tasks write what is exchanged of a relation; none that sorts
-        it has to spill, as far as its rows are more than tell hashes apart.
+        """Return how many tasks write what is exchanged of a relation; none that sorts it has to spill, as long as
+        each has rows enough to tell hashes apart.
 
         Raises ``TableError``.
         """
