@@ -6,7 +6,7 @@
 set -uo pipefail
 unset PYTHONDONTWRITEBYTECODE # some hundred processes would each compile the package anew
 "$1" -m compileall -q -j 2 flows infra planners tasks # parts that begin at once would each do so, too
-shares=2 # each imports everything first
+shares=3 # each imports everything first
 folder=$(mktemp -d)
 parts=()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow.infra.protocols import Decide, Trainer
+from ebbflow.infra.training.launcher import loop
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.tasks.training.report import TrainingReport
@@ -86,8 +87,11 @@ def resumed(disk: Path, **changes: object) -> TrainingReport:
 
 
 def test_a_disk_that_is_full_at_the_end_and_damage_to_all_checkpoints_on_it_cost_no_step(
-    disk: Path, tmp_path: Path
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(
+        loop, "_LAST", 1.0
+    )  # seconds: the disk stays full however long the record waits for it
     script, filler, fills = tmp_path / "train.py", disk / "filler", tmp_path / "fills"
     scratch, checkpoints = tmp_path / "scratch", disk / "runs" / "one" / "checkpoints"
     script.write_text(SCRIPT)
