@@ -33,8 +33,11 @@ def samples_of_keys(relation: Relation, names: Sequence[str]) -> dict[str, tuple
 
 
 def samples_when_read(relation: Relation, names: Sequence[str]) -> Mapping[str, Collection[int]]:
-    """Return what ``samples_of_keys`` does, drawn when the first of them is looked into: it takes a tenth of a second,
-    and most queries are not planned anew. Those that it leaves out are empty. For one thread."""
+    """Return what ``samples_of_keys`` does, drawn when the first of them is looked into.
+
+    To draw them takes up to a tenth of a second, and most queries are not planned anew. Those that it leaves out are
+    empty. For one thread.
+    """
     drawn = cache(lambda: samples_of_keys(relation, names))
     return {name: _WhenRead(drawn, name) for name in names}
 

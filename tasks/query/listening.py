@@ -1,7 +1,7 @@
 """Between the driver and whoever runs or watches it: background work, events, listeners."""
 
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol

@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from math import prod
 
 Keys = Mapping[int, Collection[Hashable]]
-"""Sampled values of what a set of relations hands upward, by the index of their equality class; none is null. It may take a while to look
-into one, so that is done for joins of two alone."""
+"""Sampled values of what a set of relations hands upward, by the index of their equality class; none is null.
+
+It may take a while to look into one, so that is done for joins of two alone."""
 
 
 class Overlaps:

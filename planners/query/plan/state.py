@@ -1,6 +1,6 @@
 """What is known of a running query: the input of progress propagation and re-planning."""
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
