@@ -128,27 +128,31 @@ class QueryPlanner:
 
     @within_bounds
     def candidates(
-        self, share: Share, actuals: Mapping[str, StageOutput] | None = None, also: Iterable[str] = ()
+        self,
+        share: Share,
+        actuals: Mapping[str, StageOutput] | None = None,
+        also: Iterable[str] = (),
+        contrasts: bool = True,
     ) -> tuple[QueryExecutionPlan, ...]:
         """Return the candidates for ``share``, those named in ``also`` (ids of earlier ones) among them.
 
-        ``actuals`` are outputs of finished stages by fingerprint: they replace estimates.
+        ``actuals`` are outputs of finished stages by fingerprint: they replace estimates. With
+        ``contrasts`` there are some for capacities unlike the share, too, which takes nearly twice as long.
         """
         sizes = self._sizes(actuals)
         pool: dict[str, QueryExecutionPlan] = {}
-        for choice in self._pool(sizes, share):
+        for choice in self._pool(sizes, share, contrasts):
             plan = self._plan(choice, sizes, share)
             if pool.setdefault(plan.id, plan) is plan:
                 self._choices[plan.id] = choice
-        wanted = [i for i in also if i in self._choices]
         kept = {p.id: p for p in retain(tuple(pool.values()), share, self.options.keep)}
         for fp in self._divider.begun:  # slices of it exist: some plan must be able to use them
             users = [p for p in pool.values() if fp in p.by_fp]
             if users and not any(fp in p.by_fp for p in kept.values()):
                 best = min(users, key=lambda p: (p.total_work, p.id))
                 kept[best.id] = best
-        for plan_id in wanted:
-            if plan_id not in kept:
+        for plan_id in also:
+            if plan_id in self._choices and plan_id not in kept:
                 kept[plan_id] = self._plan(self._choices[plan_id], sizes, share)
         return tuple(kept.values())
 
@@ -180,7 +184,7 @@ class QueryPlanner:
             found |= {repr(f.tree): f.tree for f in best if repr(f.tree) not in found}
         return list(found.values())
 
-    def _pool(self, sizes: Sizes, share: Share) -> list[Choice]:
+    def _pool(self, sizes: Sizes, share: Share, contrasts: bool) -> list[Choice]:
         """Return the choices worth costing: every block's best, then one block at a time varied.
 
         Blocks add up almost independently, so varying one at a time finds the front without a product.
@@ -194,7 +198,7 @@ class QueryPlanner:
             below = Choice({k: tree for k, (tree, _) in base.items()}, {}, required | paying)
             options[key] = self._block_options(key, trees[key], coster, below)
             base[key] = options[key][0]
-            if not self._as_written(share):
+            if contrasts and not self._as_written(share):
                 options[key] += self._for_contrast(key, trees[key], coster, below)
         variants = [base]
         for key, found in options.items():
@@ -254,10 +258,9 @@ class QueryPlanner:
         known = {repr(tree) for tree in trees}
         model = next((m for m in (self.model, *self.rivals) if m.exchanges), self.model)
         graph, cardinalities = self.analysis.blocks[key].graph, coster.sizes.blocks[key]
-        others = contrasting_trees(graph, cardinalities, model, coster.share)
+        fresh = contrasting_trees(graph, cardinalities, model, coster.share)
         found: dict[str, tuple[Tree, frozenset[int]]] = {}
-        fresh = [tree for tree in others if repr(tree) not in known]
-        for tree, cuts in self._block_options(key, fresh, coster, below) if fresh else ():
+        for tree, cuts in self._block_options(key, [t for t in fresh if repr(t) not in known], coster, below):
             found.setdefault(repr(tree), (tree, cuts))
         return list(found.values())
 
@@ -352,9 +355,7 @@ class QueryPlanner:
         seconds = coster.model.core_seconds(work) + waiting
         latency = coster.model.latency + serial
         length = latency + seconds / cores
-        rework = cutting.rework_seconds(length, coster.share)
-        if plan is not None:
-            rework = max(expected - length, 0.0)
+        rework = cutting.rework_seconds(length, coster.share) if plan is None else max(expected - length, 0.0)
         return Stage(
             name=named or self._name(unit),
             output_fp=unit.output_fp,

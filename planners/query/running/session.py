@@ -324,7 +324,7 @@ class Session:
             if seconds <= margin or (not joins and math.isfinite(seconds)):
                 plans = (again,)
         if not plans:
-            plans = self.planner.candidates(self.share, known, also=(self.plan.id,))
+            plans = self.planner.candidates(self.share, known, also=(self.plan.id,), contrasts=not worthwhile)
             self._enumerated = True
         self._learn(plans)
         return plans

@@ -99,6 +99,15 @@ def test_no_two_candidates_have_one_id_and_every_one_ends_in_the_result():
                 done.add(made.output_fp)
 
 
+def test_without_contrasts_there_are_plans_for_the_share_alone():
+    query = planner(8, keep=200)
+    everywhere = query.candidates(SHARE)
+    here = {p.id for p in query.candidates(SHARE, contrasts=False)}
+    assert here < {p.id for p in everywhere}
+    (other,) = [p.id for p in everywhere if p.id not in here][:1]
+    assert other in {p.id for p in query.candidates(SHARE, also=[other], contrasts=False)}
+
+
 def test_the_cheapest_of_all_choices_is_among_the_candidates():
     def seconds(plan):
         latencies = sum(s.latency for s in plan.stages)

@@ -43,12 +43,16 @@ class Hands(Drawn):
         self.driver._act(self.session.begin({}, self.now))
 
     def candidates(
-        self, share: Share, actuals: Mapping[str, StageOutput] | None = None, also: Iterable[str] = ()
+        self,
+        share: Share,
+        actuals: Mapping[str, StageOutput] | None = None,
+        also: Iterable[str] = (),
+        contrasts: bool = True,
     ) -> tuple[QueryExecutionPlan, ...]:
         for event in self.meanwhile:
             self.inbox.put(event)
         self.meanwhile = []
-        return super().candidates(share, actuals, also)
+        return super().candidates(share, actuals, also, contrasts)
 
     @property
     def names(self) -> list[str]:

@@ -40,12 +40,18 @@ class Drawn:
         self.model = DUCKDB
         self.tier: Tier | None = None
         self.asked: list[tuple[Share, dict[str, StageOutput], tuple[str, ...]]] = []
+        self.contrasts: list[bool] = []
         self.divided: dict[str, tuple[str, int]] = {}
 
     def candidates(
-        self, share: Share, actuals: Mapping[str, StageOutput] | None = None, also: Iterable[str] = ()
+        self,
+        share: Share,
+        actuals: Mapping[str, StageOutput] | None = None,
+        also: Iterable[str] = (),
+        contrasts: bool = True,
     ) -> tuple[QueryExecutionPlan, ...]:
         self.asked.append((share, dict(actuals or {}), tuple(also)))
+        self.contrasts.append(contrasts)
         return self.plans
 
     def again(self, plan_id: str, share: Share, actuals: Mapping[str, StageOutput]) -> QueryExecutionPlan:
@@ -235,6 +241,7 @@ def test_a_change_of_capacity_has_plans_made_for_the_new_share() -> None:
     query.see(seen(4))
     actions = query.on_capacity("arrived: n2, n3", 0.0)
     assert planner.asked[-1] == (query.share, {}, (BUSHY.id,))
+    assert planner.contrasts == [True, True]
     assert decisions(actions) == ["switch"]
     assert query.plan is WIDE
     assert [a.stage.output_fp for a in actions if isinstance(a, Cancel)] == ["AB", "CD"]
