@@ -192,7 +192,7 @@ class Ride:
         )
         threads = Threads(8)
         planner = self.planner
-        planner.candidates = lambda share, actuals=None, also=(): self.plans  # type: ignore[method-assign]
+        planner.candidates = lambda share, actuals=None, also=(), contrasts=True: self.plans  # type: ignore[method-assign]
         session = Session(
             planner, Share.of(capacity(1)), versions=self.gathered.versions, execution=execution
         )
