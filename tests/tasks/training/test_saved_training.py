@@ -89,9 +89,8 @@ def resumed(disk: Path, **changes: object) -> TrainingReport:
 def test_a_disk_that_is_full_at_the_end_and_damage_to_all_checkpoints_on_it_cost_no_step(
     disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        loop, "_LAST", 1.0
-    )  # seconds: the disk stays full however long the record waits for it
+    # seconds: the disk stays full however long the record waits for it
+    monkeypatch.setattr(loop, "_LAST", 1.0)
     script, filler, fills = tmp_path / "train.py", disk / "filler", tmp_path / "fills"
     scratch, checkpoints = tmp_path / "scratch", disk / "runs" / "one" / "checkpoints"
     script.write_text(SCRIPT)
