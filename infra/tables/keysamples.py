@@ -2,8 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 from ebbflow.infra.protocols import Relation
@@ -30,34 +29,6 @@ def samples_of_keys(relation: Relation, names: Sequence[str]) -> dict[str, tuple
     except Exception as error:  # a statistic is never worth a stage
         _log.debug("no sample of the keys of %s: %s", relation.name, error)
         return {}
-
-
-def samples_when_read(relation: Relation, names: Sequence[str]) -> Mapping[str, Collection[int]]:
-    """Return what ``samples_of_keys`` does, drawn when the first of them is looked into.
-
-    To draw them takes up to a tenth of a second, and most queries are not planned anew. Those that it leaves out are
-    empty. For one thread.
-    """
-    drawn = cache(lambda: samples_of_keys(relation, names))
-    return {name: _WhenRead(drawn, name) for name in names}
-
-
-class _WhenRead(Collection[int]):
-    def __init__(self, drawn: Callable[[], Mapping[str, Collection[int]]], name: str) -> None:
-        self._drawn, self._name = drawn, name
-
-    @property
-    def _values(self) -> Collection[int]:
-        return self._drawn().get(self._name, ())
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._values)
-
-    def __contains__(self, value: object) -> bool:
-        return value in self._values
 
 
 def _drawn(relation: Relation, names: Sequence[str]) -> dict[str, tuple[int, ...]]:

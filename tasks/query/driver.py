@@ -164,8 +164,7 @@ class Driver:
         status: StageStatus = "completed" if outcome.result is not None else "reused"
         note = ", ".join(words for words in (_slices_words(outcome), _native_words(run, outcome)) if words)
         self.recorder.ended(run, now, self.session.plan.id, status, checkpoint, outcome.result, note)
-        keys = self._work.keys(stage, checkpoint)
-        output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes, keys)
+        output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes, outcome.keys)
         measured = self._work.measured(run, outcome, self.session.cold_since(run.started))
         more = self._others_finished()
         self._act(self.session.on_finished(stage, output, now, late=late, measured=measured, more=more))

@@ -1,9 +1,9 @@
 """Between the driver and whoever runs or watches it: background work, events, listeners."""
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ebbflow.infra.protocols import Checkpoint, StageProgress, StageResult
@@ -26,6 +26,9 @@ class StageOutcome:
     slices: int = 0  # that the stage was computed in; 0 for one statement
     reused_slices: int = 0  # of them, those that an earlier run had left
     mixed: bool = False  # some of them ran natively, and some on Spark SQL
+    keys: Mapping[str, Sequence[Hashable]] = field(
+        default_factory=dict
+    )  # samples of the checkpoint's columns
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,7 @@ def execute(
             reuse=request.reuse,
             since=started,
             engines=each,
+            sampled=session.execution.policy.replans,
         )
         with log_ids(run=run), _watched(source, capacity, inbox, orchestrator, clock):
             result = Driver(session, work, book, orchestrator, clock).run(capacity)

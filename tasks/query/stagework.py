@@ -4,9 +4,9 @@ What keeps an engine from one of its ways of running stages is told here, too.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ebbflow.infra.errors import (
     DamagedInputError,
@@ -43,6 +43,7 @@ class StageWork:
         reuse: take what earlier runs have left.
         since: s since the Unix epoch; without ``reuse``, what is older is not taken.
         engines: by which of Spark's ways a stage runs; by its SQL unless given.
+        sampled: draw samples of the join keys of what stages write, for whoever re-plans.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class StageWork:
         reuse: bool,
         since: float,
         engines: StageEngines | None = None,
+        sampled: bool = False,
     ) -> None:
+        self._sampled = sampled
         self._engines = engines
         self._logged = False  # that nothing can run natively
         self._told = deque[str]()  # of slices, not yet asked for
@@ -158,14 +161,6 @@ class StageWork:
         met = cold_tasks(result.tasks, cold, max(run.cores, cold))
         return Measured(engine, run.stage.work, seconds, wall, result.tasks, run.cores, met)
 
-    def keys(self, stage: Stage, checkpoint: Checkpoint) -> Mapping[str, Collection[int]]:
-        """Return samples of the join keys that a stage has written, for whoever plans anew by them."""
-        if not stage.keys:
-            return {}
-        from ebbflow.infra.tables.keysamples import samples_when_read  # queries of one stage need none
-
-        return samples_when_read(checkpoint.relation, stage.keys)
-
     def stop(self, run: StageRun) -> None:
         """Ask a run to end. The engine ignores the cancellation of a job that has not reached it yet."""
         run.cancelled.set()
@@ -177,6 +172,14 @@ class StageWork:
 
     def execute(self, run: StageRun) -> StageOutcome:
         """Run one stage and commit its checkpoint. Raises what the engine and the store raise."""
+        outcome = self._executed(run)
+        if self._sampled and run.stage.keys and outcome.checkpoint is not None and not run.cancelled.is_set():
+            from ebbflow.infra.tables.keysamples import samples_of_keys  # queries of one stage need none
+
+            outcome = replace(outcome, keys=samples_of_keys(outcome.checkpoint.relation, run.stage.keys))
+        return outcome
+
+    def _executed(self, run: StageRun) -> StageOutcome:
         stage, job_id, inputs = run.stage, run.job_id, run.inputs
         if self._reuse and not stage.volatile:
             found = self._store.find(stage.output_fp, run.sources)

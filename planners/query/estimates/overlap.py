@@ -7,13 +7,11 @@ their join (P. Haas, J. Naughton, A. Swami, "On the relative cost of sampling fo
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
 
-Keys = Mapping[int, Collection[Hashable]]
-"""Sampled values of what a set of relations hands upward, by the index of their equality class; none is null.
-
-It may take a while to look into one, so that is done for joins of two alone."""
+Keys = Mapping[int, Sequence[Hashable]]
+"""Sampled values of what a set of relations hands upward, by the index of their equality class; none is null."""
 
 
 class Overlaps:
@@ -39,9 +37,7 @@ class Overlaps:
         """
         found = []
         for index, members in enumerate(class_masks) if self._samples else ():
-            masks = tuple(sorted(m for m in sets if m & members and index in self._samples.get(m, {})))
-            if len(masks) > 1:
-                masks = tuple(mask for mask in masks if len(self._samples[mask][index]))
+            masks = tuple(sorted(m for m in sets if m & members and self._samples.get(m, {}).get(index)))
             if len(masks) > 1:
                 pairs = prod(float(len(self._samples[mask][index])) for mask in masks)
                 pairs *= prod(divisor(index, mask & members) for mask in masks)

@@ -1,6 +1,6 @@
 """What is known of a running query: the input of progress propagation and re-planning."""
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,8 +14,7 @@ class StageOutput:
     fingerprint: str
     rows: int
     bytes: int
-    # samples by column, of which some may be empty; a collection may be drawn when it is first looked into
-    keys: Mapping[str, Collection[Hashable]] = field(default_factory=dict, compare=False)
+    keys: Mapping[str, Sequence[Hashable]] = field(default_factory=dict, compare=False)  # samples, by column
 
 
 @dataclass(frozen=True, slots=True)

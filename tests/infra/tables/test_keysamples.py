@@ -13,7 +13,7 @@ from ebbflow.infra.protocols import Relation
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import keysamples
 from ebbflow.infra.tables import parquet as tables
-from ebbflow.infra.tables.keysamples import ROWS, samples_of_keys, samples_when_read
+from ebbflow.infra.tables.keysamples import ROWS, samples_of_keys
 
 
 def written(folder: Path, parts: Sequence[pa.Table], group: int = 10**6) -> Relation:
@@ -79,22 +79,3 @@ def test_files_that_cannot_be_read_have_no_samples(tmp_path: Path) -> None:
     relation = written(tmp_path, [keys(range(3))])
     (tmp_path / "t" / "part-0.parquet").write_bytes(b"PAR1 no more")
     assert samples_of_keys(relation, ["k"]) == {}
-
-
-def test_samples_are_drawn_once_and_only_when_they_are_looked_into(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    relation = written(tmp_path, [pa.table({"k": [1, 2, 2], "t": ["x", "y", "z"]})])
-    drawn: list[Sequence[str]] = []
-
-    def draw(relation: Relation, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        drawn.append(names)
-        return samples_of_keys(relation, names)
-
-    monkeypatch.setattr(keysamples, "samples_of_keys", draw)
-    found = samples_when_read(relation, ["k", "t"])
-    assert [*found] == ["k", "t"]
-    assert drawn == []
-    assert sorted(found["k"]) == [1, 2, 2]
-    assert (2 in found["k"], 3 in found["k"], len(found["t"])) == (True, False, 0)
-    assert drawn == [["k", "t"]]

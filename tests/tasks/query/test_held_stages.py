@@ -33,7 +33,6 @@ class Hands(Drawn):
             resize=lambda given: None,
             measured=lambda run, outcome, cold: None,
             lost=self.lost,
-            keys=lambda stage, checkpoint: {},
             stop=lambda run: None,
         )
         background = SimpleNamespace(submit=lambda one, work: self.begun.append(one))

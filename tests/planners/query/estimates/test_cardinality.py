@@ -319,23 +319,3 @@ def test_a_join_never_exceeds_the_cross_product_and_a_filter_never_adds_rows(gra
     extra = type(graph)(graph.relations, (*graph.predicates, predicate(text, names)), graph.classes)
     filtered = Cardinalities(extra, inputs)
     assert filtered.filtered_rows(0) <= plain.filtered_rows(0)
-
-
-class _Unread:
-    """A sample that must not be looked into."""
-
-    def __len__(self) -> int:
-        raise AssertionError("a sample was drawn for no join")
-
-    __iter__ = __contains__ = __len__
-
-
-def test_a_sample_is_looked_into_for_a_join_with_another_alone():
-    whole = on_three_keys(30, 20)
-    samples = {0b0011: {0: _Unread()}}
-    alone = Cardinalities(whole.graph, whole.inputs, actuals={0b0011: 300, 0b1100: 400}, samples=samples)
-    assert alone.rows(0b1111) == pytest.approx(300 * 400 / 500)
-    samples[0b1100] = {0: _Unread()}
-    both = Cardinalities(whole.graph, whole.inputs, actuals={0b0011: 300, 0b1100: 400}, samples=samples)
-    with pytest.raises(AssertionError, match="was drawn"):
-        both.rows(0b1111)
