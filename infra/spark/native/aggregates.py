@@ -14,7 +14,14 @@ from ebbflow.infra.spark.native.types import Decimal, decimal
 _ROUNDED = 11  # digits up to which Spark takes means of decimals in floating point
 _TOLD = 10  # digits up to which both engines write such a mean alike where it lies between two decimals
 _DOUBLE = 2**53  # whole numbers up to here are doubles
-_CALLS = ("Count", "Sum", "Average", "Min", "Max")
+_MOMENTS = {
+    "VarianceSamp": 1,
+    "VariancePop": 0,
+    "StddevSamp": 1,
+    "StddevPop": 0,
+}  # degrees of freedom they lose
+_CALLS = ("Count", "Sum", "Average", "Min", "Max", *_MOMENTS)
+_LISTED = "flatten(list"  # merges lists, of which each slice has one
 _RANKS = {"Rank": "rank()", "DenseRank": "dense_rank()", "RowNumber": "row_number()"}
 _FRAMES = {"RowFrame": "ROWS", "RangeFrame": "RANGE"}
 _BOUNDS = {
@@ -30,6 +37,7 @@ class Calls:
 
     ``parts`` are calls of DuckDB's as columns ``a0``, ``a1``, ...; each may be computed of slices, and merged by the
     function beside it. Calls over distinct values are computed when slices are merged, which have kept ``values``.
+    Sums of doubles are in the order of rows and slices, as Spark's are in that of its tasks.
     """
 
     writer: Translator
@@ -53,6 +61,8 @@ class Calls:
         if function.kind not in _CALLS:
             raise NotNativeError(f"the aggregate {function.kind} is not proven to be equal")
         self.whole = self.whole or (distinct and bool(condition))
+        if function.kind in _MOMENTS:
+            return self._moment(function, "DISTINCT " if distinct else "", only)
         found: Typed = getattr(self, f"_{function.kind.lower()}")(
             function, "DISTINCT " if distinct else "", only
         )
@@ -71,11 +81,14 @@ class Calls:
         if function.kind != "AggregateExpression" or len(function.children) > 1:
             raise NotNativeError(f"{function.kind} over a window is not proven to be equal")
         (call,) = function.children
-        if function.fields.get("isDistinct") or call.kind not in _CALLS:
+        if function.fields.get("isDistinct") or call.kind not in _CALLS or call.kind in _MOMENTS:
             raise NotNativeError(f"the aggregate {call.kind} over a window is not proven to be equal")
-        known = decimal(self._argument(call).type) if call.kind in ("Sum", "Average") else None
+        kind = self._argument(call).type if call.kind in ("Sum", "Average") else ""
+        known = decimal(kind)
         if known is not None and known.precision + 10 > types.MOST:
             raise NotNativeError("a sum over a window may have more digits than are proven to be equal")
+        if kind == "double" and any(child.kind == "SortOrder" for child in window.children):
+            raise NotNativeError("a running sum of doubles, in an order, is not proven to be equal")
         found: Typed = getattr(self, f"_{call.kind.lower()}")(call, "", f" OVER ({self._framed(window)})")
         return found
 
@@ -84,7 +97,7 @@ class Calls:
         by, order = list[str](), list[str]()
         for child in window.children[:-1]:  # the last one is the frame
             key = self.writer.of(child.children[0] if child.kind == "SortOrder" else child)
-            if not types.exact(key.type):
+            if not types.compared(key.type):
                 raise NotNativeError(f"windows by {key.type} are not proven to be equal")
             if child.kind == "SortOrder":
                 order.append(f"{key.sql} {direction(child)}")
@@ -110,10 +123,7 @@ class Calls:
     def _argument(self, function: Node) -> Typed:
         if len(function.children) != 1:
             raise NotNativeError(f"{function.kind} of several columns is not proven to be equal")
-        found = self.writer.of(function.children[0])
-        if not types.exact(found.type):
-            raise NotNativeError(f"{function.kind} of {found.type} is not proven to be equal")
-        return found
+        return self.writer.of(function.children[0])
 
     def _count(self, function: Node, distinct: str, only: str) -> Typed:
         if not distinct and all(child.kind == "Literal" for child in function.children):
@@ -136,6 +146,8 @@ class Calls:
         sql, kind = self._argument(function)
         total = self._total(sql, kind, distinct, only)
         known = decimal(kind)
+        if kind == "double":
+            return Typed(total, kind)
         if known is not None:
             return Typed(cast(total, types.summed(known).name), types.summed(known).name)
         if kind == "long":  # Spark refuses a sum that leaves 64 bits on its way, whatever it is at the end
@@ -144,6 +156,9 @@ class Calls:
 
     def _total(self, sql: str, kind: str, distinct: str, only: str) -> str:
         known = decimal(kind)
+        if kind == "double":
+            merged = f"sum(DISTINCT {self._value(sql)})" if distinct else "sum"
+            return self._part(f"sum({distinct}{sql}){only}", merged, kind)
         if known is None and kind not in types.INTEGERS:
             raise NotNativeError(f"the sum of {kind} is not proven to be equal")
         # Parquet has no whole numbers of 128 bits
@@ -168,6 +183,8 @@ class Calls:
             raise NotNativeError(f"the mean of {kind}, which Spark rounds twice, is not proven to be equal")
         total = self._total(sql, kind, distinct, only)
         count = f"CAST({self._counted(sql, distinct, only)} AS HUGEINT)"
+        if kind == "double":
+            return Typed(_unless_none(count, f"({total} / CAST({count} AS DOUBLE))"), kind)
         if known is None:
             quotient_ = f"(CAST({total} AS DOUBLE) / CAST({count} AS DOUBLE))"
             return Typed(
@@ -183,6 +200,47 @@ class Calls:
             return Typed(failing(beyond, _unless_none(count, mean)), result.name)
         mean = quotient(unscaled(total, wide), count, result, result.scale - known.scale)
         return Typed(_unless_none(count, mean), result.name)
+
+    def _moment(self, function: Node, distinct: str, only: str) -> Typed:
+        """Return a variance, or its square root: of whole numbers and short decimals exactly, by sums of squares; of
+        doubles, of which those would cancel, by each slice's own mean and variance.
+
+        (T. Chan, G. Golub and R. LeVeque, Updating formulae and a pairwise algorithm for computing sample variances,
+        1979.)
+        """
+        (argument,) = function.children
+        if distinct or not function.fields.get("nullOnDivideByZero", True):
+            raise NotNativeError(f"{function.kind} of distinct values is not proven to be equal")
+        sql, kind = self.writer.of(argument.children[0] if argument.kind == "Cast" else argument)
+        known = decimal(kind) or (Decimal(19, 0) if kind == "long" else None)
+        if kind != "integer" and known is None:
+            sql, kind = self._argument(function)
+        count = f"CAST({self._counted(sql, '', only)} AS HUGEINT)"
+        lost = _MOMENTS[function.kind]
+        if kind == "integer" or (known is not None and 2 * known.precision <= types.MOST):
+            wide = "BIGINT" if known is None else f"DECIMAL({known.precision},{known.scale})"
+            scale = known.scale if known is not None else 0
+            squares = f"(CAST({sql} AS {wide}) * CAST({sql} AS {wide}))"
+            total = unscaled(self._total(sql, kind, "", only), Decimal(types.MOST, scale))
+            of_squares = self._total(squares, f"decimal({types.MOST},{2 * scale})", "", only)
+            above = f"({count} * {unscaled(of_squares, Decimal(types.MOST, 2 * scale))} - {total} * {total})"
+            below = f"(CAST({count} AS DOUBLE) * CAST({count} - {lost} AS DOUBLE) * CAST(1e{2 * scale} AS DOUBLE))"
+            value = f"(CAST({above} AS DOUBLE) / {below})"
+        elif kind == "double":
+            total = self._part(f"sum({sql}){only}", "sum", kind)
+            slices = self._part(
+                f"[{{'n': count({sql}){only}, 's': sum({sql}){only}, 'v': var_pop({sql}){only}}}]",
+                _LISTED,
+                "list",
+            )
+            mean = f"{total} / CAST({count} AS DOUBLE)"
+            squares = f"list_transform({slices}, lambda p: p.n * (p.v + (p.s / p.n - {mean}) ** 2))"
+            value = f"(list_sum({squares}) / CAST({count} - {lost} AS DOUBLE))"
+            value = failing(f"NOT isfinite({value})", value)  # how it overflows is a matter of order
+        else:
+            raise NotNativeError(f"{function.kind} of {kind} is not proven to be equal")
+        root = f"sqrt({value})" if function.kind.startswith("Stddev") else value
+        return Typed(f"(CASE WHEN {count} <= {lost} THEN NULL ELSE {root} END)", "double")
 
     def _min(self, function: Node, _: str, only: str) -> Typed:
         sql, kind = self._argument(function)
@@ -204,21 +262,30 @@ class Groups:
     def complete(self, source: str) -> str:
         """Return the groups of ``source``."""
         calls = [f"{self._text(call)} AS a{i}" for i, call in enumerate(self.calls.parts)]
-        return _grouped(source, [(text, key.sql) for text, key in self.keys.items()], calls)
+        return _grouped(source, self._named(), calls)
+
+    def _named(self) -> list[tuple[str, str]]:
+        """Return the keys' texts and names; of two zeros, a group has the one without a sign."""
+        return [
+            (f"({text} + CAST(0 AS DOUBLE))" if key.type == "double" else text, key.sql)
+            for text, key in self.keys.items()
+        ]
 
     def sliced(self, source: str) -> str:
         """Return the groups of ``source``, a slice, one for each of the values of which distinct ones count."""
-        keys = [(text, key.sql) for text, key in self.keys.items()]
+        keys = self._named()
         keys += [(text, f"d{i}") for i, text in enumerate(self.calls.values)]
         parts = enumerate(self.calls.parts.items())
-        calls = [f"{self._text(call)} AS a{i}" for i, (call, how) in parts if "(" not in how]
+        calls = [
+            f"{self._text(call)} AS a{i}" for i, (call, how) in parts if how == _LISTED or "(" not in how
+        ]
         return _grouped(source, keys, calls)
 
     def merged(self, parts: str) -> str:
         """Return the groups of what slices have computed, as the relation ``parts``."""
         calls = []
         for i, (call, how) in enumerate(self.calls.parts.items()):
-            merged = how if "(" in how else f"{how}(a{i})"
+            merged = f"{how}(a{i}))" if how == _LISTED else how if "(" in how else f"{how}(a{i})"
             calls.append(f"{f'coalesce({merged}, 0)' if call.startswith('count(') else merged} AS a{i}")
         return _grouped(parts, [(key.sql, key.sql) for key in self.keys.values()], calls)
 

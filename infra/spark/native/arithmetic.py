@@ -136,7 +136,7 @@ def _round(writer: Translator, node: Node) -> Typed:
 def _of_number(pattern: str) -> Rule:
     def write(writer: Translator, node: Node) -> Typed:
         (a, kind), *_ = writer.all(node)
-        if kind not in types.INTEGERS and decimal(kind) is None:
+        if kind not in (*types.INTEGERS, "double") and decimal(kind) is None:
             raise NotNativeError(f"{node.kind} of {kind} is not proven to be equal")
         _check_constants(node, kind)
         value = pattern.format(a)
@@ -161,11 +161,13 @@ def _cast(writer: Translator, node: Node) -> Typed:
         return Typed(cast(sql, target), target)
     if (kind, target) == ("long", "integer"):
         _check_constants(child, kind)
-    if kind in (*types.INTEGERS, "byte") and target in types.INTEGERS:
+    if kind in (*types.INTEGERS, *types.SHORT) and target in types.INTEGERS:
+        return Typed(cast(sql, target), target)
+    if (kind, target) == ("float", "double"):
         return Typed(cast(sql, target), target)
     if child.kind == "BitwiseAnd" and target == "byte":
         return Typed(cast(sql, target), target)
-    if kind in types.INTEGERS and target in ("double", "string"):
+    if kind in (*types.INTEGERS, *types.SHORT) and target in ("double", "string"):
         return Typed(cast(sql, target), target)
     if a is not None and not a.scale and target in types.INTEGERS and not _constant_only(child):
         return Typed(cast(sql, target), target)

@@ -55,33 +55,9 @@ def _comparison(sign: str) -> Rule:
     def write(writer: Translator, node: Node) -> Typed:
         (a, left), (b, right) = writer.all(node)
         _comparable(left, right)
-        if "double" in (left, right) and sign in ("=", "IS NOT DISTINCT FROM"):
-            raise NotNativeError("equality of doubles is not proven to be equal")  # of zeros, in joins
-        written = f"({a} {sign} {b})"
-        if left == right == "double" and sign in ("<", "<=", ">", ">="):
-            low, high = (a, b) if sign[0] == "<" else (b, a)
-            written = _without_nan(written, low, high, equal="=" in sign)
-        return Typed(written, "boolean")
+        return Typed(f"({a} {sign} {b})", "boolean")
 
     return write
-
-
-_NUMBER = re.compile(r"CAST\('-?[0-9.]+(E-?[0-9]+)?' AS DOUBLE\)")
-
-
-def _without_nan(written: str, low: str, high: str, *, equal: bool) -> str:
-    """Return a comparison that does not hold where the lower side is NaN, which is above all others.
-
-    DuckDB (2.0) takes the bounds in a file's footer, which leave NaN out, to hold for all rows: of a comparison that
-    they decide, and of ``isnan``, it reads no value. It does of a cast to text.
-    """
-    if _NUMBER.fullmatch(low):
-        return written
-    others = [f"CAST({low} AS VARCHAR) <> 'nan'"]
-    if not _NUMBER.fullmatch(high):
-        others += [f"CAST({high} AS VARCHAR) = 'nan'"] if equal else []
-        others.append(f"{high} IS NULL")
-    return f"({written} AND ({' OR '.join(others)}))"
 
 
 def _comparable(left: str, right: str) -> None:

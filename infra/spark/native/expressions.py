@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from ebbflow.infra.spark.native import types
-from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
+from ebbflow.infra.spark.native.catalyst import Attribute, Node, NotNativeError
 from ebbflow.infra.spark.native.types import Decimal, duckdb_type
 
 
@@ -84,6 +84,16 @@ def quoted(text: str) -> str:
 def identifier(name: str) -> str:
     """Return ``name`` as an identifier."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def reading(column: Attribute) -> str:
+    """Return what reads a column of a file.
+
+    DuckDB (2.0) takes the bounds in a file's footer, which leave NaN out, to hold for all rows: by them it decides
+    comparisons, extremes, and whole expressions where both bounds are one. Of what is tried it does not.
+    """
+    name = identifier(column.name)
+    return f"TRY({name})" if column.type in ("float", "double") else name
 
 
 def cast(sql: str, kind: str) -> str:

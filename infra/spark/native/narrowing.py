@@ -87,7 +87,7 @@ def pushed(root: Node, scan: Node) -> list[Node]:
 def _reads_only(test: Node, own: set[int]) -> bool:
     if test.kind == "InSubquery":
         *values, query = test.children
-        return len(values) == 1 and _attribute(values[0]) in own and not _asks(query.fields["plan"])
+        return len(values) == 1 and attribute_of(values[0]) in own and not _asks(query.fields["plan"])
     nodes = list(test.walk())
     if any(one.kind in (*_SUBQUERIES, "InSubquery", "OuterReference") for one in nodes):
         return False
@@ -119,7 +119,7 @@ def members(plan: Node, number_of: Callable[[Node], int]) -> list[Member]:
     for node in _operators(plan):
         if node.kind == "Filter":
             for test in node.expression("condition").conjuncts():
-                column = _attribute(test.children[0]) if test.kind == "InSubquery" else None
+                column = attribute_of(test.children[0]) if test.kind == "InSubquery" else None
                 if column is not None and _reads_only(test, {column}):
                     inside = [v for v in test.children[-1].expression("plan").walk() if v.scans]
                     seen = _Narrowed(number_of, inside[0] if inside else node, tables)
@@ -152,6 +152,16 @@ def around(root: Node, scan: Node) -> Node | None:
     return next((found for plan in plans if (found := around(plan, scan)) is not None), None)
 
 
+def reach(plan: Node, scan: Node) -> Node:
+    """Return the highest operator above ``scan`` each of whose rows comes from one row of it."""
+    root, highest = around(plan, scan), scan
+    for node in _path(root, scan) if root is not None else ():
+        if not any(one is scan for one in divisible(node)):
+            break
+        highest = node
+    return highest
+
+
 def columns(view: Node) -> list[Attribute]:
     """Return the columns of a scan."""
     return [tree([flat]).attribute for (flat,) in view.children[0].fields["output"]]
@@ -177,7 +187,7 @@ def equalities(condition: Node) -> Iterator[tuple[int, int]]:
     """Iterate over the columns that a condition makes equal."""
     for test in condition.conjuncts():
         if test.kind == "EqualTo":
-            left, right = (_attribute(child) for child in test.children)
+            left, right = (attribute_of(child) for child in test.children)
             if left is not None and right is not None:
                 yield left, right
 
@@ -287,7 +297,7 @@ class _Narrowed:
             if column in (left, right):
                 self.at(passing, right if left == column else left)
         for test in condition.conjuncts():
-            if test.kind == "InSubquery" and _attribute(test.children[0]) == column:
+            if test.kind == "InSubquery" and attribute_of(test.children[0]) == column:
                 plan = test.children[-1].expression("plan")
                 if len(found := outputs(plan)) == 1:
                     self.at(plan, found[0])
@@ -302,8 +312,8 @@ class _Narrowed:
                 if test.kind == "EqualTo":
                     left, right = test.children
                     for outer, inner in (
-                        (_outer(left), _attribute(right)),
-                        (_outer(right), _attribute(left)),
+                        (_outer(left), attribute_of(right)),
+                        (_outer(right), attribute_of(left)),
                     ):
                         if outer == column and inner is not None:
                             self.at(node, inner)
@@ -313,10 +323,11 @@ class _Narrowed:
 
 def _outer(node: Node) -> int | None:
     node = _unwidened(node)
-    return _attribute(node.expression("e")) if node.kind == "OuterReference" else None
+    return attribute_of(node.expression("e")) if node.kind == "OuterReference" else None
 
 
-def _attribute(node: Node) -> int | None:
+def attribute_of(node: Node) -> int | None:
+    """Return the id of the column that an expression is, perhaps with 64 bits instead of 32; ``None``: it is none."""
     node = _unwidened(node)
     return node.attribute.id if node.kind == "AttributeReference" else None
 

@@ -2,13 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import NamedTuple
 
-from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native import types
 from ebbflow.infra.spark.native.catalyst import (
     Node,
@@ -21,9 +19,11 @@ from ebbflow.infra.spark.native.catalyst import (
     sources,
     way_down,
 )
-from ebbflow.infra.spark.native.exchange.costs import Exchanged, Statements, Ways
+from ebbflow.infra.spark.native.exchange.costs import Exchanged, Statements
 from ebbflow.infra.spark.native.exchange.early import NOTHING, Early, early_groups
 from ebbflow.infra.spark.native.exchange.hashes import BUCKET, BUCKETS, Exchange
+from ebbflow.infra.spark.native.exchange.program import Program
+from ebbflow.infra.spark.native.exchange.within import Within, within
 from ebbflow.infra.spark.native.expressions import cast, identifier
 from ebbflow.infra.spark.native.narrowing import (
     Narrowing,
@@ -34,79 +34,14 @@ from ebbflow.infra.spark.native.narrowing import (
     narrowings,
     passes,
     pushed,
-)
-from ebbflow.infra.spark.native.slices import Cut
+    reach,
+)  # fmt: skip
 from ebbflow.infra.spark.native.statements import PARTS, Query, Writer
-from ebbflow.infra.spark.native.worker import KeyRange, Part
 
 _ONE_VALUE = 0.1  # of rows that pass a test for one value
 _RANGE = 1 / 3  # of rows that pass another test (P. Selinger et al., SIGMOD 1979, table 1)
 _LEAST = 0.01  # of rows that tests leave
 _SMALLER = 4  # times that a relation is smaller than one of which it leaves only rows with its keys
-
-
-@dataclass(frozen=True)
-class Program:
-    """The statements of a stage. ``first`` reads a slice of the scan ``sliced``, or all of it; ``merge`` reads all
-    that ``first`` has written as the relation ``parts``, and is empty where that is the result already."""
-
-    scans: Mapping[int, str]  # relation s<number> -> table, in lower case
-    sliced: int | None  # the scan that may be sliced; ``None``: ``whole`` runs in one task
-    first: str
-    merge: str
-    whole: str
-    columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type) of the result
-    narrowings: tuple[Narrowing, ...] = ()  # what ``first`` can leave out of other scans
-    exchanger: "Exchanger | None" = None
-    gathers: bool = False  # ``merge`` gets rows of ``sliced`` or their distinct values, not only groups
-    numbered: bool = False  # ``first`` chooses among equal rows of other scans, each slice for itself
-    full: tuple[tuple[int, str], ...] = ()  # scans of a full join, and their columns that it makes equal
-    used: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by scan: columns that ``first`` needs
-    parted: "Callable[[], tuple[Program, ...]]" = tuple  # returns ``arms``
-
-    @cached_property
-    def arms(self) -> "tuple[Program, ...]":
-        """Return those of the parts of a union, in which each row comes from one of them; none: there is no union, or
-        it cannot be taken apart."""
-        try:
-            return self.parted()
-        except (NotNativeError, RecursionError):  # of the whole more may be known
-            return ()
-
-    @property
-    def ways(self) -> Ways | None:
-        """Return the ways to exchange, if there are any."""
-        if self.sliced is None or self.exchanger is None:
-            return None
-        if self.full:
-            return Ways([dict(self.full)], self.exchanger.of, True, self.exchanger.early)
-        found, can = list[dict[int, str]](), self.exchanger.can
-        for one in self.narrowings:
-            pairs = (*one.others, (self.sliced, one.column))
-            equal = {number: column for number, column in pairs if can(number, column, one.type)}
-            if self.sliced in equal and len(equal) > 1:
-                found.append(equal)
-        return Ways(found, self.exchanger.of, early=self.exchanger.early)
-
-    @property
-    def split(self) -> Statements:
-        """Return ``first`` and ``merge``."""
-        return Statements(self.first, self.merge)
-
-
-class Slice(NamedTuple):
-    """What one task reads of a stage."""
-
-    cut: Cut
-    ranges: tuple[KeyRange, ...]  # of what it reads of other relations
-    read: float  # bytes of other relations
-    made: Program  # whose relation it is of
-
-    def part(self, scans: Sequence[Relation], file: str) -> Part:
-        """Return what the task runs, which writes ``file``; ``scans`` are all that there are."""
-        name = f"s{self.made.sliced}"
-        own = tuple(replace(r, files=self.cut.files) if r.name == name else r for r in scans)
-        return Part(self.made.first, own, file, name, self.cut.rows, self.ranges)
 
 
 def program(
@@ -132,10 +67,10 @@ def program(
     full = [] if found else fully_joined(below)
     exchanger = Exchanger(writer, plan, below, tuple(output), sizes)
     pairs = tuple((writer.number_of(view), column.name) for view, column in full)
-    narrowed: tuple[Narrowing, ...] = ()
+    cut: tuple[tuple[Narrowing, ...], tuple[Within, ...]] = (), ()
     if found:
         view = max(found, key=lambda pair: pair[0])[1]
-        number, narrowed = writer.number_of(view), narrowings(plan, below, view, writer.number_of)
+        number, cut = writer.number_of(view), _cut(writer, plan, below, view)
     elif pairs and all(exchanger.can(n, name, full[0][1].type) for n, name in pairs):
         number = max(pairs, key=lambda pair: sizes[scans[pair[0]]])[0]
     else:
@@ -145,10 +80,15 @@ def program(
     told = (writer.gathers, bool(writer.numbered - {id(node) for node in way_down(last(plan))}))
     used = exchanger.used(whole if split is None else split.first)
     if split is None:
-        return Program(scans, None, "", "", whole, tuple(output), (), exchanger, *told, (), used, parted)
-    return Program(
-        scans, number, *split, whole, tuple(output), narrowed, exchanger, *told, pairs, used, parted
-    )
+        return Program(scans, None, "", "", whole, tuple(output), (), (), exchanger, *told, (), used, parted)
+    return Program(scans, number, *split, whole, tuple(output), *cut, exchanger, *told, pairs, used, parted)
+
+
+def _cut(
+    writer: Writer, plan: Node, root: Node, view: Node
+) -> tuple[tuple[Narrowing, ...], tuple[Within, ...]]:
+    """Return what slices of a scan can leave out of others, and of itself."""
+    return narrowings(plan, root, view, writer.number_of), within(pushed(root, view), view)
 
 
 def _parted(
@@ -170,9 +110,9 @@ def _parted(
         scans = {number: own.scans[number][0] for number in sorted(numbers)}
         view = max(divisible(arm), key=size, default=None)
         sliced = None if view is None else own.number_of(view)
-        narrowed = () if view is None else narrowings(plan, arm, view, own.number_of)
+        cut = ((), ()) if view is None else _cut(own, plan, arm, view)
         used = Exchanger(own, plan, below, tuple(output), writer.tables).used(split.first)
-        found.append(Program(scans, sliced, *split, split.first, tuple(output), narrowed, used=used))
+        found.append(Program(scans, sliced, *split, split.first, tuple(output), *cut, used=used))
     return tuple(found)
 
 
@@ -291,13 +231,14 @@ class Exchanger:
             plan = one.test.children[-1].expression("plan")
             size = sum(self._size(view) for view in plan.walk() if view.scans)
             add(one.scan, one.column, writer.inner(plan), size, _ONE_VALUE)
-        for view in divisible(self.below):
-            tests = [test for test in pushed(self.below, view) if test.kind != "InSubquery"]
+        for _, view in [*writer.scans.values()]:
+            root = reach(self.plan, view)
+            tests = [test for test in pushed(root, view) if test.kind != "InSubquery"]
             if not tests:
                 continue
             where = " AND ".join(writer.condition(test) for test in tests)
             part = max(prod(_passing(test) for test in tests), _LEAST)
-            for each in narrowings(self.plan, self.below, view, writer.number_of):
+            for each in narrowings(self.plan, root, view, writer.number_of):
                 (key,) = (c.column for c in columns(view) if c.name == each.column)
                 values = f"SELECT {key} FROM (SELECT * FROM {writer.scan(view).source} WHERE {where})"
                 for number, column in each.others:
@@ -334,6 +275,7 @@ class Exchanger:
             max(part * _ONE_VALUE ** sum(test.kind == "InSubquery" for test in tests), _LEAST),
             tuple(early.columns) if grouped else (),
             grouped,
+            within(tests, view),
         )
 
 

@@ -30,10 +30,18 @@ class Cut:
     rows: tuple[Rows, ...] = ()
 
 
-def cuts(relation: Relation, count: int) -> list[Cut]:
-    """Return ``relation`` in at most ``count`` slices, in the order of its rows. Raises ``TableError``."""
+def cuts(relation: Relation, count: int, needed: Sequence[tuple[Rows, int]] | None = None) -> list[Cut]:
+    """Return ``relation`` in at most ``count`` slices, in the order of its rows: of the row groups that are
+    ``needed``, where others are not, with their numbers of rows.
+
+    Raises ``TableError``.
+    """
     if count <= 1 or not relation.files:
         return [Cut(relation.files)]
+    if needed:
+        return [Cut((), _joined(part)) for part in split(needed, count)]
+    if needed is not None:  # none of its rows will do
+        return [Cut(relation.files[:1])]
     whole = split([(file, file.size) for file in relation.files], count)
     sizes = [sum(file.size for file in part) for part in whole]
     if len(whole) == count and max(sizes) <= _EVEN * relation.bytes / count:

@@ -18,6 +18,7 @@ from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, re
 from ebbflow.infra.spark.native.exchange import costs, hashes
 from ebbflow.infra.spark.native.exchange.costs import ByHash
 from ebbflow.infra.spark.native.exchange.division import Division, Way
+from ebbflow.infra.spark.native.exchange.program import Program
 from ebbflow.infra.spark.native.exchange.waves import Waves
 from ebbflow.infra.spark.native.objects import (
     check_places,
@@ -30,7 +31,7 @@ from ebbflow.infra.spark.native.objects import (
     withdraw,
 )
 from ebbflow.infra.spark.native.probe import trouble
-from ebbflow.infra.spark.native.programs import Program, program
+from ebbflow.infra.spark.native.programs import program
 from ebbflow.infra.spark.native.slices import arm_parts
 from ebbflow.infra.spark.native.statements import PARTS
 from ebbflow.infra.spark.native.worker import Done, Part, Settings, Work, ahead, sweep

@@ -10,7 +10,7 @@ from ebbflow.infra.spark.native import arithmetic, comparisons, texts, types
 from ebbflow.infra.spark.native.aggregates import Calls, Groups, direction
 from ebbflow.infra.spark.native.catalyst import Attribute, Node, NotNativeError, tree
 from ebbflow.infra.spark.native.exchange.early import NOTHING, Early
-from ebbflow.infra.spark.native.expressions import Translator, Typed, cast, identifier
+from ebbflow.infra.spark.native.expressions import Translator, Typed, cast, reading
 
 _RULES = {**arithmetic.RULES, **comparisons.RULES, **texts.RULES}
 PARTS = "parts"  # the relation that a merge reads
@@ -123,7 +123,7 @@ class Writer:
             raise NotNativeError("two scans have columns of the same ids")
         if not columns:
             raise NotNativeError(f"no column of {name} has a type that is proven to be equal")
-        listed = [f"{identifier(c.name)} AS {c.column}" for c in columns] + self.early.carried(node)
+        listed = [f"{reading(c)} AS {c.column}" for c in columns] + self.early.carried(node)
         return Query(f"SELECT {', '.join(listed)} FROM s{number}", tuple(columns))
 
     def _onerowrelation(self, _: Node) -> Query:
@@ -227,7 +227,7 @@ class Writer:
         keys: dict[str, Typed] = {}
         for number, expression in enumerate(node.expressions("groupingExpressions")):
             value = inner.of(expression)
-            if not types.exact(value.type):
+            if not types.compared(value.type):
                 raise NotNativeError(f"grouping by {value.type} is not proven to be equal")
             keys.setdefault(value.sql, Typed(f"g{number}", value.type))
         calls = Calls(inner, {} if parts is None else parts)

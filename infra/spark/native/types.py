@@ -11,14 +11,22 @@ _LEAST_SCALE = 6  # digits after the point that Spark keeps when a result is too
 _DUCKDB = {
     "boolean": "BOOLEAN",
     "byte": "TINYINT",
+    "short": "SMALLINT",
     "integer": "INTEGER",
     "long": "BIGINT",
+    "float": "FLOAT",
     "double": "DOUBLE",
     "string": "VARCHAR",
     "date": "DATE",
 }
 INTEGERS = ("integer", "long")
-_ALIASES = {"tinyint": "byte", "int": "integer", "bigint": "long"}  # simpleString's names
+SHORT = ("byte", "short")
+_ALIASES = {
+    "tinyint": "byte",
+    "smallint": "short",
+    "int": "integer",
+    "bigint": "long",
+}  # simpleString's names
 _NAMES = {kind: alias for alias, kind in _ALIASES.items()}
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 
@@ -77,8 +85,14 @@ def duckdb_type(kind: str) -> str:
 
 
 def exact(kind: str) -> bool:
-    """Tell whether equality of this type is that of its bytes, so that it may be grouped and joined by."""
-    return kind in ("boolean", "byte", "integer", "long", "string", "date") or decimal(kind) is not None
+    """Tell whether equality of this type is that of its bytes: of doubles there are two zeros."""
+    return kind in ("boolean", *SHORT, *INTEGERS, "string", "date") or decimal(kind) is not None
+
+
+def compared(kind: str) -> bool:
+    """Tell whether both engines order values of this type alike, and hold the same ones for equal: those two zeros,
+    and all NaN, which are above all others."""
+    return exact(kind) or kind == "double"
 
 
 def _bounded(precision: int, scale: int) -> Decimal:

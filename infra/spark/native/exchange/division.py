@@ -14,9 +14,9 @@ from ebbflow.infra.spark.native.catalyst import NotNativeError
 from ebbflow.infra.spark.native.exchange import costs, hashes
 from ebbflow.infra.spark.native.exchange.costs import ByHash, Size, sorted_size
 from ebbflow.infra.spark.native.exchange.hashes import Exchange
+from ebbflow.infra.spark.native.exchange.program import Program, Slice
 from ebbflow.infra.spark.native.exchange.ranges import narrowed
 from ebbflow.infra.spark.native.exchange.waves import Waves, waves
-from ebbflow.infra.spark.native.programs import Program, Slice
 from ebbflow.infra.spark.native.slices import Cut
 
 _SMALLEST = 8 << 20  # bytes of a slice below which another one costs more than it saves

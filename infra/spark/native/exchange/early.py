@@ -72,7 +72,7 @@ def early_groups(
     """
     own = {column.id: column for column in columns(view)}
     through = _way(aggregate.children[0], view)
-    if not through or calls.whole or calls.values:
+    if not through or calls.whole or calls.values or "list" in calls.kinds.values():
         return None
     if any(column.name.lower().startswith(_NAME) for column in own.values()):
         return None

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.catalyst import Attribute, NotDoneError
-from ebbflow.infra.spark.native.expressions import cast, identifier
+from ebbflow.infra.spark.native.exchange.within import Within, needed
+from ebbflow.infra.spark.native.expressions import cast, reading
 from ebbflow.infra.spark.native.slices import cuts, known, split
 from ebbflow.infra.spark.native.worker import KeyRange, Part
 from ebbflow.infra.storage.files import FileEntry, listing
@@ -27,7 +28,7 @@ _SKEWED = 2.0  # times the mean of what is divided from which on a range is read
 GROUP = 20_480  # rows of a row group of what is exchanged: tasks read whole ones
 _FINER = 4  # files of a task for each task that reads them: these are to have about the same to read
 _FEWEST, _MOST = 8, 64  # files of a task; of two columns 64 take half the time of sorting, 16 two fifths
-_LISTED = re.compile(r'"(?:[^"]|"")*" AS c\d+')  # a column of a scan, as ``Writer`` lists it
+_LISTED = re.compile(r'(?:TRY\()?"(?:[^"]|"")*"\)? AS c\d+')  # a column of a scan, as ``Writer`` lists it
 
 
 class HashRange(NamedTuple):
@@ -115,12 +116,13 @@ class Exchange(NamedTuple):
     part: float = 1.0  # of rows that tests for keys may leave
     calls: tuple[tuple[str, str], ...] = ()  # columns of calls of groups, and their Spark SQL types
     groups: bool = False  # of rows that are alike in its ``columns``
+    within: tuple[Within, ...] = ()  # what all rows that it writes have
 
     def over(self, sql: str, columns: Sequence[Attribute]) -> str:
         """Return a statement over its scan, which has these columns, over what is written: of those that the
         statement reads nowhere there are NULLs."""
         nulls = {
-            f"{identifier(one.name)} AS {one.column}": f"{cast('NULL', one.type)} AS {one.column}"
+            f"{reading(one)} AS {one.column}": f"{cast('NULL', one.type)} AS {one.column}"
             for one in columns
             if one.name not in self.columns
         }
@@ -158,7 +160,9 @@ def writing(
                 group=GROUP,
                 by=by,
             )
-            for number, cut in enumerate(cuts(relation, count(exchange, relation)))
+            for number, cut in enumerate(
+                cuts(relation, count(exchange, relation), needed(relation, exchange.within))
+            )
         ]
     return found
 

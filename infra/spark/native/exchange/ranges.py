@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.catalyst import NotNativeError
 from ebbflow.infra.spark.native.exchange.costs import Size
+from ebbflow.infra.spark.native.exchange.program import Program, Slice
+from ebbflow.infra.spark.native.exchange.within import needed
 from ebbflow.infra.spark.native.narrowing import RANGED
-from ebbflow.infra.spark.native.programs import Program, Slice
 from ebbflow.infra.spark.native.slices import KeyBounds, cuts
 from ebbflow.infra.spark.native.worker import KeyRange
 
@@ -43,7 +44,7 @@ def narrowed(
         for scan, column in one.others
     ]
     found = []
-    for cut in cuts(relation, count):
+    for cut in cuts(relation, count, needed(relation, made.within)):
         ranges, shares = [], dict.fromkeys(scans, 1.0)
         for key, scan, column, bounds in keys:
             known = key.of(cut)

@@ -23,9 +23,11 @@ from ebbflow.infra.spark.native.catalyst import (
     sources,
 )
 from ebbflow.infra.spark.native.exchange.costs import PAYS, Size, bytes_read, scan_sizes, sooner, waves_cost
+from ebbflow.infra.spark.native.exchange.program import Program, Slice
+from ebbflow.infra.spark.native.exchange.within import within
 from ebbflow.infra.spark.native.expressions import Typed
-from ebbflow.infra.spark.native.narrowing import columns, narrowings
-from ebbflow.infra.spark.native.programs import Program, Slice, result
+from ebbflow.infra.spark.native.narrowing import columns, narrowings, pushed
+from ebbflow.infra.spark.native.programs import result
 from ebbflow.infra.spark.native.statements import PARTS, Above, Query, Writer
 from ebbflow.infra.spark.native.worker import Done, Part
 from ebbflow.infra.storage.files import FileEntry
@@ -274,7 +276,8 @@ class _Dividing:
             one._replace(others=tuple(pair for pair in one.others if pair[0] in scans)) for one in found
         )
         used = exchanger.used(first)
-        return Program(scans, sliced, first, "", first, (), narrowed, gathers=gathers, used=used)
+        own_tests = () if view is None else within(pushed(root, view), view)
+        return Program(scans, sliced, first, "", first, (), narrowed, own_tests, gathers=gathers, used=used)
 
     def _table(self, view: Node) -> str:
         return self.made.scans[self.writer.number_of(view)]

@@ -84,7 +84,7 @@ class Expressions:
         test = self.of("bool", depth - 1)
         return self.rng.choice([
             f"CASE WHEN {test} THEN {a} ELSE {b} END", f"CASE WHEN {test} THEN {a} END", f"coalesce({a}, {b})",
-            f"if({test}, {a}, {b})", f"nullif({a}, {b})" if kind != "double" else a, f"nvl({a}, {b})",
+            f"if({test}, {a}, {b})", f"nullif({a}, {b})", f"nvl({a}, {b})",
         ])  # fmt: skip
 
     def _int(self, depth: int) -> str:
@@ -162,7 +162,7 @@ class Expressions:
         a, b, c = (self.of(kind, depth - 1) for _ in range(3))
         p, q = self.of("bool", depth - 1), self.of("bool", depth - 1)
         text = self.of("text", depth - 1)
-        sign = self.rng.choice(["<", "<=", ">", ">=", *(["=", "<>", "<=>"] * (kind != "double"))])
+        sign = self.rng.choice(["<", "<=", ">", ">=", "=", "<>", "<=>"])
         return self.rng.choice([
             f"({a} {sign} {b})", f"({a} {sign} {b})", f"({a} BETWEEN {b} AND {c})", f"({p} AND {q})", f"({p} OR {q})",
             f"(NOT {p})", f"({a} IS NULL)", f"({a} IS NOT NULL)", f"({text} LIKE 'a%b')", f"({text} LIKE '_b%')",
@@ -205,12 +205,16 @@ def statement(rng: random.Random) -> str:
         f"max({some.of('text', 1)})", f"count({some.any(1)})", "count(DISTINCT s)", f"min({value})", "sum(l)",
         f"sum(CASE WHEN {some.of('bool', 1)} THEN e ELSE 0 END) / sum(e)", "count(*) FILTER (WHERE b)",
         "sum(d)", "max(w)",
-        "0.2 * avg(w)", "sum(DISTINCT j)", "avg(DISTINCT CAST(e AS DECIMAL(9,1)))",
+        "0.2 * avg(w)", "sum(DISTINCT j)", "avg(DISTINCT CAST(e AS DECIMAL(9,1)))", "sum(x)", "avg(x * 2)", "min(x)",
+        "max(x)", "count(DISTINCT x)", "stddev(x)", "var_pop(x)", "stddev_pop(i)", "variance(j)", "stddev_samp(d)",
+        f"count({some.of('double', 1)})", "sum(x) FILTER (WHERE b)", "stddev(e) FILTER (WHERE b)", "sum(abs(-x))",
     ], 3)  # fmt: skip
     items = ", ".join(f"{call} AS c{n}" for n, call in enumerate(calls))
     if kind == "all":
         return rng.choice([f"SELECT {items} FROM one{where}", _subqueries(rng, some, calls)])
-    key = rng.choice(["s", "b", "t", "substring(s, 1, 1)", "year(t)", "i % 3", "s, b", "DISTINCT"])
+    key = rng.choice(
+        ["s", "b", "t", "substring(s, 1, 1)", "year(t)", "i % 3", "s, b", "DISTINCT", "x", "x, b"]
+    )
     if key == "DISTINCT":
         return f"SELECT DISTINCT s, b FROM one{where} ORDER BY s, b"
     if kind == "groups" and rng.random() < 0.3:
@@ -224,7 +228,15 @@ def statement(rng: random.Random) -> str:
         return f"SELECT {key}, {items} FROM one{where} GROUP BY {key}{having}"
     word = rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEFT ANTI JOIN"])
     same = rng.choice(
-        ["one.i = two.j", "one.i = two.j", "one.l = two.i", "one.s = two.r", "one.e = two.e", "one.b = two.b"]
+        [
+            "one.i = two.j",
+            "one.i = two.j",
+            "one.l = two.i",
+            "one.s = two.r",
+            "one.e = two.e",
+            "one.b = two.b",
+            "one.x = two.x",
+        ]
     )
     test = rng.choice(["one.k > two.k", "two.k < 30 AND one.j > 0", "one.t > two.t"])
     joined = f"FROM one {word} two ON {same} AND {test}{rng.choice(['', ' WHERE one.k < 40'])}"
@@ -253,7 +265,8 @@ def _windows(rng: random.Random, some: Expressions, where: str) -> str:
         f"sum(l) OVER ({rest})", f"avg(e) OVER ({running})", f"avg(d) OVER ({by})",
         f"avg({whole}) OVER ({by}{order})", f"max(s) OVER ({rest})", f"count(*) OVER ({by}{order})",
         f"count({some.any(1)}) OVER ({by})", f"d * 100 / sum(d) OVER ({by})",
-        f"min({some.of('date', 1)}) OVER ({running})",
+        f"min({some.of('date', 1)}) OVER ({running})", f"rank() OVER ({by}ORDER BY x DESC)", f"sum(x) OVER ({by})",
+        f"max(x) OVER ({running})",
     ], 3)  # fmt: skip
     if rng.random() < 0.5:
         items = ", ".join(f"{call} AS c{n}" for n, call in enumerate(calls))
@@ -350,7 +363,7 @@ def counted(rng: random.Random) -> str:
     calls = rng.sample([
         "count(*)", f"count({of}.i)", f"sum({value})", f"avg({of}.d)", f"sum({whole})", f"avg({of}.i)",
         f"min({of}.t)", f"max({of}.s)", f"min({whole})", f"count({of}.s) * 2", "count(1)", "count(1 + 1)",
-        f"max({value})",
+        f"max({value})", f"sum({of}.x)", f"avg({of}.x)", f"stddev({of}.x)", f"stddev({of}.i)", f"max({of}.x)",
     ], 3)  # fmt: skip
     word = rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "JOIN", "LEFT JOIN"])
     on = (f"{of}.s NOT LIKE '%b'", f"{of}.i < {other}.i", f"{other}.j > 3", f"{of}.t < DATE '2020-01-01'")

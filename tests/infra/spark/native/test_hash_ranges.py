@@ -31,8 +31,8 @@ from ebbflow.infra.spark.native.exchange.hashes import (
     joining,
     writing,
 )
+from ebbflow.infra.spark.native.exchange.program import Program
 from ebbflow.infra.spark.native.objects import LocalParts, remove_hidden, rows_of
-from ebbflow.infra.spark.native.programs import Program
 from ebbflow.infra.spark.native.slices import Cut
 from ebbflow.infra.spark.native.stages import NativeStages
 from ebbflow.infra.spark.native.worker import Done, Part, Settings, Work

@@ -1,62 +1,70 @@
-"""Comparing doubles: NaN is above all others and equal to itself, as in Spark, whatever a file's footer says."""
+"""Doubles: NaN is above all others and equal to itself, as in Spark, whatever a file's footer says."""
 
 import math
 import operator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ebbflow.infra.spark.native.comparisons import _comparison
-from ebbflow.infra.spark.native.expressions import Typed
+from ebbflow.infra.spark.native.catalyst import Attribute
+from ebbflow.infra.spark.native.expressions import reading
 
-VALUES = (1.0, 10.0, math.nan, None, -math.inf, 20.0)
-FEWER = (1.0, 10.0, math.nan)  # of which the footer says that all are between 1 and 10
-SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-
-
-def _sql(sign: str, left: str, right: str) -> str:
-    sides = [Typed(left, "double"), Typed(right, "double")]
-    writer: Any = SimpleNamespace(all=lambda node: sides)
-    node: Any = None
-    return _comparison(sign)(writer, node).sql
+ROWS = {
+    "all kinds": (1.0, 10.0, math.nan, None, -math.inf, 20.0, -0.0, 0.0),
+    "within bounds": (1.0, 10.0, math.nan),  # of which the footer says that all are between 1 and 10
+    "one value": (1.0, 1.0, math.nan),  # of which it says that all are 1
+}
+SIGNS = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq, "<>": operator.ne,
+}  # fmt: skip
 
 
 def _place(value: float) -> tuple[bool, float]:
     return (True, 0.0) if math.isnan(value) else (False, value)
 
 
-def _expected(sign: str, a: float | None, b: float | None) -> bool | None:
-    return None if a is None or b is None else SIGNS[sign](_place(a), _place(b))
+@pytest.fixture(name="column")
+def _column(values: tuple[float | None, ...], tmp_path: Path) -> str:
+    pq.write_table(pa.table({"x": values}), tmp_path / "t.parquet")
+    column = reading(Attribute(1, "x", "double"))
+    return f"(SELECT {column} AS c1, file_row_number AS n FROM read_parquet('{tmp_path / 't.parquet'}'))"
 
 
-@pytest.mark.parametrize("values", [VALUES, FEWER], ids=["all kinds", "within bounds"])
+@pytest.mark.parametrize("values", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("sign", SIGNS)
-def test_of_files_whose_bounds_leave_nan_out(
-    sign: str, values: tuple[float | None, ...], tmp_path: Path
-) -> None:
-    path = tmp_path / "t.parquet"
-    rows = [(a, b) for a in values for b in values]
-    pq.write_table(pa.table({"a": [a for a, _ in rows], "b": [b for _, b in rows]}), path)
-    fixed = {"CAST('20' AS DOUBLE)": 20.0, "CAST('0' AS DOUBLE)": 0.0}
-    with duckdb.connect() as connection:
-        for left, right in [("a", "b"), *(("a", one) for one in fixed), *((one, "a") for one in fixed)]:
-            sql = _sql(sign, left, right)
-            pairs = [tuple({"a": a, "b": b, **fixed}[side] for side in (left, right)) for a, b in rows]
-            high = 1 if sign[0] == "<" else 0
-            found = connection.sql(f"SELECT {sql} FROM read_parquet('{path}')").fetchall()
-            for pair, (said,) in zip(pairs, found, strict=True):
-                # where the greater side is NaN, Spark, too, reads what the footer promises
-                if pair[high] is None or not math.isnan(pair[high]):
-                    assert said == _expected(sign, *pair), (pair, sql)
-            kept = connection.sql(f"SELECT a FROM read_parquet('{path}') WHERE {sql}").fetchall()
-            if left == "a" and right in fixed and high:
-                assert len(kept) == sum(bool(_expected(sign, *pair)) for pair in pairs)
+def test_rows_that_compare(sign: str, column: str, values: tuple[float | None, ...]) -> None:
+    for limit in (1.0, 0.0, 5.0, 20.0):
+        for test, turned in (
+            (f"c1 {sign} CAST('{limit}' AS DOUBLE)", 1),
+            (f"CAST('{limit}' AS DOUBLE) {sign} c1", -1),
+        ):
+            expected = [
+                n
+                for n, value in enumerate(values)
+                if value is not None and SIGNS[sign](*[_place(value), _place(limit)][::turned])
+            ]
+            assert [
+                n for (n,) in duckdb.sql(f"SELECT n FROM {column} WHERE {test}").fetchall()
+            ] == expected, test
+            assert duckdb.sql(f"SELECT count(*) FROM {column} WHERE {test}").fetchall() == [
+                (len(expected),)
+            ], test
 
 
-def test_a_number_is_not_nan() -> None:
-    assert _sql("<", "CAST('1.5E3' AS DOUBLE)", "b") == "(CAST('1.5E3' AS DOUBLE) < b)"
+@pytest.mark.parametrize("values", ROWS.values(), ids=ROWS)
+def test_extremes_joins_groups_and_first_rows(column: str, values: tuple[float | None, ...]) -> None:
+    told = sorted({_place(value) for value in values if value is not None})
+    (extremes,) = duckdb.sql(f"SELECT min(c1), max(c1) FROM {column}").fetchall()
+    assert [_place(one) for one in extremes] == [told[0], told[-1]]
+    assert duckdb.sql(f"SELECT max(c1) FROM {column}").fetchall()[0][0] != told[-2][1]
+    groups = duckdb.sql(f"SELECT c1, count(*) FROM {column} WHERE c1 IS NOT NULL GROUP BY c1").fetchall()
+    assert sorted(_place(one) for one, _ in groups) == told
+    (first,) = duckdb.sql(f"SELECT c1 FROM {column} ORDER BY c1 DESC NULLS LAST LIMIT 1").fetchall()
+    assert math.isnan(first[0])
+    (pairs,) = duckdb.sql(f"SELECT count(*) FROM {column} a JOIN {column} b ON a.c1 = b.c1").fetchall()
+    assert pairs == (sum(_place(a) == _place(b) for a in values for b in values if None not in (a, b)),)
+    (listed,) = duckdb.sql(f"SELECT count(*) FROM {column} WHERE c1 IN (1.0, 7.0)").fetchall()
+    assert listed == (sum(value == 1.0 for value in values),)

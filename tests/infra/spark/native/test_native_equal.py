@@ -19,8 +19,9 @@ from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native.catalyst import NotNativeError, resolved
 from ebbflow.infra.spark.native.exchange.costs import Exchanged
 from ebbflow.infra.spark.native.exchange.hashes import BUCKET
+from ebbflow.infra.spark.native.exchange.program import Program, Slice
 from ebbflow.infra.spark.native.exchange.waves import Waves, waves
-from ebbflow.infra.spark.native.programs import Program, Slice, program
+from ebbflow.infra.spark.native.programs import program
 from ebbflow.infra.spark.native.slices import Cut
 from tests.infra.spark.native.statements_random import counted, keyed, statement, table, united
 
@@ -216,8 +217,15 @@ def ranges(connection: duckdb.DuckDBPyConnection, made: Program) -> dict[int, li
 
 
 def ordered(rows: list[tuple[Any, ...]]) -> list[str]:
-    """Return rows for comparison. The scales of decimals are those of their types, which were compared before."""
-    return sorted(repr([v.normalize() if isinstance(v, Decimal) else v for v in row]) for row in rows)
+    """Return rows for comparison: the scales of decimals are those of their types, which were compared before, and
+    sums of doubles are in the order of tasks."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, float):
+            return f"{value + 0.0:.10g}"
+        return value.normalize() if isinstance(value, Decimal) else value
+
+    return sorted(repr([plain(value) for value in row]) for row in rows)
 
 
 def outcome(session: Any, tables: Path, sql: str) -> str:
@@ -470,7 +478,9 @@ def test_what_subqueries_leave_of_a_table_is_computed_before_joins(
 @pytest.mark.parametrize(
     ("sql", "told"),
     [
-        ("SELECT sum(x) AS c FROM one", "double"),
+        ("SELECT sum(x) OVER (ORDER BY k) AS c FROM one", "running sum of doubles"),
+        ("SELECT stddev(DISTINCT i) AS c FROM one", "distinct values"),
+        ("SELECT stddev(w) AS c FROM one", "StddevSamp of decimal"),
         ("SELECT avg(CAST(d AS DECIMAL(11,2))) AS c FROM one", "rounds twice"),
         ("SELECT upper(s) AS c FROM one", "left to Spark"),
         ("SELECT s RLIKE 'a+' AS c FROM one", "RLike"),
@@ -481,9 +491,8 @@ def test_what_subqueries_leave_of_a_table_is_computed_before_joins(
         ("SELECT substring(s, -2, 1) AS c FROM one", "substring"),
         ("SELECT ntile(4) OVER (ORDER BY k) AS c FROM one", "NTile over a window"),
         ("SELECT sum(i) OVER (ORDER BY k ROWS 2 PRECEDING) AS c FROM one", "frame"),
-        ("SELECT rank() OVER (ORDER BY x) AS c FROM one", "windows by double"),
         ("SELECT sum(w) OVER (PARTITION BY s) AS c FROM one", "more digits"),
-        ("SELECT x AS c FROM one GROUP BY x", "grouping by double"),
+        ("SELECT DISTINCT x FROM one", "whole rows with double"),
         ("SELECT s LIKE 'a\\\\_b' AS c FROM one", "escape"),
         ("SELECT i / 0 AS c FROM one WHERE false", "cast of a constant|quotient|left to Spark|equal"),
         ("SELECT k FROM one TABLESAMPLE (50 PERCENT)", "Sample"),

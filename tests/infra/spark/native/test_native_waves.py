@@ -10,8 +10,9 @@ import pytest
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.catalyst import Node, NotDoneError, NotNativeError
 from ebbflow.infra.spark.native.exchange.costs import WAVE, Size
+from ebbflow.infra.spark.native.exchange.program import Program, Slice
 from ebbflow.infra.spark.native.exchange.waves import Waves, waves
-from ebbflow.infra.spark.native.programs import Program, Slice, program
+from ebbflow.infra.spark.native.programs import program
 from ebbflow.infra.spark.native.slices import Cut
 from ebbflow.infra.spark.native.worker import Done, Part
 from ebbflow.infra.storage.files import FileEntry

@@ -1,0 +1,127 @@
+"""In which ranges the rows of a scan are that pass its own tests: of others no slice is needed.
+
+A table to which rows are added day by day has those of a week in few of its row groups. Cut evenly, one task would
+have them all.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import date, timedelta
+from itertools import accumulate
+from typing import NamedTuple
+
+from ebbflow.infra.protocols import Relation
+from ebbflow.infra.spark.native.catalyst import Node
+from ebbflow.infra.spark.native.narrowing import RANGED, attribute_of, columns
+from ebbflow.infra.spark.native.objects import Rows
+from ebbflow.infra.tables.filefooters import Bounds, read_footers
+
+Value = int | date
+_TURNED = {
+    "LessThan": "GreaterThan",
+    "LessThanOrEqual": "GreaterThanOrEqual",
+    "GreaterThan": "LessThan",
+    "GreaterThanOrEqual": "LessThanOrEqual",
+}  # comparisons, and what they are from the other side
+
+
+class Within(NamedTuple):
+    """Values of a column outside of which no row is needed; ``None``: there is no bound."""
+
+    column: str
+    low: Value | None
+    high: Value | None
+
+    def allows(self, bounds: Bounds) -> bool:
+        """Tell whether a row group with these bounds may have a row that is needed."""
+        kinds = {type(bounds.low), type(bounds.high)}
+        if self.low is not None and kinds == {type(self.low)} and bounds.high < self.low:
+            return False
+        return not (self.high is not None and kinds == {type(self.high)} and bounds.low > self.high)
+
+
+def within(tests: Sequence[Node], scan: Node) -> tuple[Within, ...]:
+    """Return what tests that each needed row of a scan passes say of its columns' values."""
+    names = {one.id: one.name for one in columns(scan) if one.type in RANGED}
+    return tuple(
+        Within(names[column], low, high)
+        for test in tests
+        for column, low, high in _ranges(test)
+        if column in names
+    )
+
+
+def _ranges(test: Node, common: Node | None = None) -> Iterator[tuple[int, Value | None, Value | None]]:
+    """Iterate over the columns that a test compares with constants: id, the least and the greatest value. ``common``
+    is what a reference to a common expression means."""
+    kind = test.kind
+    if kind in ("And", "Between"):  # which is two comparisons
+        for child in test.children:
+            yield from _ranges(child, common)
+    elif kind == "With" and len(test.children) == 2:
+        yield from _ranges(test.children[0], test.children[1].children[0])
+    elif kind == "In":
+        column, values = attribute_of(test.children[0]), [_constant(one) for one in test.children[1:]]
+        told = [value for value in values if value is not None]
+        if column is not None and told and len(told) == len(values) and len({*map(type, told)}) == 1:
+            yield column, min(told), max(told)
+    elif kind == "EqualTo" or kind in _TURNED:
+        for (side, other), sign in ((test.children, kind), (test.children[::-1], _TURNED.get(kind, kind))):
+            one = common if side.kind == "CommonExpressionRef" else side
+            column, value = attribute_of(one) if one is not None else None, _constant(other)
+            if column is not None and value is not None:
+                low = None if sign.startswith("Less") else _next(value, 1 if sign == "GreaterThan" else 0)
+                high = None if sign.startswith("Greater") else _next(value, -1 if sign == "LessThan" else 0)
+                yield column, low, high
+
+
+def _next(value: Value, by: int) -> Value | None:
+    if isinstance(value, int):
+        return value + by
+    try:
+        return value + timedelta(by)
+    except OverflowError:
+        return None
+
+
+def _constant(node: Node) -> Value | None:
+    """Return the value of a constant that is a whole number or a day; ``None``: it is none."""
+    if node.kind == "Cast" and node.fields["dataType"] in ("long", "date"):
+        (below,) = node.children
+        if below.kind == "Literal" and below.fields["dataType"] in ("integer", "string"):
+            return _told(str(below.fields["value"]), str(node.fields["dataType"]))
+    if node.kind == "Literal":
+        return _told(str(node.fields["value"]), str(node.fields["dataType"]))
+    return None
+
+
+def _told(text: str, kind: str) -> Value | None:
+    try:
+        if kind == "date":
+            return date.fromisoformat(text)
+        return int(text) if kind in ("integer", "long") else None
+    except ValueError:
+        return None
+
+
+def needed(relation: Relation, tests: Sequence[Within]) -> list[tuple[Rows, int]] | None:
+    """Return the row groups of a relation's files that may have rows which pass, with their numbers of rows; ``None``
+    where footers exclude none.
+
+    Raises ``TableError``.
+    """
+    given = {name.lower() for name in relation.partitions}
+    by_number = relation.log is not None and relation.log.ids  # a column may have another one's old name
+    told = [one for one in tests if one.column.lower() not in given]
+    if not told or by_number:
+        return None
+    footers = read_footers(relation, [relation.stored(one.column) for one in told])
+    kept, total = list[tuple[Rows, int]](), 0
+    for file, footer in zip(relation.files, footers, strict=True):
+        bounds = [(one, footer.bounds.get(relation.stored(one.column), ())) for one in told]
+        for number, (first, rows) in enumerate(
+            zip(accumulate(footer.rows, initial=0), footer.rows, strict=False)
+        ):
+            total += rows > 0
+            if rows and all(number >= len(some) or one.allows(some[number]) for one, some in bounds):
+                kept.append((Rows(file.path, first, first + rows - 1), rows))
+    return kept if len(kept) < total else None
