@@ -20,7 +20,7 @@ _MOMENTS = {
     "StddevSamp": 1,
     "StddevPop": 0,
 }  # degrees of freedom they lose
-_CALLS = ("Count", "Sum", "Average", "Min", "Max", *_MOMENTS)
+_CALLS = ("Count", "CountIf", "Sum", "Average", "Min", "Max", "BoolOr", "BoolAnd", *_MOMENTS)
 _LISTED = "flatten(list"  # merges lists, of which each slice has one
 _RANKS = {"Rank": "rank()", "DenseRank": "dense_rank()", "RowNumber": "row_number()"}
 _FRAMES = {"RowFrame": "ROWS", "RangeFrame": "RANGE"}
@@ -131,6 +131,24 @@ class Calls:
                 raise NotNativeError("counting nulls is not proven to be equal")
             return Typed(f"CAST({self._part(f'count(*){only}', 'sum')} AS BIGINT)", "long")
         return Typed(f"CAST({self._counted(self._argument(function).sql, distinct, only)} AS BIGINT)", "long")
+
+    def _countif(self, function: Node, distinct: str, only: str) -> Typed:
+        if distinct:
+            raise NotNativeError("counting distinct truths is not proven to be equal")
+        return Typed(
+            f"CAST({self._counted(f'nullif({self._argument(function).sql}, false)', '', only)} AS BIGINT)",
+            "long",
+        )
+
+    def _boolor(self, function: Node, _: str, only: str) -> Typed:
+        return Typed(
+            self._part(f"bool_or({self._argument(function).sql}){only}", "bool_or", "boolean"), "boolean"
+        )
+
+    def _booland(self, function: Node, _: str, only: str) -> Typed:
+        return Typed(
+            self._part(f"bool_and({self._argument(function).sql}){only}", "bool_and", "boolean"), "boolean"
+        )
 
     def _counted(self, sql: str, distinct: str, only: str) -> str:
         merged = f"count(DISTINCT {self._value(sql)})" if distinct else "sum"

@@ -10,7 +10,9 @@ from ebbflow.infra.spark.native.expressions import (
     Translator,
     Typed,
     cast,
+    clock_time,
     failing,
+    of_clock,
     quoted,
     quotient,
     unscaled,
@@ -18,6 +20,7 @@ from ebbflow.infra.spark.native.expressions import (
 from ebbflow.infra.spark.native.types import Decimal, decimal, duckdb_type
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_TIME = re.compile(r"\d{4}-\d{2}-\d{2}( \d{2}:\d{2}:\d{2}(\.\d{1,6})?)?")
 DAY = 86_400_000_000  # microseconds
 _EXACT_DOUBLE = 15  # digits of a decimal whose division by a power of ten is one rounding
 
@@ -151,11 +154,16 @@ def _cast(writer: Translator, node: Node) -> Typed:
     duckdb_type(target)
     if child.kind == "Literal" and child.fields["dataType"] == "string" and target == "date":
         return Typed(f"DATE {quoted(plain_date(str(child.fields['value'])))}", target)
+    if child.kind == "Literal" and child.fields["dataType"] == "string" and target in types.TIMES:
+        return plain_time(str(child.fields["value"]), target)
     sql, kind = writer.of(child)
     if child.kind == "Literal" and child.fields["value"] is not None and not _fits(child, kind, target):
         raise NotNativeError("a cast of a constant that may not fit is not proven to be equal")
     if kind in (target, "void"):
         return Typed(sql if kind == target else cast("NULL", target), target)
+    if {kind, target} <= {"date", *types.TIMES}:
+        value = f"CAST({clock_time(sql, kind)} AS {'DATE' if target == 'date' else 'TIMESTAMP'})"
+        return Typed(of_clock(value, target), target)
     a, b = decimal(kind), decimal(target)
     if (kind in types.INTEGERS or a is not None) and b is not None:
         return Typed(cast(sql, target), target)
@@ -215,6 +223,38 @@ def plain_date(text: str) -> str:
     return text
 
 
+def plain_time(text: str, kind: str) -> Typed:
+    """Return a time as it is written everywhere, in UTC. Raises ``NotNativeError`` for another."""
+    if not _TIME.fullmatch(text):
+        raise NotNativeError(f"the time {text!r} is not proven to be equal")
+    shown = text if " " in text else f"{text} 00:00:00"
+    return Typed(f"TIMESTAMPTZ '{shown}+00'" if kind == "timestamp" else f"TIMESTAMP '{shown}'", kind)
+
+
+def _whole_of(function: str) -> Rule:
+    def write(writer: Translator, node: Node) -> Typed:
+        (sql, kind), *more = writer.all(node)
+        if kind != "double" or more:
+            raise NotNativeError(f"{node.kind} of {kind} is not proven to be equal")
+        return Typed(cast(f"{function}({sql})", "long"), "long")  # beyond which Spark has the last one
+
+    return write
+
+
+def _root(writer: Translator, node: Node) -> Typed:
+    ((sql, kind),) = writer.all(node)
+    if kind != "double":
+        raise NotNativeError(f"a root of {kind} is not proven to be equal")
+    return Typed(f"sqrt({sql})", kind)
+
+
+def _no_number(writer: Translator, node: Node) -> Typed:
+    ((sql, kind),) = writer.all(node)
+    if kind != "double":
+        raise NotNativeError(f"{node.kind} of {kind} is not proven to be equal")
+    return Typed(f"coalesce(isnan({sql}), false)", "boolean")
+
+
 RULES: Mapping[str, Rule] = {
     "Add": _arithmetic("+"),
     "Subtract": _arithmetic("-"),
@@ -225,6 +265,10 @@ RULES: Mapping[str, Rule] = {
     "UnaryMinus": _of_number("(-{})"),
     "UnaryPositive": _of_number("{}"),
     "Abs": _of_number("abs({})"),
+    "Floor": _whole_of("floor"),
+    "Ceil": _whole_of("ceil"),
+    "Sqrt": _root,
+    "IsNaN": _no_number,
     "BitwiseAnd": _grouping,
     "Cast": _cast,
 }

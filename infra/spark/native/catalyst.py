@@ -12,6 +12,8 @@ PASSED = ("SubqueryAlias", "ResolvedHint", "View")  # operators that change noth
 EACH = ("Project", "Filter", "Expand", *PASSED)  # each row of these comes from one row below
 _GATHERING = ("Sort", "GlobalLimit", "Distinct", "Aggregate", "Window")
 ROWWISE = ("Sort", "Distinct")  # what is dropped below them is dropped above them, and nothing else changes
+_ZONE, _TIME = "spark.sql.session.timeZone", '"timestamp"'
+_UTC = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
 
 
 class NotNativeError(Exception):
@@ -93,13 +95,17 @@ def resolved(frame: Any) -> Node:
     """Return the tree of the plan that Spark has resolved a frame to, common table expressions that one operator
     reads in their place.
 
-    Raises ``NotNativeError`` where a part of it cannot be read.
+    Raises ``NotNativeError`` where a part of it cannot be read, and where times in it are in another zone than UTC.
     """
     plan = frame._jdf.queryExecution().analyzed()
     try:
-        flat = json.loads(plan.toJSON())
+        text = plan.toJSON()
+        flat = json.loads(text)
+        zone = frame.sparkSession.conf.get(_ZONE) if _TIME in text else "UTC"
     except Exception as error:  # of Py4J, for instance where it is nested too deeply
         raise NotNativeError(f"Spark's plan cannot be read: {first_line(error)}") from error
+    if zone not in _UTC:
+        raise NotNativeError(f"times in the zone {zone} are not proven to be equal")
     if expands := [node for node in flat if node["class"].endswith(".Expand")]:
         try:
             _read_sets(plan, expands, frame.sparkSession._jvm)

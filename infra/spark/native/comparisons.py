@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ebbflow.infra.spark.native import types
-from ebbflow.infra.spark.native.arithmetic import plain_date
+from ebbflow.infra.spark.native.arithmetic import plain_date, plain_time
 from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
 from ebbflow.infra.spark.native.expressions import Rule, Translator, Typed, cast, quoted
 from ebbflow.infra.spark.native.types import decimal, duckdb_type
@@ -39,6 +39,10 @@ def _literal(_: Translator, node: Node) -> Typed:
         return Typed(quoted(text), kind)
     if kind == "date":
         return Typed(f"DATE {quoted(plain_date(text))}", kind)
+    if kind == "timestamp":
+        return plain_time(text, kind)
+    if kind == "timestamp_ntz":
+        return Typed(f"make_timestamp(CAST({int(text)} AS BIGINT))", kind)
     if kind == "boolean":
         return Typed(text.lower(), kind)
     if kind in types.INTEGERS or kind == "double" or decimal(kind) is not None:
@@ -139,6 +143,17 @@ def _coalesce(writer: Translator, node: Node) -> Typed:
     return Typed(f"coalesce({', '.join(v.sql for v in values)})", _common(values))
 
 
+def _extreme(function: str) -> Rule:
+    def write(writer: Translator, node: Node) -> Typed:
+        values = writer.all(node)
+        kind = _common(values)
+        if not types.compared(kind):
+            raise NotNativeError(f"the {function} of {kind} is not proven to be equal")
+        return Typed(f"{function}({', '.join(v.sql for v in values)})", kind)
+
+    return write
+
+
 def _replaced(writer: Translator, node: Node) -> Typed:
     return writer.of(node.children[0])
 
@@ -188,6 +203,9 @@ RULES: Mapping[str, Rule] = {
     "CommonExpressionRef": _common_expression,
     "NullIfResult": _null_if,
     "NullIf": _replaced,
+    "Nvl2": _replaced,
+    "Greatest": _extreme("greatest"),
+    "Least": _extreme("least"),
     "Nvl": _replaced,
     "Between": _replaced,
     "Extract": _replaced,

@@ -101,6 +101,16 @@ def cast(sql: str, kind: str) -> str:
     return f"CAST({sql} AS {duckdb_type(kind)})"
 
 
+def clock_time(sql: str, kind: str) -> str:
+    """Return a point in time as what clocks show in UTC. (Casts take each value through a calendar.)"""
+    return f"make_timestamp(epoch_us({sql}))" if kind == "timestamp" else sql
+
+
+def of_clock(sql: str, kind: str) -> str:
+    """Return what clocks show in UTC as ``kind``, one of Spark's times."""
+    return f"make_timestamptz(epoch_us({sql}))" if kind == "timestamp" else sql
+
+
 def failing(test: str, value: str) -> str:
     """Return ``value``, or an error where ``test`` holds.
 

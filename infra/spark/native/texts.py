@@ -1,10 +1,19 @@
-"""Texts and dates."""
+"""Texts, dates and times."""
 
 from collections.abc import Mapping
 
+from ebbflow.infra.spark.native import types
 from ebbflow.infra.spark.native.arithmetic import DAY
 from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
-from ebbflow.infra.spark.native.expressions import Rule, Translator, Typed, failing, quoted
+from ebbflow.infra.spark.native.expressions import (
+    Rule,
+    Translator,
+    Typed,
+    clock_time,
+    failing,
+    of_clock,
+    quoted,
+)
 
 _MONTHS = ("interval month", "interval year", "interval year to month")  # all are counted in months
 
@@ -71,6 +80,25 @@ def _length(writer: Translator, node: Node) -> Typed:
     return Typed(f"CAST(length({_text(writer, node.children[0])}) AS INTEGER)", "integer")
 
 
+def _trimmed(function: str) -> Rule:
+    def write(writer: Translator, node: Node) -> Typed:
+        if len(node.children) != 1:
+            raise NotNativeError("trimming other characters than blanks is not proven to be equal")
+        return Typed(f"{function}({_text(writer, node.children[0])}, ' ')", "string")
+
+    return write
+
+
+def _instead(writer: Translator, node: Node) -> Typed:
+    text, old, new = (_text(writer, child) for child in node.children)
+    return Typed(f"replace({text}, {old}, {new})", "string")
+
+
+def _place(writer: Translator, node: Node) -> Typed:
+    text, part = (_text(writer, child) for child in node.children)
+    return Typed(f"CAST(instr({text}, {part}) AS INTEGER)", "integer")
+
+
 # --- dates ----------------------------------------------------------------------------------------------------
 
 
@@ -81,9 +109,10 @@ def _date(writer: Translator, node: Node) -> str:
     return sql
 
 
-def _part(name: str) -> Rule:
+def _part(name: str, more: int = 0) -> Rule:
     def write(writer: Translator, node: Node) -> Typed:
-        return Typed(f"CAST({name}({_date(writer, node.children[0])}) AS INTEGER)", "integer")
+        value = f"{name}({_date(writer, node.children[0])})"
+        return Typed(f"CAST({f'({value} + {more})' if more else value} AS INTEGER)", "integer")
 
     return write
 
@@ -101,12 +130,7 @@ def _days(sign: str) -> Rule:
 
 def _months(writer: Translator, node: Node) -> Typed:
     day, interval = node.children
-    sign = 1
-    if interval.kind == "UnaryMinus":
-        sign, (interval,) = -1, interval.children
-    if interval.kind != "Literal" or interval.fields["dataType"] not in _MONTHS:
-        raise NotNativeError("an interval that is computed is not proven to be equal")
-    months = sign * int(str(interval.fields["value"]))
+    months = _amount(interval, _MONTHS)
     return Typed(f"CAST(({_date(writer, day)} + INTERVAL ({months}) MONTH) AS DATE)", "date")
 
 
@@ -120,6 +144,91 @@ def _interval_days(_: Translator, node: Node) -> Typed:
 def _between_days(writer: Translator, node: Node) -> Typed:
     later, sooner = (_date(writer, child) for child in node.children)
     return Typed(f"CAST(({later} - {sooner}) AS INTEGER)", "integer")
+
+
+def _last_day(writer: Translator, node: Node) -> Typed:
+    return Typed(f"last_day({_date(writer, node.children[0])})", "date")
+
+
+def _date_cut(writer: Translator, node: Node) -> Typed:
+    day, unit = node.children
+    cut = _unit(unit, _DAYS_OR_MORE)
+    return Typed(f"CAST(date_trunc('{cut}', {_date(writer, day)}) AS DATE)", "date")
+
+
+def _day_of(writer: Translator, node: Node) -> Typed:
+    if len(node.children) != 1:
+        raise NotNativeError("reading a date in a format is not proven to be equal")
+    sql, kind = writer.of(node.children[0])
+    if kind == "date":
+        return Typed(sql, kind)
+    return Typed(f"CAST({_clock(sql, kind, node)} AS DATE)", "date")
+
+
+# --- times ----------------------------------------------------------------------------------------------------
+
+_DAYS_OR_MORE = {
+    "year": "year", "yyyy": "year", "yy": "year", "quarter": "quarter", "month": "month", "mm": "month",
+    "mon": "month", "week": "week",
+}  # fmt: skip
+_UNITS = {
+    **_DAYS_OR_MORE, "day": "day", "dd": "day", "hour": "hour", "minute": "minute", "second": "second",
+    "millisecond": "millisecond", "microsecond": "microsecond",
+}  # fmt: skip
+
+
+def _unit(node: Node, known: Mapping[str, str]) -> str:
+    text = _constant(node, "string").lower()
+    if text not in known:
+        raise NotNativeError(f"the unit {text!r} is not proven to be equal")
+    return known[text]
+
+
+def _clock(sql: str, kind: str, node: Node) -> str:
+    """Return what clocks show in UTC at a time that ``node`` is of."""
+    if kind not in types.TIMES:
+        raise NotNativeError(f"{node.kind} of {kind} is not proven to be equal")
+    return clock_time(sql, kind)
+
+
+def _time_part(name: str) -> Rule:
+    def write(writer: Translator, node: Node) -> Typed:
+        sql, kind = writer.of(node.children[0])
+        return Typed(f"CAST({name}({_clock(sql, kind, node)}) AS INTEGER)", "integer")
+
+    return write
+
+
+def _time_cut(writer: Translator, node: Node) -> Typed:
+    unit, time = node.children
+    sql, kind = writer.of(time)
+    cut = f"date_trunc('{_unit(unit, _UNITS)}', {_clock(sql, kind, node)})"
+    return Typed(of_clock(cut, kind), kind)
+
+
+def _later(writer: Translator, node: Node) -> Typed:
+    time, interval = node.children
+    sql, kind = writer.of(time)
+    amount = _amount(interval, ("interval day", "interval hour", "interval minute", "interval second"))
+    shown = f"make_timestamp(epoch_us({_clock(sql, kind, node)}) + CAST({amount} AS BIGINT))"
+    return Typed(of_clock(shown, kind), kind)
+
+
+def _months_later(writer: Translator, node: Node) -> Typed:
+    time, interval = node.children
+    sql, kind = writer.of(time)
+    shown = f"({_clock(sql, kind, node)} + INTERVAL ({_amount(interval, _MONTHS)}) MONTH)"
+    return Typed(of_clock(shown, kind), kind)
+
+
+def _amount(interval: Node, kinds: tuple[str, ...]) -> int:
+    """Return a constant interval's months or microseconds."""
+    sign = 1
+    if interval.kind == "UnaryMinus":
+        sign, (interval,) = -1, interval.children
+    if interval.kind != "Literal" or not str(interval.fields["dataType"]).startswith(kinds):
+        raise NotNativeError("an interval that is computed is not proven to be equal")
+    return sign * int(str(interval.fields["value"]))
 
 
 RULES: Mapping[str, Rule] = {
@@ -141,5 +250,23 @@ RULES: Mapping[str, Rule] = {
     "DateSub": _days("-"),
     "DateDiff": _between_days,
     "DateAddYMInterval": _months,
+    "DayOfYear": _part("dayofyear"),
+    "DayOfWeek": _part("dayofweek", 1),
+    "WeekDay": _part("isodow", -1),
+    "WeekOfYear": _part("weekofyear"),
+    "LastDay": _last_day,
+    "TruncDate": _date_cut,
+    "ParseToDate": _day_of,
+    "Hour": _time_part("hour"),
+    "Minute": _time_part("minute"),
+    "Second": _time_part("second"),
+    "TruncTimestamp": _time_cut,
+    "TimestampAddInterval": _later,
+    "TimestampAddYMInterval": _months_later,
+    "StringTrim": _trimmed("trim"),
+    "StringTrimLeft": _trimmed("ltrim"),
+    "StringTrimRight": _trimmed("rtrim"),
+    "StringReplace": _instead,
+    "StringInstr": _place,
     "ExtractANSIIntervalDays": _interval_days,
 }

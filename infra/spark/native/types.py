@@ -18,7 +18,10 @@ _DUCKDB = {
     "double": "DOUBLE",
     "string": "VARCHAR",
     "date": "DATE",
+    "timestamp": "TIMESTAMP WITH TIME ZONE",
+    "timestamp_ntz": "TIMESTAMP",
 }
+TIMES = ("timestamp", "timestamp_ntz")
 INTEGERS = ("integer", "long")
 SHORT = ("byte", "short")
 _ALIASES = {
@@ -86,7 +89,7 @@ def duckdb_type(kind: str) -> str:
 
 def exact(kind: str) -> bool:
     """Tell whether equality of this type is that of its bytes: of doubles there are two zeros."""
-    return kind in ("boolean", *SHORT, *INTEGERS, "string", "date") or decimal(kind) is not None
+    return kind in ("boolean", *SHORT, *INTEGERS, "string", "date", *TIMES) or decimal(kind) is not None
 
 
 def compared(kind: str) -> bool:

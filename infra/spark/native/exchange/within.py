@@ -5,7 +5,7 @@ have them all.
 """
 
 from collections.abc import Iterator, Sequence
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -13,9 +13,10 @@ from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.catalyst import Node
 from ebbflow.infra.spark.native.narrowing import RANGED, attribute_of, columns
 from ebbflow.infra.spark.native.objects import Rows
+from ebbflow.infra.spark.native.types import TIMES
 from ebbflow.infra.tables.filefooters import Bounds, read_footers
 
-Value = int | date
+Value = int | date | datetime
 _TURNED = {
     "LessThan": "GreaterThan",
     "LessThanOrEqual": "GreaterThanOrEqual",
@@ -33,15 +34,20 @@ class Within(NamedTuple):
 
     def allows(self, bounds: Bounds) -> bool:
         """Tell whether a row group with these bounds may have a row that is needed."""
-        kinds = {type(bounds.low), type(bounds.high)}
-        if self.low is not None and kinds == {type(self.low)} and bounds.high < self.low:
+        kinds = {_kind(bounds.low), _kind(bounds.high)}
+        if self.low is not None and kinds == {_kind(self.low)} and bounds.high < self.low:
             return False
-        return not (self.high is not None and kinds == {type(self.high)} and bounds.low > self.high)
+        return not (self.high is not None and kinds == {_kind(self.high)} and bounds.low > self.high)
+
+
+def _kind(value: object) -> tuple[type, bool]:
+    """Return what values must have in common to be compared."""
+    return type(value), isinstance(value, datetime) and value.tzinfo is not None
 
 
 def within(tests: Sequence[Node], scan: Node) -> tuple[Within, ...]:
     """Return what tests that each needed row of a scan passes say of its columns' values."""
-    names = {one.id: one.name for one in columns(scan) if one.type in RANGED}
+    names = {one.id: one.name for one in columns(scan) if one.type in (*RANGED, *TIMES)}
     return tuple(
         Within(names[column], low, high)
         for test in tests
@@ -78,29 +84,35 @@ def _next(value: Value, by: int) -> Value | None:
     if isinstance(value, int):
         return value + by
     try:
-        return value + timedelta(by)
+        return value + (timedelta(microseconds=by) if isinstance(value, datetime) else timedelta(by))
     except OverflowError:
         return None
 
 
 def _constant(node: Node) -> Value | None:
-    """Return the value of a constant that is a whole number or a day; ``None``: it is none."""
-    if node.kind == "Cast" and node.fields["dataType"] in ("long", "date"):
-        (below,) = node.children
-        if below.kind == "Literal" and below.fields["dataType"] in ("integer", "string"):
-            return _told(str(below.fields["value"]), str(node.fields["dataType"]))
-    if node.kind == "Literal":
-        return _told(str(node.fields["value"]), str(node.fields["dataType"]))
-    return None
-
-
-def _told(text: str, kind: str) -> Value | None:
+    """Return the value of a constant that is a whole number, a day or a time; ``None``: it is none."""
+    kind = str(node.fields.get("dataType"))
+    if node.kind == "Cast" and kind in ("long", "date", *TIMES):
+        (node,) = node.children
+        if node.kind != "Literal" or node.fields["dataType"] not in ("integer", "string", "date"):
+            return None
+    text = str(node.fields.get("value"))
+    if node.kind != "Literal":
+        return None
     try:
+        if kind in ("integer", "long"):
+            return int(text)
         if kind == "date":
             return date.fromisoformat(text)
-        return int(text) if kind in ("integer", "long") else None
-    except ValueError:
-        return None
+        if kind in TIMES:
+            shown = (
+                datetime.fromtimestamp(0, UTC) + timedelta(microseconds=int(text)) if text.isdigit() else None
+            )
+            shown = shown or datetime.fromisoformat(text)
+            return shown.replace(tzinfo=UTC if kind == "timestamp" else None)
+    except (ValueError, OverflowError):
+        pass
+    return None
 
 
 def needed(relation: Relation, tests: Sequence[Within]) -> list[tuple[Rows, int]] | None:

@@ -12,12 +12,14 @@ import pyarrow.parquet as pq
 COLUMNS = (
     ("k", "int"), ("i", "int"), ("j", "int"), ("l", "bigint"), ("d", "decimal(7,2)"), ("e", "decimal(15,2)"),
     ("w", "decimal(38,10)"), ("x", "double"), ("s", "string"), ("r", "string"), ("t", "date"), ("u", "date"),
-    ("b", "boolean"),
+    ("b", "boolean"), ("z", "timestamp"), ("y", "timestamp_ntz"), ("f", "float"), ("h", "smallint"),
 )  # fmt: skip
 _ARROW = {
     "int": pa.int32(), "bigint": pa.int64(), "decimal(7,2)": pa.decimal128(7, 2),
     "decimal(15,2)": pa.decimal128(15, 2), "decimal(38,10)": pa.decimal128(38, 10), "double": pa.float64(),
     "string": pa.string(), "date": pa.date32(), "boolean": pa.bool_(),
+    "timestamp": pa.timestamp("us", "UTC"), "timestamp_ntz": pa.timestamp("us"), "float": pa.float32(),
+    "smallint": pa.int16(),
 }  # fmt: skip
 _TEXTS = ["", "a", "abc", "ABC", "ab c", " b ", "ähnlich", "日本語", "😀x", "a%b", "a_b", "'", "10", "z" * 40]
 _DAYS = ["0500-01-01", "1582-10-10", "1900-02-28", "2000-02-29", "2023-01-31", "2024-12-31", "5000-12-31"]
@@ -39,6 +41,11 @@ def table(path: Path, rng: random.Random, *, wild: bool, repeated: bool = False,
         chance = rng.random()
         return None if chance < 0.1 else rng.choice([7, rng.randrange(rows)]) if chance < 0.3 else row
 
+    def time() -> dt.datetime:
+        year = rng.choice([500, 1582, 1969, 2000, 5000]) if wild else rng.randint(1965, 2030)
+        micros = rng.choice([0, 0, 500_000, 999_999, rng.randrange(86_400_000_000)])
+        return dt.datetime(year, rng.randint(1, 12), rng.randint(1, 28)) + dt.timedelta(microseconds=micros)
+
     made = {
         "int": lambda: whole(32),
         "bigint": lambda: whole(64),
@@ -53,6 +60,10 @@ def table(path: Path, rng: random.Random, *, wild: bool, repeated: bool = False,
             else f"{rng.randint(1990, 2030)}-0{rng.randint(1, 9)}-{rng.randint(10, 28)}"
         ),
         "boolean": lambda: rng.random() < 0.5,
+        "timestamp": lambda: time().replace(tzinfo=dt.UTC),
+        "timestamp_ntz": time,
+        "float": lambda: rng.choice([0.0, -0.0, 1.5, -2.25, 0.1, *([float("nan"), 1e38] * wild)]),
+        "smallint": lambda: whole(16),
     }
     columns = {}
     for name, kind in COLUMNS:
@@ -77,7 +88,10 @@ class Expressions:
 
     def any(self, depth: int) -> str:
         """Return an expression of any kind."""
-        return self.of(self.rng.choice(["int", "long", "decimal", "double", "text", "date", "bool"]), depth)
+        return self.of(
+            self.rng.choice(["int", "long", "decimal", "double", "text", "date", "bool", "time", "clock"]),
+            depth,
+        )
 
     def _chosen(self, kind: str, depth: int) -> str:
         a, b = self.of(kind, depth - 1), self.of(kind, depth - 1)
@@ -97,7 +111,10 @@ class Expressions:
         return self.rng.choice([
             f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"(- {a})", f"abs({a})", f"({a} % {b})", f"year({t})",
             f"month({t})", f"day({t})", f"quarter({t})", f"extract(year FROM {t})", f"length({s})",
-            f"datediff({t}, {u})", f"CAST({self.of('long', depth - 1)} AS INT)", self._chosen("int", depth),
+            f"datediff({t}, {u})", f"dayofweek({t})", f"weekday({t})", f"dayofyear({u})", f"weekofyear({t})",
+            f"hour({self.of('time', depth - 1)})", f"minute({self.of('clock', depth - 1)})", "second(z)", "(h + 1)",
+            f"extract(hour FROM {self.of('clock', 0)})", f"instr({s}, 'b')", f"greatest({a}, {b})",
+            f"CAST({self.of('long', depth - 1)} AS INT)", self._chosen("int", depth),
         ])  # fmt: skip
 
     def _long(self, depth: int) -> str:
@@ -107,7 +124,7 @@ class Expressions:
         i = self.of("int", depth - 1)
         return self.rng.choice([
             f"({a} + {b})", f"({a} - {i})", f"({a} * {i})", f"(- {a})", f"abs({a})", f"({a} % {b})",
-            self._chosen("long", depth),
+            self._chosen("long", depth), f"floor({self.of('double', 0)})", "ceil(x)", f"least({a}, {b})",
         ])  # fmt: skip
 
     def _decimal(self, depth: int) -> str:
@@ -133,7 +150,8 @@ class Expressions:
         a, b = self.of("double", depth - 1), self.of("double", depth - 1)
         return self.rng.choice([
             f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"({a} / {b})", f"(i / {b})",
-            f"round({a}, {self.rng.randint(0, 4)})", self._chosen("double", depth),
+            f"round({a}, {self.rng.randint(0, 4)})", self._chosen("double", depth), "CAST(f AS DOUBLE)", f"(- {a})",
+            f"abs({a})", f"greatest({a}, {b})", f"sqrt({a})", "(f + x)", "CAST(h AS DOUBLE)",
         ])  # fmt: skip
 
     def _text(self, depth: int) -> str:
@@ -143,7 +161,7 @@ class Expressions:
         at, count = self.rng.randint(1, 4), self.rng.randint(0, 5)
         return self.rng.choice([
             f"substring({a}, {at}, {count})", f"({a} || {b})", f"concat({a}, {b}, 'x')", f"left({a}, {count})",
-            self._chosen("text", depth),
+            self._chosen("text", depth), f"trim({a})", f"rtrim({a})", f"ltrim({a})", f"replace({a}, 'b', {b})",
         ])  # fmt: skip
 
     def _date(self, depth: int) -> str:
@@ -153,12 +171,37 @@ class Expressions:
         return self.rng.choice([
             f"({a} + INTERVAL '{count}' DAY)", f"({a} - INTERVAL '{count}' MONTH)", f"date_add({a}, {count})",
             f"date_sub({a}, j)", f"({a} + INTERVAL '{count}' YEAR)", self._chosen("date", depth),
+            f"trunc({a}, '{self.rng.choice(['MM', 'year', 'QUARTER', 'week'])}')", f"last_day({a})",
+            f"CAST({self.of('time', depth - 1)} AS DATE)", f"to_date({self.of('clock', depth - 1)})",
+        ])  # fmt: skip
+
+    def _time(self, depth: int) -> str:
+        return self._timed("timestamp", "z", depth)
+
+    def _clock(self, depth: int) -> str:
+        return self._timed("timestamp_ntz", "y", depth)
+
+    def _timed(self, kind: str, column: str, depth: int) -> str:
+        if depth <= 0:
+            return self.rng.choice(
+                [column, column, f"{kind} '1998-12-01 10:20:30.5'", f"{kind} '2020-02-29'"]
+            )
+        a, b = self._timed(kind, column, depth - 1), self._timed(kind, column, depth - 1)
+        unit = self.rng.choice(
+            ["year", "QUARTER", "MM", "week", "day", "HOUR", "minute", "second", "millisecond"]
+        )
+        count = self.rng.randint(0, 40)
+        other = self.rng.choice(["z", "y", self.of("date", depth - 1)])
+        return self.rng.choice([
+            f"date_trunc('{unit}', {a})" if kind == "timestamp" else a, f"({a} + INTERVAL '{count}' DAY)",
+            f"({a} - INTERVAL '{count}' MINUTE)", f"({a} + INTERVAL '{count}' MONTH)", f"CAST({other} AS {kind})",
+            f"coalesce({a}, {b})", f"greatest({a}, {b})",
         ])  # fmt: skip
 
     def _bool(self, depth: int) -> str:
         if depth <= 0:
             return self.rng.choice(["b", "b", "(i < j)", "(s IS NULL)", "true", "(i = 3)"])
-        kind = self.rng.choice(["int", "long", "decimal", "text", "date", "double"])
+        kind = self.rng.choice(["int", "long", "decimal", "text", "date", "double", "time", "clock"])
         a, b, c = (self.of(kind, depth - 1) for _ in range(3))
         p, q = self.of("bool", depth - 1), self.of("bool", depth - 1)
         text = self.of("text", depth - 1)
@@ -168,7 +211,10 @@ class Expressions:
             f"(NOT {p})", f"({a} IS NULL)", f"({a} IS NOT NULL)", f"({text} LIKE 'a%b')", f"({text} LIKE '_b%')",
             f"({text} NOT LIKE '%b')", f"({text} IN ('a', 'abc', NULL))", "(i IN (1, 2, j))",
             f"startswith({text}, 'a')", f"contains({text}, s)", f"endswith({text}, r)",
-            f"(i + 0.5 > {self.of('decimal', 0)})",
+            f"(i + 0.5 > {self.of('decimal', 0)})", "(z >= '1998-12-01')",
+            f"({self.of('time', 0)} < {self.of('date', 0)})",
+            f"isnan({self.of('double', 0)})", "(f > 1)", "(h < i)", "(z BETWEEN '1969-06-01' AND '2001-01-01')",
+            "(y > z)",
         ])  # fmt: skip
 
 
@@ -207,7 +253,9 @@ def statement(rng: random.Random) -> str:
         "sum(d)", "max(w)",
         "0.2 * avg(w)", "sum(DISTINCT j)", "avg(DISTINCT CAST(e AS DECIMAL(9,1)))", "sum(x)", "avg(x * 2)", "min(x)",
         "max(x)", "count(DISTINCT x)", "stddev(x)", "var_pop(x)", "stddev_pop(i)", "variance(j)", "stddev_samp(d)",
-        f"count({some.of('double', 1)})", "sum(x) FILTER (WHERE b)", "stddev(e) FILTER (WHERE b)", "sum(abs(-x))",
+        f"count({some.of('double', 1)})", "sum(x) FILTER (WHERE b)", "bool_or(b)", "every(i > 3)",
+        "count_if(b)", "max(z)", f"min({some.of('clock', 1)})", "sum(f)", "min(f)", "max(h)", "count(DISTINCT z)",
+        "stddev(e) FILTER (WHERE b)", "sum(abs(-x))",
     ], 3)  # fmt: skip
     items = ", ".join(f"{call} AS c{n}" for n, call in enumerate(calls))
     if kind == "all":

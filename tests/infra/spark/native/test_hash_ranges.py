@@ -333,7 +333,7 @@ def test_whoever_watches_is_told_of_the_tasks_that_are_to_join_with_those_that_w
     exchange = Exchange("", ())
     made = Exchanged({0: exchange, 1: exchange}, Statements("", ""), Statements("", ""), "", frozenset())
     monkeypatch.setattr(
-        "ebbflow.infra.spark.native.exchange.hashes.cuts", lambda relation, count: [Cut(())] * count
+        "ebbflow.infra.spark.native.exchange.hashes.cuts", lambda relation, count, needed: [Cut(())] * count
     )
     way = costs.ByHash({0: "k", 1: "k"}, made, 0.0, 1.0, 30.0)
     with pytest.raises(NotDoneError, match="no Spark"):

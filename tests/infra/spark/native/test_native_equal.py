@@ -1,5 +1,6 @@
 """Whatever is computed natively is what Spark computes: random statements, whole and in slices."""
 
+import datetime as dt
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -223,6 +224,8 @@ def ordered(rows: list[tuple[Any, ...]]) -> list[str]:
     def plain(value: Any) -> Any:
         if isinstance(value, float):
             return f"{value + 0.0:.10g}"
+        if isinstance(value, dt.datetime) and value.tzinfo is not None:  # Spark gives what local clocks show
+            return value.astimezone().replace(tzinfo=None)
         return value.normalize() if isinstance(value, Decimal) else value
 
     return sorted(repr([plain(value) for value in row]) for row in rows)
