@@ -20,7 +20,7 @@ from ebbflow.planners.query.orders.enumerate import enumerate_trees
 from ebbflow.planners.query.plan import cuts as cutting
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId
 from ebbflow.planners.query.plan.qep import AS_WRITTEN, QueryExecutionPlan, Stage, Statement
-from ebbflow.planners.query.plan.retention import retain
+from ebbflow.planners.query.plan.retention import retain, varied
 from ebbflow.planners.query.plan.staging import Choice, Rendered, Staging, Unit, Written, single_unit
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.plan.trees import Tree, algebra, joins
@@ -185,10 +185,7 @@ class QueryPlanner:
         return list(found.values())
 
     def _pool(self, sizes: Sizes, share: Share, contrasts: bool) -> list[Choice]:
-        """Return the choices worth costing: every block's best, then one block at a time varied.
-
-        Blocks add up almost independently, so varying one at a time finds the front without a product.
-        """
+        """Return the choices worth costing."""
         coster = StatementCoster(sizes, self.model, share, self.tier)
         trees = {key: self._trees(key, sizes, share) for key in self.analysis.blocks}
         required, paying = self._cut_views(trees, coster)
@@ -200,16 +197,10 @@ class QueryPlanner:
             base[key] = options[key][0]
             if contrasts and not self._as_written(share):
                 options[key] += self._for_contrast(key, trees[key], coster, below)
-        variants = [base]
-        for key, found in options.items():
-            variants += [{**base, key: option} for option in found[1:]]
-        if len(options) > 1:  # and all of them varied together, for plans that differ everywhere
-            depth = max(len(f) for f in options.values())
-            variants += [{k: f[min(d, len(f) - 1)] for k, f in options.items()} for d in range(1, depth)]
         view_sets = [required | paying, required] if paying else [required]
         choices = [
             Choice({k: o[0] for k, o in v.items()}, {k: o[1] for k, o in v.items()}, views)
-            for v in variants
+            for v in varied(options)
             for views in view_sets
         ]
         return [c for choice in choices for c in (choice, *self._in_parts(choice, coster))]

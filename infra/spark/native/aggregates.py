@@ -83,7 +83,7 @@ class Calls:
         (call,) = function.children
         if function.fields.get("isDistinct") or call.kind not in _CALLS or call.kind in _MOMENTS:
             raise NotNativeError(f"the aggregate {call.kind} over a window is not proven to be equal")
-        kind = self._argument(call).type if call.kind in ("Sum", "Average") else ""
+        kind = self._widened(call).type if call.kind in ("Sum", "Average") else ""
         known = decimal(kind)
         if known is not None and known.precision + 10 > types.MOST:
             raise NotNativeError("a sum over a window may have more digits than are proven to be equal")
@@ -125,6 +125,11 @@ class Calls:
             raise NotNativeError(f"{function.kind} of several columns is not proven to be equal")
         return self.writer.of(function.children[0])
 
+    def _widened(self, function: Node) -> Typed:
+        """Return the argument of a sum: Spark has one of floats in doubles."""
+        found = self._argument(function)
+        return Typed(cast(found.sql, "double"), "double") if found.type == "float" else found
+
     def _count(self, function: Node, distinct: str, only: str) -> Typed:
         if not distinct and all(child.kind == "Literal" for child in function.children):
             if any(child.fields["value"] is None for child in function.children):
@@ -161,7 +166,7 @@ class Calls:
         return f"d{self.values.index(sql)}"
 
     def _sum(self, function: Node, distinct: str, only: str) -> Typed:
-        sql, kind = self._argument(function)
+        sql, kind = self._widened(function)
         total = self._total(sql, kind, distinct, only)
         known = decimal(kind)
         if kind == "double":
@@ -195,7 +200,7 @@ class Calls:
         return f"({most} * CAST({count} AS HUGEINT) > {limit})"
 
     def _average(self, function: Node, distinct: str, only: str) -> Typed:
-        sql, kind = self._argument(function)
+        sql, kind = self._widened(function)
         known = decimal(kind)
         if known is not None and _TOLD < known.precision <= _ROUNDED:
             raise NotNativeError(f"the mean of {kind}, which Spark rounds twice, is not proven to be equal")

@@ -1,9 +1,14 @@
-"""Which of many plans are kept as candidates."""
+"""Which of many choices are costed, and which plans are kept as candidates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+_VARIED = 32  # choices that vary one block, at most: they are divided among the blocks
 
 
 def retain(plans: Sequence[QueryExecutionPlan], share: Share, keep: int) -> tuple[QueryExecutionPlan, ...]:
@@ -60,3 +65,21 @@ def _alike(one: QueryExecutionPlan, other: QueryExecutionPlan) -> bool:
     return (
         same_cuts and near(one.total_work, other.total_work) and near(one.critical_path, other.critical_path)
     )
+
+
+def varied(options: Mapping[K, Sequence[T]]) -> list[dict[K, T]]:
+    """Return what is worth costing of options that are listed best first: every block's best, then one block at a
+    time varied, for blocks add up almost independently, and all varied together, for plans that differ everywhere.
+
+    >>> varied({"a": [1, 2], "b": [3]})
+    [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}, {'a': 2, 'b': 3}]
+    """
+    base = {key: found[0] for key, found in options.items()}
+    each = max(_VARIED // max(len(options), 1), 1)
+    found = [base]
+    for key, some in options.items():
+        found += [{**base, key: option} for option in some[1 : each + 1]]
+    if len(options) > 1:
+        depth = max(len(some) for some in options.values())
+        found += [{k: some[min(d, len(some) - 1)] for k, some in options.items()} for d in range(1, depth)]
+    return found
