@@ -22,6 +22,7 @@ from ebbflow.infra.spark.native.objects import Mark
 from ebbflow.infra.spark.native.probe import WarmUp
 from ebbflow.infra.spark.native.stages import Native, NativeStages
 from ebbflow.infra.spark.object_storage import missing_client
+from ebbflow.infra.spark.relations import Proving
 from ebbflow.infra.spark.scheduler.hold import ExecutorHold, drop, hold_of
 from ebbflow.infra.spark.scheduler.losses import LostExecutors
 from ebbflow.infra.spark.scheduler.pools import Pools
@@ -88,6 +89,7 @@ class SparkEngine:
         self.lost_executors = LostExecutors(context)
         self._partitions = 0  # shuffle partitions of jobs that name none; 0: Spark's default
         self._closed = False
+        self._proving: Proving | None = None
         self._missing: str | None = None  # of Spark's JVM for S3, as far as it was asked
         self._lacking = ""  # the same, where what the engine is confined to is on S3
 
@@ -175,6 +177,7 @@ class SparkEngine:
         """Hold native stages; Spark's own statements run with all rights of its driver and its executors."""
         self._lacking = self._lack(relations, folders)
         self._native.confine(AllowedAccess.of(relations, folders, everything))
+        self._proving = Proving(self._job_session, relations)
 
     def _lack(self, relations: Sequence[Relation], folders: Sequence[StorageLocation]) -> str:
         """Return what Spark's JVM lacks to reach them, and what to do; empty if it lacks nothing."""
@@ -297,9 +300,10 @@ class SparkEngine:
         context.setJobGroup(job.id, job.name, interruptOnCancel=True)
         context.setLocalProperty("spark.scheduler.pool", self._pools.name(running.pool))
         try:
-            session = self._job_session()
             lacking = self._lack(job.relations, [job.output])
-            frame = relations.frame_of(session, job, lacking=bool(lacking), proven=job.native)
+            frame = self._proving.frame(job) if job.native and self._proving is not None else None
+            if frame is None:
+                frame = relations.frame_of(self._job_session(), job, lacking=bool(lacking), proven=job.native)
             columns = relations.columns(frame)
             if running.cancelled.is_set():
                 raise StageCancelledError(f"{job.name} was cancelled before it began")
@@ -317,6 +321,7 @@ class SparkEngine:
             if lacking:  # the frame has no rows
                 why = f"; {job.name} runs on Spark SQL, for {remark}" if remark else ""
                 raise EngineUnavailableError(f"{lacking}{why}")
+            session = self._job_session() if job.native else frame.sparkSession
             if partitions := job.partitions or self._partitions:
                 session.conf.set("spark.sql.shuffle.partitions", str(partitions))
             if job.split_bytes:

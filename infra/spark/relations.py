@@ -1,6 +1,8 @@
 """Relations as Spark's temporary views."""
 
+import logging
 import re
+import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +21,7 @@ _FILE, _NUMBER, _ROW, _WORD, _BITS = (
 )
 _WORDS = 2**40  # more than a file has of 64 rows
 _NO_TABLE = ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE")
+_log = logging.getLogger(__name__)
 _HADOOP_SCHEME = {"s3": "s3a", "file": "file"}
 
 
@@ -100,9 +103,57 @@ def register_columns(session: Any, relation: Relation) -> None:
     if relation.external or not relation.files:
         register(session, relation)
         return
-    # by Spark's own reader: PySpark's asks it a dozen things more
-    reader = session._jsparkSession.read().schema(schema(relation.columns)).format("parquet")
-    reader.load().createOrReplaceTempView(quoted(relation.name))
+    # in one call of Spark's, which a thread waits for without the interpreter
+    view = f"TEMPORARY VIEW {quoted(relation.name)} ({schema(relation.columns)}) USING parquet"
+    session._jsparkSession.sql(f"CREATE OR REPLACE {view}")
+
+
+class Proving:
+    """A session in which statements are resolved of which only the meaning is to be proven, not run.
+
+    Its views have no rows, and are made in a thread, while the query is planned. Safe for several threads.
+    """
+
+    def __init__(self, session: Callable[[], Any], known: Sequence[Relation]) -> None:
+        """Begin with ``known`` relations in what ``session`` makes."""
+        self._session: Any = None
+        self._made: dict[str, tuple[tuple[str, str], ...]] = {}  # columns of views, by name
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(
+            target=self._begin, args=(session, known), name="ebbflow-proving", daemon=True
+        )
+        self._thread.start()
+
+    def _begin(self, session: Callable[[], Any], known: Sequence[Relation]) -> None:
+        try:
+            with self._lock:
+                made = session()
+                for relation in filter(_plain, known):
+                    register_columns(made, relation)
+                    self._made[relation.name.lower()] = relation.columns
+                self._session = made
+        except Exception as error:  # whoever needs it does it then, and is told why not
+            _log.debug("views are not made ahead: %s", first_line(error))
+
+    def frame(self, job: StageJob) -> Any | None:
+        """Return the data frame of a job's statement, without rows; ``None`` where views of the session cannot be
+        the job's relations."""
+        self._thread.join()
+        if self._session is None or not all(map(_plain, job.relations)):
+            return None
+        with self._lock:
+            for relation in job.relations:
+                if (columns := self._made.get(relation.name.lower())) is None:
+                    register_columns(self._session, relation)
+                    self._made[relation.name.lower()] = relation.columns
+                elif columns != relation.columns:
+                    return None
+        return storable(self._session.sql(job.sql))
+
+
+def _plain(relation: Relation) -> bool:
+    """Tell whether what its files have is what it has: nothing needs to be looked at to know its columns."""
+    return relation.log is None and not relation.partitions and not relation.external and bool(relation.files)
 
 
 def frame_of(session: Any, job: StageJob, *, lacking: bool = False, proven: bool = False) -> Any:
@@ -112,8 +163,7 @@ def frame_of(session: Any, job: StageJob, *, lacking: bool = False, proven: bool
     only to be ``proven``: then no file is looked at, but where columns are not in the files as they are called.
     """
     for relation in job.relations:
-        plain = relation.log is None and not relation.partitions
-        (register_columns if lacking or (proven and plain) else register)(session, relation)
+        (register_columns if lacking or (proven and _plain(relation)) else register)(session, relation)
     return storable(session.sql(job.sql))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ebbflow.infra.spark.failures import first_line
+from ebbflow.infra.spark.gateway import acknowledge_at_once
 
 PASSED = ("SubqueryAlias", "ResolvedHint", "View")  # operators that change nothing
 EACH = ("Project", "Filter", "Expand", *PASSED)  # each row of these comes from one row below
@@ -98,6 +99,7 @@ def resolved(frame: Any) -> Node:
     Raises ``NotNativeError`` where a part of it cannot be read, and where times in it are in another zone than UTC.
     """
     plan = frame._jdf.queryExecution().analyzed()
+    acknowledge_at_once(frame.sparkSession.sparkContext)
     try:
         text = plan.toJSON()
         flat = json.loads(text)
