@@ -24,10 +24,11 @@ class _AtOnce(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
-def acknowledge_at_once(context: Any) -> None:
-    """Have long answers to the calling thread come without waiting, where the system and Py4J allow it."""
+def acknowledge_at_once(frame: Any) -> None:
+    """Have long answers of a frame's driver to the calling thread come without waiting, where the system and Py4J
+    allow it."""
     with suppress(AttributeError, OSError):  # not of Linux, or another Py4J
-        connection = context._gateway._gateway_client.get_thread_connection()
+        connection = frame.sparkSession.sparkContext._gateway._gateway_client.get_thread_connection()
         before = connection.stream
         if not isinstance(before.raw, _AtOnce) and hasattr(socket, "TCP_QUICKACK"):
             connection.stream = io.BufferedReader(_AtOnce(connection.socket))

@@ -128,7 +128,7 @@ class Proving:
         try:
             with self._lock:
                 made = session()
-                for relation in filter(_plain, known):
+                for relation in (one for one in known if _plain(one) and not one.external):
                     register_columns(made, relation)
                     self._made[relation.name.lower()] = relation.columns
                 self._session = made
@@ -139,7 +139,7 @@ class Proving:
         """Return the data frame of a job's statement, without rows; ``None`` where views of the session cannot be
         the job's relations."""
         self._thread.join()
-        if self._session is None or not all(map(_plain, job.relations)):
+        if self._session is None or not all(_plain(one) and not one.external for one in job.relations):
             return None
         with self._lock:
             for relation in job.relations:
@@ -153,7 +153,7 @@ class Proving:
 
 def _plain(relation: Relation) -> bool:
     """Tell whether what its files have is what it has: nothing needs to be looked at to know its columns."""
-    return relation.log is None and not relation.partitions and not relation.external and bool(relation.files)
+    return relation.log is None and not relation.partitions
 
 
 def frame_of(session: Any, job: StageJob, *, lacking: bool = False, proven: bool = False) -> Any:

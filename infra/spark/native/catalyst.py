@@ -99,7 +99,7 @@ def resolved(frame: Any) -> Node:
     Raises ``NotNativeError`` where a part of it cannot be read, and where times in it are in another zone than UTC.
     """
     plan = frame._jdf.queryExecution().analyzed()
-    acknowledge_at_once(frame.sparkSession.sparkContext)
+    acknowledge_at_once(frame)
     try:
         text = plan.toJSON()
         flat = json.loads(text)

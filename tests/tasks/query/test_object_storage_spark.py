@@ -195,8 +195,8 @@ def test_deleted_rows_are_left_out_by_tasks_of_whole_files_and_of_row_groups(
     monkeypatch.setattr(division, "_SMALLEST", 1)
     made: list[Cut] = []
 
-    def cuts(relation: Relation, count: int) -> list[Cut]:
-        found = whole(relation, count)
+    def cuts(relation: Relation, count: int, needed: Any) -> list[Cut]:
+        found = whole(relation, count, needed)
         made.extend(found)
         return found
 
