@@ -111,6 +111,9 @@ def sql_command(
     conf: Annotated[
         list[str] | None, typer.Option(help="A Spark setting for all systems, key=value. Repeatable.")
     ] = None,
+    first_runs: Annotated[
+        bool, typer.Option("--first-runs", help="Time each query's first run, without schedules.")
+    ] = False,
     summary_only: Annotated[
         bool, typer.Option("--summary-only", help="Run nothing; sum up what is in DIR.")
     ] = False,
@@ -133,6 +136,8 @@ def sql_command(
     suites = _words(suite)
     chosen = chosen_queries(suites, _words(queries or ""))
     plan = Plan(chosen, _words(schedules), _words(systems), pairs, workers, seed)  # type: ignore[arg-type]
+    if first_runs and plan.schedules != ("none",):
+        raise OptionError(f"--first-runs needs --schedules none; got {schedules}")
     settings = parse_settings(conf or [])
     folders = _folders(suites, tables, scale)
     rig = RigOptions(workers, cores_per_worker, memory, settings, java_options(home()))
@@ -142,7 +147,7 @@ def sql_command(
     ):
         bench = Bench(
             plan, folders, rig, output, SystemClock(), shown.step,  # type: ignore[arg-type]
-            float("inf") if time_limit is None else 60 * time_limit, stages,
+            float("inf") if time_limit is None else 60 * time_limit, stages, 0 if first_runs else 2,
         )  # fmt: skip
         complete = bench.run()
     _sum_up(output)

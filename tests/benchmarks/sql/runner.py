@@ -173,7 +173,9 @@ class Bench:
                 rig.register(suite, relations, self._scratch, analyse=self._analyses)
             self._rehearse(rig)
             for query in self.plan.queries:
-                if query.name not in self._journal.spans:
+                if query.name not in self._journal.spans and not self.rehearsals:
+                    self._journal.add_span(query, 0.0)  # of no schedule, and nothing has run before
+                elif query.name not in self._journal.spans:
                     if self._late(len(self.plan.systems) + self._baselines):
                         return False
                     self._baseline(rig, query)
