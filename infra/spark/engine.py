@@ -301,7 +301,9 @@ class SparkEngine:
         context.setLocalProperty("spark.scheduler.pool", self._pools.name(running.pool))
         try:
             lacking = self._lack(job.relations, [job.output])
-            frame = self._proving.frame(job) if job.native and self._proving is not None else None
+            frame = None
+            if job.native and self._proving is not None:
+                frame = self._proving.frame(job, running.cancelled)
             if frame is None:
                 frame = relations.frame_of(self._job_session(), job, lacking=bool(lacking), proven=job.native)
             columns = relations.columns(frame)

@@ -4,6 +4,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
@@ -21,6 +22,7 @@ _FILE, _NUMBER, _ROW, _WORD, _BITS = (
 )
 _WORDS = 2**40  # more than a file has of 64 rows
 _NO_TABLE = ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE")
+_POLL = 0.2  # s after which whoever waits for views sees that it was cancelled
 _log = logging.getLogger(__name__)
 _HADOOP_SCHEME = {"s3": "s3a", "file": "file"}
 
@@ -117,12 +119,13 @@ class Proving:
     def __init__(self, session: Callable[[], Any], known: Sequence[Relation]) -> None:
         """Begin with ``known`` relations in what ``session`` makes."""
         self._session: Any = None
-        self._made: dict[str, tuple[tuple[str, str], ...]] = {}  # columns of views, by name
+        self._made: dict[str, tuple[object, ...]] = {}  # what views are of, by name
         self._lock = threading.Lock()
         self._thread = threading.Thread(
             target=self._begin, args=(session, known), name="ebbflow-proving", daemon=True
         )
-        self._thread.start()
+        with suppress(RuntimeError):  # there may be no more threads: whoever needs the views makes them
+            self._thread.start()
 
     def _begin(self, session: Callable[[], Any], known: Sequence[Relation]) -> None:
         try:
@@ -130,25 +133,31 @@ class Proving:
                 made = session()
                 for relation in (one for one in known if _plain(one) and not one.external):
                     register_columns(made, relation)
-                    self._made[relation.name.lower()] = relation.columns
+                    self._made[relation.name.lower()] = _shown(relation)
                 self._session = made
         except Exception as error:  # whoever needs it does it then, and is told why not
             _log.debug("views are not made ahead: %s", first_line(error))
 
-    def frame(self, job: StageJob) -> Any | None:
+    def frame(self, job: StageJob, cancelled: threading.Event) -> Any | None:
         """Return the data frame of a job's statement, without rows; ``None`` where views of the session cannot be
-        the job's relations."""
-        self._thread.join()
+        the job's relations, or it was ``cancelled``."""
+        while self._thread.is_alive() and not cancelled.is_set():
+            self._thread.join(_POLL)
         if self._session is None or not all(_plain(one) and not one.external for one in job.relations):
             return None
         with self._lock:
             for relation in job.relations:
-                if (columns := self._made.get(relation.name.lower())) is None:
+                if (shown := self._made.get(relation.name.lower())) is None:
                     register_columns(self._session, relation)
-                    self._made[relation.name.lower()] = relation.columns
-                elif columns != relation.columns:
+                    self._made[relation.name.lower()] = _shown(relation)
+                elif shown != _shown(relation):
                     return None
         return storable(self._session.sql(job.sql))
+
+
+def _shown(relation: Relation) -> tuple[object, ...]:
+    """Return what a view without rows shows of a relation; without files it reads no table."""
+    return relation.columns, bool(relation.files)
 
 
 def _plain(relation: Relation) -> bool:

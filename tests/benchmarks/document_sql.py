@@ -6,7 +6,7 @@ from typing import Any
 
 _SUITES = {"tpch": "TPC-H", "tpcds": "TPC-DS"}
 # a suite, and what tells a result from another of its suite
-RESULTS = ("tpch-tuned", "tpch-tuned-sf5", "tpch-tuned-sf20", "tpch", "tpch-sf20", "tpcds-tuned-sf5", "tpcds")
+RESULTS = ("tpch-tuned", "tpch-tuned-sf5", "tpch-tuned-sf20", "tpch", "tpch-sf20", "tpcds-tuned-sf10", "tpcds")
 SCALED = ("tpch-1-worker", "tpch-4-workers")  # two results that differ in the number of workers
 
 
@@ -99,6 +99,7 @@ def _command(found: dict[str, Any]) -> str:
         "memory": setup["memory"], "seed": setup["seed"],
     }  # fmt: skip
     words = [f"--{k} {v}" for k, v in options.items()] + [f"--conf {k}={v}" for k, v in setup["conf"].items()]
+    words += ["--first-runs"] if setup.get("first_runs") else []
     return " ".join(["python -m tests.benchmarks.sql", *words])
 
 

@@ -21,6 +21,7 @@ _MOMENTS = {
     "StddevPop": 0,
 }  # degrees of freedom they lose
 _CALLS = ("Count", "CountIf", "Sum", "Average", "Min", "Max", "BoolOr", "BoolAnd", *_MOMENTS)
+_EXACT = 15  # digits of decimals that are doubles, each by itself
 _LISTED = "flatten(list"  # merges lists, of which each slice has one
 _RANKS = {"Rank": "rank()", "DenseRank": "dense_rank()", "RowNumber": "row_number()"}
 _FRAMES = {"RowFrame": "ROWS", "RangeFrame": "RANGE"}
@@ -236,11 +237,14 @@ class Calls:
             raise NotNativeError(f"{function.kind} of distinct values is not proven to be equal")
         sql, kind = self.writer.of(argument.children[0] if argument.kind == "Cast" else argument)
         known = decimal(kind) or (Decimal(19, 0) if kind == "long" else None)
-        if kind != "integer" and known is None:
+        exact = kind in types.INTEGERS or (known is not None and known.precision <= _EXACT)
+        if not exact:
             sql, kind = self._argument(function)
         count = f"CAST({self._counted(sql, '', only)} AS HUGEINT)"
         lost = _MOMENTS[function.kind]
-        if kind == "integer" or (known is not None and 2 * known.precision <= types.MOST):
+        if kind in ("long", "double"):
+            least, most = (self._part(f"{word}({sql}){only}", word, kind) for word in ("min", "max"))
+        if exact:
             wide = "BIGINT" if known is None else f"DECIMAL({known.precision},{known.scale})"
             scale = known.scale if known is not None else 0
             squares = f"(CAST({sql} AS {wide}) * CAST({sql} AS {wide}))"
@@ -249,17 +253,19 @@ class Calls:
             above = f"({count} * {unscaled(of_squares, Decimal(types.MOST, 2 * scale))} - {total} * {total})"
             below = f"(CAST({count} AS DOUBLE) * CAST({count} - {lost} AS DOUBLE) * CAST(1e{2 * scale} AS DOUBLE))"
             value = f"(CAST({above} AS DOUBLE) / {below})"
+            if kind == "long":  # of which doubles are not all
+                value = failing(f"greatest({most}, -1 - {least}) > {_DOUBLE}", value)
         elif kind == "double":
             total = self._part(f"sum({sql}){only}", "sum", kind)
-            slices = self._part(
-                f"[{{'n': count({sql}){only}, 's': sum({sql}){only}, 'v': var_pop({sql}){only}}}]",
-                _LISTED,
-                "list",
-            )
+            own = f"'n': count({sql}){only}, 's': sum({sql}){only}, 'v': var_pop({sql}){only}"
+            slices = self._part(f"[{{{own}}}]", _LISTED, "list")
             mean = f"{total} / CAST({count} AS DOUBLE)"
             squares = f"list_transform({slices}, lambda p: p.n * (p.v + (p.s / p.n - {mean}) ** 2))"
             value = f"(list_sum({squares}) / CAST({count} - {lost} AS DOUBLE))"
             value = failing(f"NOT isfinite({value})", value)  # how it overflows is a matter of order
+            value = (
+                f"(CASE WHEN {least} = {most} AND isfinite({least}) THEN CAST(0 AS DOUBLE) ELSE {value} END)"
+            )
         else:
             raise NotNativeError(f"{function.kind} of {kind} is not proven to be equal")
         root = f"sqrt({value})" if function.kind.startswith("Stddev") else value

@@ -20,18 +20,19 @@ from ebbflow.infra.spark.native.expressions import (
 from ebbflow.infra.spark.native.types import Decimal, decimal, duckdb_type
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-_TIME = re.compile(r"\d{4}-\d{2}-\d{2}( \d{2}:\d{2}:\d{2}(\.\d{1,6})?)?")
+_TIME = re.compile(r"\d{4}-\d{2}-\d{2}( ([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?)?")
 DAY = 86_400_000_000  # microseconds
 _EXACT_DOUBLE = 15  # digits of a decimal whose division by a power of ten is one rounding
 
 
-def _constant_only(node: Node) -> bool:
+def constant_only(node: Node) -> bool:
+    """Tell whether an expression is of constants."""
     return all(n.children or n.kind == "Literal" for n in node.walk())
 
 
 def _check_constants(node: Node, kind: str) -> None:
     """Raise ``NotNativeError`` for arithmetic of constants that may fail: Spark may compute it where no row asks."""
-    if kind in types.INTEGERS and _constant_only(node) and _whole(node) is None:
+    if kind in types.INTEGERS and constant_only(node) and _whole(node) is None:
         raise NotNativeError("arithmetic of constants is not proven to be equal")
 
 
@@ -94,7 +95,7 @@ def _arithmetic(sign: str) -> Rule:
 
 def _divide(writer: Translator, node: Node) -> Typed:
     (a, left), (b, right) = writer.all(node)
-    if _constant_only(node) and not all(map(_number, node.children)):
+    if constant_only(node) and not all(map(_number, node.children)):
         raise NotNativeError("a quotient of constants is not proven to be equal")
     if left == right == "double":
         return Typed(failing(f"{b} = 0", f"({a} / {b})"), left)
@@ -124,7 +125,7 @@ def _round(writer: Translator, node: Node) -> Typed:
     value, places = node.children
     (sql, kind), digits = writer.of(value), _whole(places)
     known = decimal(kind)
-    if digits is None or not 0 <= digits < types.MOST or _constant_only(node):
+    if digits is None or not 0 <= digits < types.MOST or constant_only(node):
         raise NotNativeError("rounding before the point, or a constant, is not proven to be equal")
     if known is not None:
         scale = min(known.scale, digits)
@@ -177,7 +178,7 @@ def _cast(writer: Translator, node: Node) -> Typed:
         return Typed(cast(sql, target), target)
     if kind in (*types.INTEGERS, *types.SHORT) and target in ("double", "string"):
         return Typed(cast(sql, target), target)
-    if a is not None and not a.scale and target in types.INTEGERS and not _constant_only(child):
+    if a is not None and not a.scale and target in types.INTEGERS and not constant_only(child):
         return Typed(cast(sql, target), target)
     if a is not None and target == "double":  # DuckDB rounds twice where one division is not exact
         return Typed(cast(sql if a.precision <= _EXACT_DOUBLE else f"CAST({sql} AS VARCHAR)", target), target)

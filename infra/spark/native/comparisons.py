@@ -1,11 +1,11 @@
 """Columns, literals, comparisons, choices between values, and subqueries."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ebbflow.infra.spark.native import types
-from ebbflow.infra.spark.native.arithmetic import plain_date, plain_time
+from ebbflow.infra.spark.native.arithmetic import constant_only, plain_date, plain_time
 from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
 from ebbflow.infra.spark.native.expressions import Rule, Translator, Typed, cast, quoted
 from ebbflow.infra.spark.native.types import decimal, duckdb_type
@@ -59,6 +59,8 @@ def _comparison(sign: str) -> Rule:
     def write(writer: Translator, node: Node) -> Typed:
         (a, left), (b, right) = writer.all(node)
         _comparable(left, right)
+        if "double" in (left, right) and sign in ("=", "IS NOT DISTINCT FROM"):
+            _check_constant(node.children)
         return Typed(f"({a} {sign} {b})", "boolean")
 
     return write
@@ -69,6 +71,13 @@ def _comparable(left: str, right: str) -> None:
         return
     if decimal(left) is None or decimal(right) is None:
         raise NotNativeError(f"comparing {left} with {right} is not proven to be equal")
+
+
+def _check_constant(sides: Sequence[Node]) -> None:
+    """Raise ``NotNativeError`` unless one of doubles that are to be equal is constant: two sums of the same rows, in
+    orders of their own, need not be."""
+    if not any(constant_only(side) for side in sides):
+        raise NotNativeError("equality of doubles is not proven to be equal")
 
 
 def _connective(word: str) -> Rule:
@@ -88,8 +97,10 @@ def _test(pattern: str) -> Rule:
 
 def _in(writer: Translator, node: Node) -> Typed:
     value, *listed = writer.all(node)
-    for _, kind in listed:
+    for (_, kind), other in zip(listed, node.children[1:], strict=True):
         _comparable(value.type, kind)
+        if kind == "double":
+            _check_constant([other])
     return Typed(f"({value.sql} IN ({', '.join(sql for sql, _ in listed)}))", "boolean")
 
 
@@ -100,6 +111,8 @@ def _in_subquery(writer: Translator, node: Node) -> Typed:
         raise NotNativeError("IN with several columns is not proven to be equal")
     value = writer.of(values[0])
     _comparable(value.type, kinds[0])
+    if value.type == "double":
+        raise NotNativeError("equality of doubles is not proven to be equal")
     return Typed(f"({value.sql} IN ({sql}))", "boolean")
 
 

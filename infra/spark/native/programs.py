@@ -2,10 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import Any
 
 from ebbflow.infra.spark.native import types
 from ebbflow.infra.spark.native.catalyst import (
@@ -23,9 +24,10 @@ from ebbflow.infra.spark.native.exchange.costs import Exchanged, Statements
 from ebbflow.infra.spark.native.exchange.early import NOTHING, Early, early_groups
 from ebbflow.infra.spark.native.exchange.hashes import BUCKET, BUCKETS, Exchange
 from ebbflow.infra.spark.native.exchange.program import Program
-from ebbflow.infra.spark.native.exchange.within import Within, within
+from ebbflow.infra.spark.native.exchange.within import Learnable, within
 from ebbflow.infra.spark.native.expressions import cast, identifier
 from ebbflow.infra.spark.native.narrowing import (
+    RANGED,
     Narrowing,
     around,
     columns,
@@ -67,7 +69,7 @@ def program(
     full = [] if found else fully_joined(below)
     exchanger = Exchanger(writer, plan, below, tuple(output), sizes)
     pairs = tuple((writer.number_of(view), column.name) for view, column in full)
-    cut: tuple[tuple[Narrowing, ...], tuple[Within, ...]] = (), ()
+    cut: dict[str, Any] = {}
     if found:
         view = max(found, key=lambda pair: pair[0])[1]
         number, cut = writer.number_of(view), _cut(writer, plan, below, view)
@@ -77,18 +79,52 @@ def program(
         split = None
     parted = partial(_parted, writer, plan, tuple(output), below)
     # operators on the way down to the gathering one see all rows
-    told = (writer.gathers, bool(writer.numbered - {id(node) for node in way_down(last(plan))}))
+    numbered = bool(writer.numbered - {id(node) for node in way_down(last(plan))})
     used = exchanger.used(whole if split is None else split.first)
+    some: dict[str, Any] = {
+        "exchanger": exchanger,
+        "gathers": writer.gathers,
+        "numbered": numbered,
+        "used": used,
+        "parted": parted,
+    }
     if split is None:
-        return Program(scans, None, "", "", whole, tuple(output), (), (), exchanger, *told, (), used, parted)
-    return Program(scans, number, *split, whole, tuple(output), *cut, exchanger, *told, pairs, used, parted)
+        return Program(scans, None, "", "", whole, tuple(output), **some)
+    return Program(scans, number, *split, whole, tuple(output), **cut, full=pairs, **some)
 
 
-def _cut(
-    writer: Writer, plan: Node, root: Node, view: Node
-) -> tuple[tuple[Narrowing, ...], tuple[Within, ...]]:
-    """Return what slices of a scan can leave out of others, and of itself."""
-    return narrowings(plan, root, view, writer.number_of), within(pushed(root, view), view)
+def _cut(writer: Writer, plan: Node, root: Node, view: Node) -> dict[str, Any]:
+    """Return what slices of a scan can leave out of others, and of itself, as is known or can be learned: fields of
+    their program."""
+    return {
+        "narrowings": narrowings(plan, root, view, writer.number_of),
+        "within": within(pushed(root, view), view),
+        "learnable": partial(_learnable, writer, plan, view),
+    }
+
+
+def _learnable(writer: Writer, plan: Node, view: Node) -> list[Learnable]:
+    """Return what others that are filtered can tell of the rows of a scan that joins with them leave."""
+    number = writer.number_of(view)
+    return [
+        Learnable(column, writer.number_of(small), f"SELECT min({key}), max({key}) FROM {kept}")
+        for small, _, kept, each, key in _filtered(writer, plan)
+        for other, column in each.others
+        if other == number and each.type in RANGED
+    ]
+
+
+def _filtered(writer: Writer, plan: Node) -> Iterator[tuple[Node, list[Node], str, Narrowing, str]]:
+    """Iterate over the scans that have tests of their own: the scan, these tests, what they leave of it, and a column
+    outside of whose values nothing needs rows of others, with the name that it has there."""
+    for _, view in [*writer.scans.values()]:
+        root = reach(plan, view)
+        if tests := [test for test in pushed(root, view) if test.kind != "InSubquery"]:
+            where = " AND ".join(writer.condition(test) for test in tests)
+            kept = f"(SELECT * FROM {writer.scan(view).source} WHERE {where})"
+            for each in narrowings(plan, root, view, writer.number_of):
+                (key,) = (c.column for c in columns(view) if c.name == each.column)
+                yield view, tests, kept, each, key
 
 
 def _parted(
@@ -110,9 +146,9 @@ def _parted(
         scans = {number: own.scans[number][0] for number in sorted(numbers)}
         view = max(divisible(arm), key=size, default=None)
         sliced = None if view is None else own.number_of(view)
-        cut = ((), ()) if view is None else _cut(own, plan, arm, view)
+        cut = {} if view is None else _cut(own, plan, arm, view)
         used = Exchanger(own, plan, below, tuple(output), writer.tables).used(split.first)
-        found.append(Program(scans, sliced, *split, split.first, tuple(output), *cut, used=used))
+        found.append(Program(scans, sliced, *split, split.first, tuple(output), **cut, used=used))
     return tuple(found)
 
 
@@ -231,18 +267,10 @@ class Exchanger:
             plan = one.test.children[-1].expression("plan")
             size = sum(self._size(view) for view in plan.walk() if view.scans)
             add(one.scan, one.column, writer.inner(plan), size, _ONE_VALUE)
-        for _, view in [*writer.scans.values()]:
-            root = reach(self.plan, view)
-            tests = [test for test in pushed(root, view) if test.kind != "InSubquery"]
-            if not tests:
-                continue
-            where = " AND ".join(writer.condition(test) for test in tests)
+        for view, tests, kept, each, key in _filtered(writer, self.plan):
             part = max(prod(_passing(test) for test in tests), _LEAST)
-            for each in narrowings(self.plan, root, view, writer.number_of):
-                (key,) = (c.column for c in columns(view) if c.name == each.column)
-                values = f"SELECT {key} FROM (SELECT * FROM {writer.scan(view).source} WHERE {where})"
-                for number, column in each.others:
-                    add(number, column, values, self._size(view), part)
+            for number, column in each.others:
+                add(number, column, f"SELECT {key} FROM {kept}", self._size(view), part)
         return found
 
     def _exchange(

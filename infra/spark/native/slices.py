@@ -137,6 +137,17 @@ class KeyBounds:
         low, high = min(b.low for b in found), max(b.high for b in found)
         return (high - low).days + 1 if isinstance(low, date) else int(high - low) + 1
 
+    def width(self) -> float:
+        """Return which part of all values a row group has between its least and its greatest one, on average; 1 where
+        footers do not tell."""
+        found = [b for path in self._files for _, rows, b in self._groups(path) if rows]
+        if not found or not all(map(known, found)):
+            return 1.0
+        whole = self.spread() * len(found)
+        return (
+            sum(((b.high - b.low).days if isinstance(b.low, date) else b.high - b.low) for b in found) / whole
+        )
+
     def _groups(self, path: str) -> list[tuple[int, int, Bounds]]:
         """Return the row groups of a file: first row, number of rows, bounds."""
         if path not in self._known:

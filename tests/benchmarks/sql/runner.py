@@ -156,6 +156,7 @@ class Bench:
             "class_archive": "SharedArchiveFile" in self.rig.java_options,
             "seed": self.plan.seed,
             "pairs": self.plan.pairs,
+            "first_runs": not self.rehearsals,
             "machine": f"{os.cpu_count()} cores, {platform.machine()}",
             "spark": pyspark.__version__,
         }

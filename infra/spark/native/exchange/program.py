@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.catalyst import NotNativeError
 from ebbflow.infra.spark.native.exchange.costs import Statements, Ways
-from ebbflow.infra.spark.native.exchange.within import Within
+from ebbflow.infra.spark.native.exchange.within import Learnable, Within
 from ebbflow.infra.spark.native.narrowing import Narrowing
 from ebbflow.infra.spark.native.slices import Cut
 from ebbflow.infra.spark.native.worker import KeyRange, Part
@@ -30,6 +30,7 @@ class Program:
     columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type) of the result
     narrowings: tuple[Narrowing, ...] = ()  # what ``first`` can leave out of other scans
     within: tuple[Within, ...] = ()  # what rows of ``sliced`` have that ``first`` does not drop
+    learnable: Callable[[], Sequence[Learnable]] = list  # returns by what more may be known of these rows
     exchanger: "Exchanger | None" = None
     gathers: bool = False  # ``merge`` gets rows of ``sliced`` or their distinct values, not only groups
     numbered: bool = False  # ``first`` chooses among equal rows of other scans, each slice for itself

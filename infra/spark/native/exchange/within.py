@@ -4,19 +4,25 @@ A table to which rows are added day by day has those of a week in few of its row
 have them all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.catalyst import Node
 from ebbflow.infra.spark.native.narrowing import RANGED, attribute_of, columns
 from ebbflow.infra.spark.native.objects import Rows
+from ebbflow.infra.spark.native.slices import KeyBounds
 from ebbflow.infra.spark.native.types import TIMES
+from ebbflow.infra.spark.native.worker import told
 from ebbflow.infra.tables.filefooters import Bounds, read_footers
 
 Value = int | date | datetime
+_LARGE, _SMALL = 256 << 20, 16 << 20  # bytes of relations of which one is read to cut the other
+_NARROW = 0.3  # of all values of a key, those that a row group has
+_RUNS = 200  # of row groups that follow each other, each of which a task's statement names
 _TURNED = {
     "LessThan": "GreaterThan",
     "LessThanOrEqual": "GreaterThanOrEqual",
@@ -38,6 +44,32 @@ class Within(NamedTuple):
         if self.low is not None and kinds == {_kind(self.low)} and bounds.high < self.low:
             return False
         return not (self.high is not None and kinds == {_kind(self.high)} and bounds.low > self.high)
+
+
+class Learnable(NamedTuple):
+    """What gives the least and the greatest value of a column that rows can have which joins leave."""
+
+    column: str
+    scan: int  # of a small relation that has passed its own tests
+    sql: str  # over that scan
+
+
+def learned(
+    relation: Relation, some: Callable[[], Sequence[Learnable]], scans: Mapping[int, Relation]
+) -> tuple[Within, ...]:
+    """Return what small relations of a join tell of a large one whose row groups have few values of a key each, as of
+    a table to which days are added: they are read for that.
+
+    Raises ``TableError``.
+    """
+    found = list[Within]()
+    for one in some() if relation.bytes >= _LARGE else ():
+        small = scans.get(one.scan)
+        if small is not None and small.bytes <= _SMALL and KeyBounds(relation, one.column).width() <= _NARROW:
+            values = told(one.sql, replace(small, name=f"s{one.scan}"))
+            if len(values) == 2 and None not in values:
+                found.append(Within(one.column, *values))
+    return tuple(found)
 
 
 def _kind(value: object) -> tuple[type, bool]:
@@ -67,9 +99,9 @@ def _ranges(test: Node, common: Node | None = None) -> Iterator[tuple[int, Value
         yield from _ranges(test.children[0], test.children[1].children[0])
     elif kind == "In":
         column, values = attribute_of(test.children[0]), [_constant(one) for one in test.children[1:]]
-        told = [value for value in values if value is not None]
-        if column is not None and told and len(told) == len(values) and len({*map(type, told)}) == 1:
-            yield column, min(told), max(told)
+        known = [value for value in values if value is not None]
+        if column is not None and known and len(known) == len(values) and len({*map(type, known)}) == 1:
+            yield column, min(known), max(known)
     elif kind == "EqualTo" or kind in _TURNED:
         for (side, other), sign in ((test.children, kind), (test.children[::-1], _TURNED.get(kind, kind))):
             one = common if side.kind == "CommonExpressionRef" else side
@@ -123,17 +155,18 @@ def needed(relation: Relation, tests: Sequence[Within]) -> list[tuple[Rows, int]
     """
     given = {name.lower() for name in relation.partitions}
     by_number = relation.log is not None and relation.log.ids  # a column may have another one's old name
-    told = [one for one in tests if one.column.lower() not in given]
-    if not told or by_number:
+    asked = [one for one in tests if one.column.lower() not in given]
+    if not asked or by_number:
         return None
-    footers = read_footers(relation, [relation.stored(one.column) for one in told])
+    footers = read_footers(relation, [relation.stored(one.column) for one in asked])
     kept, total = list[tuple[Rows, int]](), 0
     for file, footer in zip(relation.files, footers, strict=True):
-        bounds = [(one, footer.bounds.get(relation.stored(one.column), ())) for one in told]
+        bounds = [(one, footer.bounds.get(relation.stored(one.column), ())) for one in asked]
         for number, (first, rows) in enumerate(
             zip(accumulate(footer.rows, initial=0), footer.rows, strict=False)
         ):
             total += rows > 0
             if rows and all(number >= len(some) or one.allows(some[number]) for one, some in bounds):
                 kept.append((Rows(file.path, first, first + rows - 1), rows))
-    return kept if len(kept) < total else None
+    runs = sum(one.first != before.last + 1 for (before, _), (one, _) in pairwise(kept))
+    return kept if len(kept) < total and runs < _RUNS else None

@@ -98,7 +98,7 @@ class Expressions:
         test = self.of("bool", depth - 1)
         return self.rng.choice([
             f"CASE WHEN {test} THEN {a} ELSE {b} END", f"CASE WHEN {test} THEN {a} END", f"coalesce({a}, {b})",
-            f"if({test}, {a}, {b})", f"nullif({a}, {b})", f"nvl({a}, {b})",
+            f"if({test}, {a}, {b})", f"nullif({a}, {'1.5D' if kind == 'double' else b})", f"nvl({a}, {b})",
         ])  # fmt: skip
 
     def _int(self, depth: int) -> str:
@@ -205,7 +205,7 @@ class Expressions:
         a, b, c = (self.of(kind, depth - 1) for _ in range(3))
         p, q = self.of("bool", depth - 1), self.of("bool", depth - 1)
         text = self.of("text", depth - 1)
-        sign = self.rng.choice(["<", "<=", ">", ">=", "=", "<>", "<=>"])
+        sign = self.rng.choice(["<", "<=", ">", ">=", *(["=", "<>", "<=>"] * (kind != "double"))])
         return self.rng.choice([
             f"({a} {sign} {b})", f"({a} {sign} {b})", f"({a} BETWEEN {b} AND {c})", f"({p} AND {q})", f"({p} OR {q})",
             f"(NOT {p})", f"({a} IS NULL)", f"({a} IS NOT NULL)", f"({text} LIKE 'a%b')", f"({text} LIKE '_b%')",
@@ -213,7 +213,8 @@ class Expressions:
             f"startswith({text}, 'a')", f"contains({text}, s)", f"endswith({text}, r)",
             f"(i + 0.5 > {self.of('decimal', 0)})", "(z >= '1998-12-01')",
             f"({self.of('time', 0)} < {self.of('date', 0)})",
-            f"isnan({self.of('double', 0)})", "(f > 1)", "(h < i)", "(z BETWEEN '1969-06-01' AND '2001-01-01')",
+            f"isnan({self.of('double', 0)})", "(f > 1)", "(x = 1.5D)", "(x IN (0.0D, 1.5D))",
+            "(0.1D <> x)", "(h < i)", "(z BETWEEN '1969-06-01' AND '2001-01-01')",
             "(y > z)",
         ])  # fmt: skip
 
@@ -283,7 +284,6 @@ def statement(rng: random.Random) -> str:
             "one.s = two.r",
             "one.e = two.e",
             "one.b = two.b",
-            "one.x = two.x",
         ]
     )
     test = rng.choice(["one.k > two.k", "two.k < 30 AND one.j > 0", "one.t > two.t"])

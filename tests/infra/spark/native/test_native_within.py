@@ -13,10 +13,10 @@ from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native.catalyst import resolved
-from ebbflow.infra.spark.native.exchange import division
+from ebbflow.infra.spark.native.exchange import division, within
 from ebbflow.infra.spark.native.exchange.division import Division
 from ebbflow.infra.spark.native.exchange.program import Program
-from ebbflow.infra.spark.native.exchange.within import needed
+from ebbflow.infra.spark.native.exchange.within import Within, learned, needed
 from ebbflow.infra.spark.native.objects import Rows
 from ebbflow.infra.spark.native.programs import program
 from ebbflow.infra.storage.places import StorageLocation
@@ -122,6 +122,35 @@ def test_slices_share_the_row_groups_that_are_needed(
     }
 
 
+@pytest.mark.parametrize(
+    ("joined", "expected"),
+    [
+        ("JOIN kinds ON events.k = kinds.kind WHERE kinds.name = 'c'", (Within("k", 3, 3),)),
+        ("JOIN kinds ON kinds.kind = events.k AND kinds.name <> 'c'", (Within("k", 0, 2),)),
+        ("JOIN kinds ON events.k = kinds.kind WHERE kinds.name = 'nothing'", ()),
+        ("JOIN kinds ON events.k = kinds.kind WHERE 1 / (kinds.kind - 1) > 0", ()),  # which fails of some
+        (
+            "JOIN customers ON events.c = customers.c WHERE customers.kind = 1",
+            (),
+        ),  # each row group has all keys
+        ("LEFT JOIN kinds ON events.k = kinds.kind AND kinds.name = 'c'", ()),
+        ("JOIN kinds ON events.k = kinds.kind", ()),
+    ],
+)
+def test_small_tables_tell_which_keys_slices_of_a_large_one_need(
+    spark: SparkEngine,
+    tables: dict[str, Relation],
+    monkeypatch: pytest.MonkeyPatch,
+    joined: str,
+    expected: tuple[Within, ...],
+) -> None:
+    monkeypatch.setattr(within, "_LARGE", 1)
+    made, _ = planned(spark, tables, f"SELECT count(*) AS n, sum(x) AS v FROM events {joined}")
+    scans = {number: tables[name] for number, name in made.scans.items()}
+    assert made.sliced is not None
+    assert learned(scans[made.sliced], made.learnable, scans) == expected
+
+
 def test_rows_that_a_join_below_an_aggregate_drops_are_not_exchanged(
     spark: SparkEngine, tables: dict[str, Relation]
 ) -> None:
@@ -164,3 +193,32 @@ def test_rows_that_something_below_the_join_counts_are_exchanged(
     for way in made.ways.keys if made.ways is not None else ():
         assert made.ways is not None
         assert all(not one.others for one in made.ways.made(way).exchanges.values())
+
+
+def test_variances_are_those_of_all_rows_however_they_are_cut(
+    spark: SparkEngine, tables: dict[str, Relation]
+) -> None:
+    calls = "var_pop(x - x + 0.1D) AS v, stddev(x) AS s, variance(CAST(k AS DOUBLE)) AS w"
+    sql = f"SELECT {calls} FROM events WHERE k < 4"
+    made, frame = planned(spark, tables, sql)
+    with duckdb.connect() as connection:
+        for number, test in enumerate(("k < 3", "k = 3", "k > 3 AND k < 4")):
+            source = f"read_parquet('{tables['events'].files[0].path}')"
+            connection.execute(f"CREATE OR REPLACE VIEW s0 AS SELECT * FROM {source} WHERE {test}")
+            into = "INSERT INTO parts" if number else "CREATE TABLE parts AS"
+            connection.execute(f"{into} {made.first}")
+        found = connection.execute(made.merge).fetchone()
+    assert found is not None
+    assert found[0] == 0.0
+    assert found == pytest.approx(tuple(frame.collect()[0]), rel=1e-12)
+
+
+def test_variances_of_what_is_no_double_are_sparks(spark: SparkEngine, tables: dict[str, Relation]) -> None:
+    made, frame = planned(spark, tables, f"SELECT variance(k + {2**60}) AS v FROM events WHERE k IN (0, 1)")
+    assert frame.collect()[0][0] == 0.0
+    with duckdb.connect() as connection:
+        connection.execute(
+            f"CREATE VIEW s0 AS SELECT * FROM read_parquet('{tables['events'].files[0].path}')"
+        )
+        with pytest.raises(duckdb.Error, match="Spark decides"):
+            connection.execute(made.whole)
