@@ -90,7 +90,7 @@ def program(
     }
     if split is None:
         return Program(scans, None, "", "", whole, tuple(output), **some)
-    return Program(scans, number, *split, whole, tuple(output), **cut, full=pairs, **some)
+    return Program(scans, number, split.first, split.merge, whole, tuple(output), **cut, full=pairs, **some)
 
 
 def _cut(writer: Writer, plan: Node, root: Node, view: Node) -> dict[str, Any]:
@@ -148,7 +148,9 @@ def _parted(
         sliced = None if view is None else own.number_of(view)
         cut = {} if view is None else _cut(own, plan, arm, view)
         used = Exchanger(own, plan, below, tuple(output), writer.tables).used(split.first)
-        found.append(Program(scans, sliced, *split, split.first, tuple(output), **cut, used=used))
+        found.append(
+            Program(scans, sliced, split.first, split.merge, split.first, tuple(output), **cut, used=used)
+        )
     return tuple(found)
 
 

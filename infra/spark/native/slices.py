@@ -143,10 +143,8 @@ class KeyBounds:
         found = [b for path in self._files for _, rows, b in self._groups(path) if rows]
         if not found or not all(map(known, found)):
             return 1.0
-        whole = self.spread() * len(found)
-        return (
-            sum(((b.high - b.low).days if isinstance(b.low, date) else b.high - b.low) for b in found) / whole
-        )
+        ranges = [(b.high - b.low).days if isinstance(b.low, date) else int(b.high - b.low) for b in found]
+        return float(sum(ranges)) / (self.spread() * len(found))
 
     def _groups(self, path: str) -> list[tuple[int, int, Bounds]]:
         """Return the row groups of a file: first row, number of rows, bounds."""
