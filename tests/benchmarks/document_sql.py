@@ -6,7 +6,15 @@ from typing import Any
 
 _SUITES = {"tpch": "TPC-H", "tpcds": "TPC-DS"}
 # a suite, and what tells a result from another of its suite
-RESULTS = ("tpch-tuned", "tpch-tuned-sf5", "tpch-tuned-sf20", "tpch", "tpch-sf20", "tpcds-tuned-sf10", "tpcds")
+RESULTS = (
+    "tpch-tuned",
+    "tpch-tuned-sf5",
+    "tpch-tuned-sf20",
+    "tpch",
+    "tpch-sf20",
+    "tpcds-tuned-sf10",
+    "tpcds",
+)
 SCALED = ("tpch-1-worker", "tpch-4-workers")  # two results that differ in the number of workers
 
 
