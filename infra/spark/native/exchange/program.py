@@ -3,18 +3,46 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.spark.native.catalyst import NotNativeError
-from ebbflow.infra.spark.native.exchange.costs import Statements, Ways
+from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
+from ebbflow.infra.spark.native.exchange.costs import Exchanged, Statements, Ways
 from ebbflow.infra.spark.native.exchange.within import Learnable, Within
 from ebbflow.infra.spark.native.narrowing import Narrowing
 from ebbflow.infra.spark.native.slices import Cut
+from ebbflow.infra.spark.native.statements import Writer
 from ebbflow.infra.spark.native.worker import KeyRange, Part
 
-if TYPE_CHECKING:
-    from ebbflow.infra.spark.native.programs import Exchanger
+
+class Exchanging(Protocol):
+    """Writes what exchanges scans of a statement, and the statement over that; see ``programs.Exchanger``."""
+
+    @property
+    def plan(self) -> Node:
+        """Return the statement's plan."""
+        ...
+
+    @property
+    def writer(self) -> Writer:
+        """Return what has written the statement."""
+        ...
+
+    def can(self, number: int, column: str, kind: str) -> bool:
+        """Tell whether a scan can be exchanged by a column, together with a key of type ``kind``."""
+        ...
+
+    def used(self, first: str) -> dict[int, tuple[str, ...]]:
+        """Return by scan the columns that a statement names not only where it reads the scan."""
+        ...
+
+    def of(self, keys: Mapping[int, str]) -> Exchanged:
+        """Return what exchanges the scans of ``keys`` by a column each."""
+        ...
+
+    def early(self, keys: Mapping[int, str], number: int) -> Exchanged | None:
+        """Return ``of`` with groups of a scan; ``None``: something needs each of its rows."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,7 +59,7 @@ class Program:
     narrowings: tuple[Narrowing, ...] = ()  # what ``first`` can leave out of other scans
     within: tuple[Within, ...] = ()  # what rows of ``sliced`` have that ``first`` does not drop
     learnable: Callable[[], Sequence[Learnable]] = list  # returns by what more may be known of these rows
-    exchanger: "Exchanger | None" = None
+    exchanger: Exchanging | None = None
     gathers: bool = False  # ``merge`` gets rows of ``sliced`` or their distinct values, not only groups
     numbered: bool = False  # ``first`` chooses among equal rows of other scans, each slice for itself
     full: tuple[tuple[int, str], ...] = ()  # scans of a full join, and their columns that it makes equal
