@@ -177,7 +177,7 @@ class SparkEngine:
         """Hold native stages; Spark's own statements run with all rights of its driver and its executors."""
         self._lacking = self._lack(relations, folders)
         self._native.confine(AllowedAccess.of(relations, folders, everything))
-        self._proving = Proving(self._job_session, relations)
+        self._proving = None if self.native_trouble else Proving(self._job_session, relations)
 
     def _lack(self, relations: Sequence[Relation], folders: Sequence[StorageLocation]) -> str:
         """Return what Spark's JVM lacks to reach them, and what to do; empty if it lacks nothing."""

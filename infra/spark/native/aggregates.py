@@ -147,14 +147,13 @@ class Calls:
         )
 
     def _boolor(self, function: Node, _: str, only: str) -> Typed:
-        return Typed(
-            self._part(f"bool_or({self._argument(function).sql}){only}", "bool_or", "boolean"), "boolean"
-        )
+        return self._truth("bool_or", function, only)
 
     def _booland(self, function: Node, _: str, only: str) -> Typed:
-        return Typed(
-            self._part(f"bool_and({self._argument(function).sql}){only}", "bool_and", "boolean"), "boolean"
-        )
+        return self._truth("bool_and", function, only)
+
+    def _truth(self, call: str, function: Node, only: str) -> Typed:
+        return Typed(self._part(f"{call}({self._argument(function).sql}){only}", call, "boolean"), "boolean")
 
     def _counted(self, sql: str, distinct: str, only: str) -> str:
         merged = f"count(DISTINCT {self._value(sql)})" if distinct else "sum"

@@ -58,7 +58,9 @@ def narrowed(
         held = sum(one.held * shares[number] for number, one in sizes.items() if number != sliced)
         if held > room:
             if (ranges or count == 1) and count < most:  # of a narrower range others need less
-                return narrowed(made, scans, sizes, sliced, min(2 * count, most), most, room, tests or None)
+                return narrowed(
+                    made, scans, sizes, sliced, min(2 * count, most), most, room, tests if count > 1 else None
+                )
             raise NotNativeError("tables that each task reads do not fit into its memory")
         read = sum(one.read * shares[number] for number, one in sizes.items() if number != sliced)
         found.append(Slice(cut, tuple(ranges), read, made))

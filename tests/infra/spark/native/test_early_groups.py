@@ -14,7 +14,7 @@ from ebbflow.infra.spark.native.exchange.costs import Exchanged, Size, Statement
 from ebbflow.infra.spark.native.exchange.hashes import Exchange
 from ebbflow.infra.spark.native.programs import program
 from ebbflow.infra.storage.files import FileEntry
-from tests.infra.spark.native.test_native_equal import by_hash as rows_by_hash
+from tests.infra.spark.native.answers import by_hash as rows_by_hash
 from tests.infra.spark.native.test_native_ways import expression, named
 
 KINDS = (("k", "long"), ("v", "decimal(7,2)"), ("n", "long"), ("s", "string"))
