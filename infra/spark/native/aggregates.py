@@ -93,6 +93,11 @@ class Calls:
         found: Typed = getattr(self, f"_{call.kind.lower()}")(call, "", f" OVER ({self._framed(window)})")
         return found
 
+    @property
+    def adds_up(self) -> bool:
+        """Tell whether parts may be merged in any order, and again after that."""
+        return not self.whole and not {"double", "list"} & {*self.kinds.values()}
+
     def _partitions(self, window: Node) -> str:
         """Return a window's partitions and their order."""
         by, order = list[str](), list[str]()
@@ -311,11 +316,28 @@ class Groups:
 
     def merged(self, parts: str) -> str:
         """Return the groups of what slices have computed, as the relation ``parts``."""
-        calls = []
-        for i, (call, how) in enumerate(self.calls.parts.items()):
-            merged = f"{how}(a{i}))" if how == _LISTED else how if "(" in how else f"{how}(a{i})"
-            calls.append(f"{f'coalesce({merged}, 0)' if call.startswith('count(') else merged} AS a{i}")
+        calls = [f"{self._merging(i)} AS a{i}" for i in range(len(self.calls.parts))]
         return _grouped(parts, [(key.sql, key.sql) for key in self.keys.values()], calls)
+
+    def coarser(self, finer: str, fixed: Mapping[str, str]) -> str:
+        """Return what ``sliced`` would of the same rows, of finer groups of theirs; keys, by name, with values that
+        are ``fixed`` do not tell them apart."""
+        keys = [(fixed.get(key.sql, key.sql), key.sql) for key in self.keys.values()]
+        keys += [(f"d{i}", f"d{i}") for i in range(len(self.calls.values))]
+        calls = [
+            f"{cast(self._merging(i), self.calls.kinds[call])} AS a{i}"
+            for i, (call, how) in enumerate(self.calls.parts.items())
+            if "(" not in how
+        ]
+        listed = ", ".join([text if text == name else f"{text} AS {name}" for text, name in keys] + calls)
+        by = ", ".join(name for text, name in keys if text == name)
+        return f"(SELECT {listed} FROM {finer} {f'GROUP BY {by}' if by else 'HAVING count(*) > 0'})"
+
+    def _merging(self, number: int) -> str:
+        """Return what combines the values of a call."""
+        call, how = list(self.calls.parts.items())[number]
+        merged = f"{how}(a{number}))" if how == _LISTED else how if "(" in how else f"{how}(a{number})"
+        return f"coalesce({merged}, 0)" if call.startswith("count(") else merged
 
     def _text(self, call: str) -> str:
         return call if self.early is None else self.early[call]

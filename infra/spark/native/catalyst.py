@@ -13,6 +13,8 @@ PASSED = ("SubqueryAlias", "ResolvedHint", "View")  # operators that change noth
 EACH = ("Project", "Filter", "Expand", *PASSED)  # each row of these comes from one row below
 _GATHERING = ("Sort", "GlobalLimit", "Distinct", "Aggregate", "Window")
 ROWWISE = ("Sort", "Distinct")  # what is dropped below them is dropped above them, and nothing else changes
+RANKS = ("Rank", "DenseRank", "RowNumber")  # calls over windows that number their rows
+_UP_TO = ("EqualTo", "LessThan", "LessThanOrEqual")
 _ZONE, _TIME = "spark.sql.session.timeZone", '"timestamp"'
 _UTC = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
 
@@ -207,6 +209,43 @@ def limit_above(plan: Node, sort: Node) -> Node | None:
             if below is sort:
                 return node
     return None
+
+
+def ranked(plan: Node, window: Node) -> tuple[int, int] | None:
+    """Return a column that numbers a window's rows by rank, and the last rank that filters above let pass: rows of
+    all that have such a rank have one among those of each slice; ``None``: rows of all ranks count.
+
+    (Group limits, as in Spark's SPARK-37099.)
+    """
+    items = window.expressions("windowExpressions")
+    if not all(item.kind == "Alias" and item.children[0].children[0].kind in RANKS for item in items):
+        return None
+    names = {item.attribute.id: item.attribute.id for item in items}  # above -> of the window
+    way = way_down(plan)
+    for node in reversed(way[: next(n for n, one in enumerate(way) if one is window)]):
+        if node.kind == "Filter":
+            for test in node.expression("condition").conjuncts():
+                if test.kind in _UP_TO and [one.kind for one in test.children] == [
+                    "AttributeReference",
+                    "Literal",
+                ]:
+                    column, most = test.children
+                    if column.attribute.id in names and most.fields["value"] is not None:
+                        return names[column.attribute.id], int(str(most.fields["value"]))
+        elif node.kind == "Project":
+            found = passed(node.expressions("projectList"))
+            names = {new: names[old] for new, old in found if old in names}
+        elif node.kind not in PASSED:
+            break
+    return None
+
+
+def passed(items: tuple[Node, ...]) -> Iterator[tuple[int, int]]:
+    """Iterate over the columns that are passed on: (id above, id below)."""
+    for item in items:
+        below = item.children[0] if item.kind == "Alias" else item
+        if below.kind == "AttributeReference":
+            yield item.attribute.id, below.attribute.id
 
 
 def gathering_of(plan: Node, above: Node | None = None) -> Node | None:

@@ -19,6 +19,7 @@ from ebbflow.infra.spark.native.catalyst import (
     Node,
     divisible,
     outputs,
+    passed,
     read_once,
     tree,
 )
@@ -197,10 +198,10 @@ def _highest(path: list[Node], column: int) -> tuple[Node, int]:
     node = path[0]
     for above in path[1:]:
         if above.kind == "Project":
-            passed = [new for new, old in _passed(above.expressions("projectList")) if old == column]
-            if not passed:
+            names = [new for new, old in passed(above.expressions("projectList")) if old == column]
+            if not names:
                 break
-            column = passed[0]
+            column = names[0]
         node = above
     return node, column
 
@@ -211,20 +212,12 @@ def _equal(path: list[Node], column: int) -> Iterator[tuple[Node, set[int]]]:
     equal = {column}
     for node in path:
         if node.kind == "Project":
-            equal = {new for new, old in _passed(node.expressions("projectList")) if old in equal}
+            equal = {new for new, old in passed(node.expressions("projectList")) if old in equal}
         elif node.kind == "Filter" or (node.kind == "Join" and node.object("joinType") in ("Inner", "Cross")):
             pairs = list(equalities(node.expression("condition"))) if node.fields.get("condition") else []
             while more := {one for pair in pairs if equal & {*pair} for one in pair} - equal:
                 equal = equal | more
         yield node, equal
-
-
-def _passed(items: tuple[Node, ...]) -> Iterator[tuple[int, int]]:
-    """Iterate over the columns that are passed on: (id above, id below)."""
-    for item in items:
-        below = item.children[0] if item.kind == "Alias" else item
-        if below.kind == "AttributeReference":
-            yield item.attribute.id, below.attribute.id
 
 
 @dataclass
@@ -278,7 +271,7 @@ class _Narrowed:
             self.at(below, found[names.index(column)])
 
     def _passed_on(self, node: Node, field: str, column: int) -> None:
-        for new, old in _passed(node.expressions(field)):
+        for new, old in passed(node.expressions(field)):
             if new == column:
                 self.at(node.children[0], old)
 
@@ -287,7 +280,7 @@ class _Narrowed:
         keys = {
             k.attribute.id for k in node.expressions("groupingExpressions") if k.kind == "AttributeReference"
         }
-        for new, old in _passed(node.expressions("aggregateExpressions")):
+        for new, old in passed(node.expressions("aggregateExpressions")):
             if new == column and old in keys:
                 self.at(node.children[0], old)
 

@@ -17,6 +17,7 @@ from ebbflow.infra.spark.native.catalyst import (
     gathering_of,
     last,
     limit_above,
+    ranked,
     sources,
     way_down,
 )
@@ -61,7 +62,7 @@ def program(
         NotNativeError: something in it is not proven to be equal.
     """
     writer = Writer(sizes, escapes)
-    whole, split = _statements(writer, plan, output)
+    whole, split = statements_of(writer, plan, output)
     scans = {number: table for number, (table, _) in writer.scans.items()}
     gathering = gathering_of(last(plan))
     below = last(plan) if gathering is None else gathering.children[0]
@@ -72,7 +73,7 @@ def program(
     cut: dict[str, Any] = {}
     if found:
         view = max(found, key=lambda pair: pair[0])[1]
-        number, cut = writer.number_of(view), _cut(writer, plan, below, view)
+        number, cut = writer.number_of(view), cut_of(writer, plan, below, view)
     elif pairs and all(exchanger.can(n, name, full[0][1].type) for n, name in pairs):
         number = max(pairs, key=lambda pair: sizes[scans[pair[0]]])[0]
     else:
@@ -93,7 +94,7 @@ def program(
     return Program(scans, number, split.first, split.merge, whole, tuple(output), **cut, full=pairs, **some)
 
 
-def _cut(writer: Writer, plan: Node, root: Node, view: Node) -> dict[str, Any]:
+def cut_of(writer: Writer, plan: Node, root: Node, view: Node) -> dict[str, Any]:
     """Return what slices of a scan can leave out of others, and of itself, as is known or can be learned: fields of
     their program."""
     return {
@@ -139,14 +140,14 @@ def _parted(
     found = list[Program]()
     for arm, others in arms(union) if union.kind == "Union" else ():
         own = writer.anew(others)
-        _, split = _statements(own, plan, output)
+        _, split = statements_of(own, plan, output)
         if split is None:
             return ()
         numbers = {int(number) for number in re.findall(r"\bs(\d+)\b", split.first)} & own.scans.keys()
         scans = {number: own.scans[number][0] for number in sorted(numbers)}
         view = max(divisible(arm), key=size, default=None)
         sliced = None if view is None else own.number_of(view)
-        cut = {} if view is None else _cut(own, plan, arm, view)
+        cut = {} if view is None else cut_of(own, plan, arm, view)
         used = Exchanger(own, plan, below, tuple(output), writer.tables).used(split.first)
         found.append(
             Program(scans, sliced, split.first, split.merge, split.first, tuple(output), **cut, used=used)
@@ -190,11 +191,11 @@ class Exchanger:
         ``early``; what each row that is written has passed is not asked again."""
         tests = {number: self._tests(number) for number in keys}
         passed = frozenset(id(test) for some in tests.values() for test in some)
-        whole, split = _statements(self.writer.anew(passed, early=early), self.plan, self.output)
+        whole, split = statements_of(self.writer.anew(passed, early=early), self.plan, self.output)
         assert split is not None  # as of the whole plan
         apart = None
         if (grouped := self._grouped(keys)) is not None:
-            apart = _statements(self.writer.anew(passed, early=early), self.plan, self.output, grouped)[1]
+            apart = statements_of(self.writer.anew(passed, early=early), self.plan, self.output, grouped)[1]
         used, read = self.used(split.first), self._read(split.first)
         reducing = self._reducing(keys)
         found = {
@@ -318,7 +319,7 @@ def _hash_type(kind: str) -> str:
     return "long" if kind in types.INTEGERS else kind
 
 
-def _statements(
+def statements_of(
     writer: Writer, plan: Node, output: Sequence[tuple[str, str]], grouped: Node | None = None
 ) -> tuple[str, Statements | None]:
     """Return what runs on all rows, and what runs on slices; ``None``: that cannot be merged.
@@ -357,9 +358,15 @@ def _first(writer: Writer, plan: Node, gathering: Node) -> str | None:
         if groups.calls.whole:
             return None
         writer.gathers = bool(groups.calls.values)
-        first = groups.sliced(writer.query(gathering.children[0]).source)
+        first = writer.sliced(gathering, groups)
         writer.stored[id(gathering)] = above.over(groups.merged(PARTS))
         return first[1:-1]
+    best = ranked(plan, gathering) if gathering.kind == "Window" else None
+    if best is not None:
+        below, rows = writer.query(gathering.children[0]), writer.query(gathering)
+        writer.stored[id(gathering.children[0])] = Query(f"SELECT * FROM {PARTS}", below.columns)
+        listed = ", ".join(c.column for c in below.columns)
+        return f"SELECT {listed} FROM {rows.source} WHERE c{best[0]} <= {best[1]}"
     writer.gathers = gathering.kind == "Window"
     top = (limit_above(plan, gathering) if gathering.kind != "Window" else None) or gathering
     part = writer.query(top) if top.kind in ("GlobalLimit", "Distinct") else writer.query(top.children[0])

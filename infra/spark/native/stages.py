@@ -18,6 +18,7 @@ from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, re
 from ebbflow.infra.spark.native.exchange import costs, hashes
 from ebbflow.infra.spark.native.exchange.costs import ByHash
 from ebbflow.infra.spark.native.exchange.division import Division, Way
+from ebbflow.infra.spark.native.exchange.merging import FEW, merging
 from ebbflow.infra.spark.native.exchange.program import Program
 from ebbflow.infra.spark.native.exchange.waves import Waves
 from ebbflow.infra.spark.native.objects import (
@@ -215,11 +216,16 @@ class NativeStages:
         every = [*before, *done]
         if not split.merge:
             return _summed(done, every, len(every))
-        written = tuple(FileEntry(f"{job.output.root}/{p.file}", 1, 0.0) for p in parts)
-        merge = Part(
-            split.merge, (Relation(PARTS, job.output.scheme, written, ()), *scans), "part-00000.parquet"
-        )
-        last = self._merged(job, merge, sum(d.rows for d in done), cancelled)
+        rows = sum(d.rows for d in done)
+        if rows > FEW and (several := merging(made, split.merge)) is not None:
+            parts = several.parts(_written(job, parts), min(self._cores, rows // FEW + 1))
+            done, split = self._job(job, parts, cancelled), several.split
+            every += done
+            if not split.merge:
+                return _summed(done, every, len(every))
+            rows = sum(d.rows for d in done)
+        merge = Part(split.merge, (_written(job, parts), *scans), "part-00000.parquet")
+        last = self._merged(job, merge, rows, cancelled)
         return _summed(last, [*every, *last], len(every) + 1)
 
     def _merged(self, job: StageJob, merge: Part, rows: int, cancelled: threading.Event) -> list[Done]:
@@ -302,6 +308,12 @@ class NativeStages:
         if tasks not in rdds:
             rdds[tasks] = self._context.parallelize([], tasks)
         return list(rdds[tasks].mapPartitionsWithIndex(work.run).collect())
+
+
+def _written(job: StageJob, parts: Sequence[Part]) -> Relation:
+    """Return as a relation what tasks have written for others to merge."""
+    files = tuple(FileEntry(f"{job.output.root}/{part.file}", 1, 0.0) for part in parts)
+    return Relation(PARTS, job.output.scheme, files, ())
 
 
 def _summed(last: Sequence[Done], all_: Sequence[Done], tasks: int) -> Native:

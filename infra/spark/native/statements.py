@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from ebbflow.infra.spark.native import arithmetic, comparisons, texts, types
 from ebbflow.infra.spark.native.aggregates import Calls, Groups, direction
-from ebbflow.infra.spark.native.catalyst import Attribute, Node, NotNativeError, tree
+from ebbflow.infra.spark.native.catalyst import PASSED, Attribute, Node, NotNativeError, tree
 from ebbflow.infra.spark.native.exchange.early import NOTHING, Early
-from ebbflow.infra.spark.native.expressions import Translator, Typed, cast, reading
+from ebbflow.infra.spark.native.exchange.rollups import Sets
+from ebbflow.infra.spark.native.expressions import Translator, Typed, reading
 
 _RULES = {**arithmetic.RULES, **comparisons.RULES, **texts.RULES}
 PARTS = "parts"  # the relation that a merge reads
-_PASSED = ("SubqueryAlias", "ResolvedHint", "View")
 _JOINS = {
     "Inner": "JOIN",
     "Cross": "JOIN",
@@ -93,7 +93,7 @@ class Writer:
             return self.stored[id(node)]
         if node.scans:
             return self.scan(node)
-        if node.kind in _PASSED:
+        if node.kind in PASSED:
             return self.query(node.children[0])
         write = getattr(self, f"_{node.kind.lower()}", None)
         if write is None or node.kind.startswith("_"):
@@ -148,20 +148,17 @@ class Writer:
         return Query(f"SELECT {', '.join([*listed, *carried])} FROM {source}", tuple(columns))
 
     def _expand(self, node: Node) -> Query:
-        """Return each row once for every set that it is grouped by."""
+        sets = self._sets(node)
+        return Query(sets.every(self.query(node.children[0]).source), sets.columns)
+
+    def _sets(self, node: Node) -> Sets:
+        """Return the sets of groups for which each row is made once."""
         if not node.fields.get("projections"):
             raise NotNativeError("sets of groups in a subquery are not proven to be equal")
-        below, writer = self.query(node.children[0]), self._expressions()
-        rows = [[writer.of(value).sql for value in row.children] for row in node.expressions("projections")]
+        writer = self._expressions()
+        rows = [row.children for row in node.expressions("projections")]
         columns = tuple(tree(flat).attribute for flat in node.fields["output"])
-        listed = []
-        for column, *values in zip(columns, *rows, strict=True):
-            null = cast("NULL", column.type)
-            cases = " ".join(f"WHEN {n} THEN {value}" for n, value in enumerate(values))
-            value = values[0] if len({*values}) == 1 else f"CASE e {cases} ELSE {null} END"
-            listed.append(f"{value} AS {column.column}")
-        sets = f"(SELECT unnest(range({len(rows)})) AS e)"
-        return Query(f"SELECT {', '.join(listed)} FROM {below.source} CROSS JOIN {sets}", columns)
+        return Sets(columns, rows, [[writer.of(value).sql for value in row] for row in rows])
 
     def _filter(self, node: Node) -> Query:
         below = self.query(node.children[0])
@@ -194,7 +191,7 @@ class Writer:
         """Return the query of an input of a join. What is left of it by subqueries is computed before the join, for
         DuckDB would join all rows first; but of the largest relation, of which it is too much to be kept."""
         below = node
-        while below.kind in ("Project", *_PASSED) and not below.scans:
+        while below.kind in ("Project", *PASSED) and not below.scans:
             below = below.children[0]
         if below.kind == "Filter" and not self._depth and id(below) not in self.stored:
             read = [_table(one).lower() for one in below.children[0].walk() if one.scans]
@@ -214,6 +211,14 @@ class Writer:
     def _aggregate(self, node: Node) -> Query:
         above, groups = self.grouped(node)
         return above.over(groups.complete(self.query(node.children[0]).source))
+
+    def sliced(self, node: Node, groups: Groups) -> str:
+        """Return the groups of a slice of what an aggregate is of."""
+        below = node.children[0]
+        sql = groups.sliced(self.query(below).source)
+        if below.kind == "Expand":
+            sql = self._sets(below).rolled_up(groups, self.query(below.children[0]).source) or sql
+        return sql
 
     def grouped(
         self, node: Node, names: Mapping[str, Typed] | None = None, parts: dict[str, str] | None = None
@@ -354,7 +359,7 @@ class Writer:
         if node.fields.get("joinCond"):
             raise NotNativeError("a subquery that was taken apart already is not proven to be equal")
         plan, exists = node.expression("plan"), node.kind == "Exists"
-        while exists and plan.kind in ("Project", *_PASSED) and not plan.scans:
+        while exists and plan.kind in ("Project", *PASSED) and not plan.scans:
             plan = plan.children[0]  # a column that is listed would be read, and exchanged
         self._depth += 1
         try:

@@ -1,11 +1,13 @@
-"""Views that are read several times, restricted to what their readers want of them.
+"""Views restricted to what their readers want of them.
 
-An engine pushes a reader's filter into a view that it inlines, but not into one that is computed once for all. So the
-disjunction of the readers' filters is added to the view: computed once it then costs about as much as its readers'
-parts together.
+An engine pushes a reader's filter into a view that it inlines, but not into one that is computed by itself: once for
+all its readers, or in parts. So the disjunction of the readers' filters is added to the view. A filter of a reader is
+one of all that joins make equal to its column, too (J. Ullman, Principles of Database and Knowledge-Base Systems II,
+1989, chapter 11).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, cast
 
 from sqlglot import exp
@@ -21,11 +23,12 @@ from ebbflow.planners.query.sql.references import outside_tables
 _UNKNOWN = (exp.DType.UNKNOWN, exp.DType.NULL)
 _LOGIC = (exp.And, exp.Or, exp.Not, exp.Paren)
 _TESTS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.In, exp.Between, exp.Is)
+_Types = Callable[[], Mapping[int, tuple[exp.Column, exp.DataType]]]
 _SAFE_IN_UNIONS = (exp.EQ, exp.In)  # an arm's own type may order values otherwise than the union's
 
 
 def restrict_views(query: exp.Query, catalogue: Catalogue) -> exp.Query:
-    """Add the readers' filters to every view of ``query``'s WITH that is read at least twice.
+    """Add the readers' filters to every view of ``query``'s WITH.
 
     Before: ``WITH v AS (SELECT y, sum(x) AS s FROM t GROUP BY y) SELECT ... FROM v AS p, v AS q WHERE p.y = 1 AND
     q.y = 2``; after, in ``v``: ``WHERE (t.y = 1) OR (t.y = 2)``. The readers keep their filters, so adding less, or
@@ -35,6 +38,11 @@ def restrict_views(query: exp.Query, catalogue: Catalogue) -> exp.Query:
     if with_ is None or with_.recursive or is_volatile(query):
         return query
     ctes = list(with_.expressions)
+
+    @cache
+    def types() -> Mapping[int, tuple[exp.Column, exp.DataType]]:
+        return _types(query, catalogue)
+
     for position in range(len(ctes) - 1, -1, -1):  # readers first: what is added to them counts as well
         name = ctes[position].alias
         readers: list[exp.Expr] = [c.this for c in ctes[position + 1 :]]
@@ -42,12 +50,62 @@ def restrict_views(query: exp.Query, catalogue: Catalogue) -> exp.Query:
         with_.pop()
         found += [t for t in outside_tables(query) if t.name == name and not t.db]
         query.set("with_", with_)
-        filters = [[p for p in own_filters(table) if _only_tests(p)] for table in found]
-        if len(filters) >= 2 and all(filters):
+        filters = [_filters(table, types) for table in found]
+        if filters and all(filters):
             body = ctes[position].this
             union = isinstance(body.unnest(), exp.SetOperation)
             _restrict(body, filters, _of_one_type(query, position, catalogue) if union else None)
     return query
+
+
+def _filters(table: exp.Table, types: _Types, told: Collection[str] = ()) -> list[exp.Expr]:
+    """Return tests of a table's own columns that every row used of it passes, those of columns that are equal to them
+    in all such rows included. ``types`` returns those of columns; ``told`` are aliases that were asked already."""
+    found = [p for p in own_filters(table) if _only_tests(p)]
+    others = {t.alias_or_name: t for t in _neighbours(table)}
+    for mine, its in _ties(table):
+        if its.table not in others or its.table in told:
+            continue
+        for test in _filters(others[its.table], types, {*told, table.alias_or_name}):
+            if {(c.table, c.name) for c in test.find_all(exp.Column)} == {(its.table, its.name)}:
+                kinds = [types().get(id(column), (column, None))[1] for column in (mine, its)]
+                if kinds[0] is not None and kinds[0] == kinds[1] and not kinds[0].is_type(*_UNKNOWN):
+                    found.append(
+                        test.transform(lambda n, c=mine: c.copy() if isinstance(n, exp.Column) else n)
+                    )
+    return list(dict.fromkeys(found))
+
+
+def _neighbours(table: exp.Table) -> Iterator[exp.Table]:
+    """Iterate over the other tables of a table's SELECT."""
+    select = cast("exp.Expr", table.parent).parent
+    items = [select.args.get("from_"), *(select.args.get("joins") or ())] if select is not None else []
+    yield from (
+        i.this for i in items if i is not None and isinstance(i.this, exp.Table) and i.this is not table
+    )
+
+
+def _ties(table: exp.Table) -> Iterator[tuple[exp.Column, exp.Column]]:
+    """Iterate over the columns of a table, and those of others that they are equal to in every row used of it."""
+    alias = table.alias_or_name
+    for test in _deciding(table):
+        sides = (test.this, test.expression) if isinstance(test, exp.EQ) else ()
+        if sides and all(isinstance(side, exp.Column) for side in sides):
+            left, right = sides
+            if (left.table == alias) != (right.table == alias):
+                yield (left, right) if left.table == alias else (right, left)
+
+
+def _types(query: exp.Query, catalogue: Catalogue) -> dict[int, tuple[exp.Column, exp.DataType]]:
+    """Return columns and their types, as far as they can be told, by id(column)."""
+    typed = query.copy()
+    try:
+        schema = cast("dict[str, Any]", catalogue.schema())
+        typed = annotate_types(typed, schema=schema, dialect="spark")
+    except SqlglotError:
+        return {}
+    pairs = zip(query.find_all(exp.Column), typed.find_all(exp.Column), strict=True)
+    return {id(own): (own, same.type) for own, same in pairs if isinstance(same.type, exp.DataType)}
 
 
 def _of_one_type(query: exp.Query, position: int, catalogue: Catalogue) -> Collection[str]:
@@ -71,6 +129,12 @@ def _of_one_type(query: exp.Query, position: int, catalogue: Catalogue) -> Colle
 
 def own_filters(table: exp.Table) -> list[exp.Expr]:
     """Return the conjuncts on ``table`` alone that every row used of it passes. Columns must be qualified."""
+    alias = table.alias_or_name
+    return [p for p in _deciding(table) if _aliases(p) == {alias}]
+
+
+def _deciding(table: exp.Table) -> list[exp.Expr]:
+    """Return the conjuncts that every row used of ``table`` passes, with rows of others."""
     item = table.parent
     select = item.parent if item is not None else None
     if not isinstance(item, exp.From | exp.Join) or not isinstance(select, exp.Select):
@@ -97,8 +161,7 @@ def own_filters(table: exp.Table) -> list[exp.Expr]:
         for join in joins:
             if join is not item and not join.side and join.kind in ("", "INNER", "CROSS"):
                 parts += conjuncts(join.args.get("on"))
-    alias = table.alias_or_name
-    return [p for p in parts if not has_subquery(p) and not is_volatile(p) and _aliases(p) == {alias}]
+    return [p for p in parts if not has_subquery(p) and not is_volatile(p)]
 
 
 def _aliases(node: exp.Expr) -> set[str]:

@@ -24,10 +24,9 @@ from ebbflow.infra.spark.native.catalyst import (
 )
 from ebbflow.infra.spark.native.exchange.costs import PAYS, Size, bytes_read, scan_sizes, sooner, waves_cost
 from ebbflow.infra.spark.native.exchange.program import Program, Slice
-from ebbflow.infra.spark.native.exchange.within import within
 from ebbflow.infra.spark.native.expressions import Typed
-from ebbflow.infra.spark.native.narrowing import columns, narrowings, pushed
-from ebbflow.infra.spark.native.programs import result
+from ebbflow.infra.spark.native.narrowing import columns
+from ebbflow.infra.spark.native.programs import cut_of, result
 from ebbflow.infra.spark.native.statements import PARTS, Above, Query, Writer
 from ebbflow.infra.spark.native.worker import Done, Part
 from ebbflow.infra.storage.files import FileEntry
@@ -260,7 +259,7 @@ class _Dividing:
             _, groups = own.grouped(node)
             if groups.calls.whole:
                 raise NotNativeError("it cannot be merged")
-            first, gathers = groups.sliced(own.query(below).source)[1:-1], bool(groups.calls.values)
+            first, gathers = own.sliced(node, groups)[1:-1], bool(groups.calls.values)
         else:
             rows = own.query(below)
             first = f"SELECT DISTINCT {', '.join(c.column for c in rows.columns)} FROM {rows.source}"
@@ -270,14 +269,14 @@ class _Dividing:
         view = max(divisible(source), key=self._size, default=None)
         sliced = None if view is None else own.number_of(view)
         root = source if others else below  # columns above a union have the names of its first part's
-        found = () if view is None else narrowings(exchanger.plan, root, view, own.number_of)
+        cut = {} if view is None else cut_of(own, exchanger.plan, root, view)
         scans = {number: self.made.scans[number] for number in self.scans_of(first)}
-        narrowed = tuple(
-            one._replace(others=tuple(pair for pair in one.others if pair[0] in scans)) for one in found
+        cut["narrowings"] = tuple(
+            one._replace(others=tuple(pair for pair in one.others if pair[0] in scans))
+            for one in cut.get("narrowings", ())
         )
         used = exchanger.used(first)
-        own_tests = () if view is None else within(pushed(root, view), view)
-        return Program(scans, sliced, first, "", first, (), narrowed, own_tests, gathers=gathers, used=used)
+        return Program(scans, sliced, first, "", first, (), **cut, gathers=gathers, used=used)
 
     def _table(self, view: Node) -> str:
         return self.made.scans[self.writer.number_of(view)]

@@ -13,6 +13,7 @@ from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native.catalyst import NotNativeError, resolved
 from ebbflow.infra.spark.native.exchange.costs import Exchanged
 from ebbflow.infra.spark.native.exchange.hashes import BUCKET
+from ebbflow.infra.spark.native.exchange.merging import merging
 from ebbflow.infra.spark.native.exchange.program import Program, Slice
 from ebbflow.infra.spark.native.exchange.waves import Waves, waves
 from ebbflow.infra.spark.native.programs import program
@@ -84,6 +85,25 @@ def sliced(connection: duckdb.DuckDBPyConnection, made: Program, tables: Path, n
         parts.append(f"{name}{part}")
     connection.execute(f"CREATE OR REPLACE VIEW s{made.sliced} AS SELECT * FROM read_parquet('{path}')")
     return parts
+
+
+def by_several(made: Program, tables: Path) -> list[list[tuple[Any, ...]]]:
+    """Return the rows of a program whose groups several tasks merge, if that can be."""
+    several = merging(made, made.merge) if made.sliced is not None and not made.full else None
+    if several is None:
+        return []
+    with duckdb.connect() as connection:
+        for number, name in made.scans.items():
+            path = tables / f"{name}.parquet"
+            connection.execute(f"CREATE VIEW s{number} AS SELECT * FROM read_parquet('{path}')")
+        merged(connection, "", sliced(connection, made, tables, "part"), {})
+        parts = several.parts(Relation("parts", "file", (), ()), 2)
+        try:
+            for number, part in enumerate(parts):
+                connection.execute(f"CREATE TABLE share{number} AS {part.statement}")
+            return [merged(connection, several.split.merge, ["share0", "share1"], {})]
+        except (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException) as error:
+            raise AssertionError(f"{error}\n{several}") from error
 
 
 def divided_in_waves(made: Program) -> Waves | None:
@@ -218,12 +238,12 @@ def outcome(session: Any, tables: Path, sql: str) -> str:
         return "no statement"
     try:
         made = program(resolved(frame), relations.columns(frame), SIZES, escapes=False)
-        found, waved = answers(made, tables), in_waves(made, tables)
+        found, others = answers(made, tables), [*in_waves(made, tables), *by_several(made, tables)]
     except NotNativeError as error:
         return str(error)
     except duckdb.Error:
         return "left to Spark"
     expected = ordered([tuple(row) for row in frame.collect()])
-    for rows in [*found, *waved]:
+    for rows in [*found, *others]:
         assert ordered(rows) == expected, f"{sql}\n{made.whole}"
     return "united" if made.arms else "equal" if len(found) < 3 else "exchanged"

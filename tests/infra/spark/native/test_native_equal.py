@@ -16,6 +16,7 @@ from hypothesis import settings
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.native.catalyst import resolved
+from ebbflow.infra.spark.native.exchange.merging import Merging, merging
 from ebbflow.infra.spark.native.programs import program
 from tests.infra.spark.native.answers import (
     KINDS,
@@ -76,10 +77,90 @@ def test_unions_are_computed_part_by_part(spark: SparkEngine, folder: Path) -> N
     assert seen["united"] > settings().max_examples / 4, seen
 
 
-@pytest.mark.parametrize("sets", ["ROLLUP(s, b)", "CUBE(s, b)", "GROUPING SETS ((s), (s), (b, s), ())"])
-def test_sets_of_groups_are_computed_natively(spark: SparkEngine, folder: Path, sets: str) -> None:
-    sql = f"SELECT s, b, grouping(s) AS g, count(*) AS n, sum(e) AS v FROM one GROUP BY {sets}"
-    assert outcome(sessions(spark, folder)["tame"], folder / "tame", sql) == "equal"
+@pytest.mark.parametrize(
+    ("sets", "rolled_up"),
+    {
+        "ROLLUP(s, b)": True,
+        "CUBE(s, b, k)": True,
+        "'x', ROLLUP(s, b)": True,
+        "GROUPING SETS ((s), (b), (b, s), ())": True,
+        "GROUPING SETS ((s), (b))": False,
+        "GROUPING SETS ((s), (s), (b, s), ())": True,
+    }.items(),
+)
+@pytest.mark.parametrize("rows", ["one", "one WHERE i > 100 AND i < 3"])
+def test_sets_of_groups_are_computed_natively(
+    spark: SparkEngine, folder: Path, sets: str, rolled_up: bool, rows: str
+) -> None:
+    items = "count(*) AS n, count(b) AS c, sum(e) AS v, avg(i) AS m, max(t) AS x, count(DISTINCT i) AS d"
+    sql = f"SELECT s, b, {items}, sum(i) FILTER (WHERE b) AS w, stddev(i) AS z FROM {rows} GROUP BY {sets}"
+    session = sessions(spark, folder)["tame"]
+    assert outcome(session, folder / "tame", sql) == "equal"
+    frame = session.sql(sql)
+    made = program(resolved(frame), relations.columns(frame), SIZES, escapes=False)
+    assert ("FROM r0" in made.first, "unnest(range(" in made.first) == (rolled_up, not rolled_up)
+
+
+RANKED = {
+    "the first ones of each": ("SELECT k, i FROM (SELECT k, i, {r} AS r FROM one) WHERE r <= 2", True),
+    "the first of each, by another name": (
+        "SELECT n FROM (SELECT r AS n, i FROM (SELECT i, {r} AS r FROM one) WHERE i > 0) WHERE n = 1", True),
+    "of groups": ("SELECT * FROM (SELECT k, i, {r} AS r FROM one GROUP BY k, i) WHERE r < 3 AND i > 5", True),
+    "all": ("SELECT k, i, {r} AS r FROM one", False),
+    "the last ones": ("SELECT k FROM (SELECT k, {r} AS r FROM one) WHERE r >= 2", False),
+    "some, beside a sum of all": (
+        "SELECT k, s FROM (SELECT k, {r} AS r, sum(i) OVER (PARTITION BY k) AS s FROM one) WHERE r <= 2", False),
+    "some, below a sum of all": (
+        "SELECT s FROM (SELECT r, sum(k) OVER () AS s FROM (SELECT k, {r} AS r FROM one)) WHERE r <= 2", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", ["rank()", "dense_rank()"])
+@pytest.mark.parametrize(("sql", "limited"), RANKED.values(), ids=RANKED)
+def test_slices_keep_rows_of_the_first_ranks(
+    spark: SparkEngine, folder: Path, sql: str, limited: bool, rank: str
+) -> None:
+    text = sql.format(r=f"{rank} OVER (PARTITION BY k ORDER BY i DESC)")
+    for kind in ("tame", "repeated"):
+        session = sessions(spark, folder)[kind]
+        assert outcome(session, folder / kind, text) in ("equal", "exchanged")
+    frame = session.sql(text)
+    made = program(resolved(frame), relations.columns(frame), SIZES, escapes=False)
+    several = merging(made, made.merge)
+    first = made.first if several is None else several.split.first
+    assert f"{rank} OVER" in made.merge
+    assert (f"{rank} OVER" in first) == limited
+
+
+def test_several_tasks_merge_groups(spark: SparkEngine, folder: Path) -> None:
+    session = sessions(spark, folder)["tame"]
+
+    def found(sql: str) -> Merging | None:
+        assert outcome(session, folder / "tame", sql) == "equal"
+        frame = session.sql(sql)
+        made = program(resolved(frame), relations.columns(frame), SIZES, escapes=False)
+        return merging(made, made.merge)
+
+    grouped = "SELECT k, b, count(DISTINCT i) AS n, avg(e) AS v FROM one GROUP BY k, b"
+    by_keys = found(grouped)
+    assert by_keys is not None
+    assert (by_keys.by, by_keys.split.merge) == (("g0", "g1"), "")
+    windowed = f"SELECT *, sum(n) OVER (PARTITION BY k) AS s FROM ({grouped}) ORDER BY s, k, b, n, v LIMIT 9"
+    by_partition = found(windowed)
+    assert by_partition is not None
+    assert by_partition.by == ("g0",)
+    assert "OVER" in by_partition.split.first
+    assert "OVER" not in by_partition.split.merge
+    assert found("SELECT count(*) AS n FROM one") is None
+    assert found(f"SELECT k FROM ({grouped}) WHERE v > (SELECT avg(i) FROM two)") is None
+
+
+def test_sums_of_doubles_are_not_rolled_up(spark: SparkEngine, folder: Path) -> None:
+    frame = sessions(spark, folder)["tame"].sql(
+        "SELECT s, sum(CAST(i AS DOUBLE)) AS v FROM one GROUP BY ROLLUP(s)"
+    )
+    made = program(resolved(frame), relations.columns(frame), SIZES, escapes=False)
+    assert "unnest(range(" in made.first
 
 
 @pytest.mark.parametrize(
