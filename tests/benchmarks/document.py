@@ -56,6 +56,8 @@ def main() -> None:
             parts.append(document_sql.section(_read(f"sql-{name}"), name))
     if all((FOLDER / f"sql-{name}.json").exists() for name in document_sql.SCALED):
         parts.append(document_sql.scaling(*(_read(f"sql-{name}") for name in document_sql.SCALED)))
+    if all((FOLDER / f"sql-{name}.json").exists() for name in document_sql.FAULTS):
+        parts.append(document_sql.faults(*(_read(f"sql-{name}") for name in document_sql.FAULTS)))
     for engine in ("spark", "duckdb"):
         if (FOLDER / f"tpch-{engine}.json").exists():
             parts.append(_tpch(_read(f"tpch-{engine}")))

@@ -6,31 +6,19 @@ from typing import Any
 
 _SUITES = {"tpch": "TPC-H", "tpcds": "TPC-DS"}
 # a suite, and what tells a result from another of its suite
-RESULTS = (
-    "tpch-tuned",
-    "tpch-tuned-sf5",
-    "tpch-tuned-sf20",
-    "tpch",
-    "tpch-sf20",
-    "tpcds-tuned-sf10",
-    "tpcds",
-)
+RESULTS = ("tpch-tuned", "tpch-tuned-sf5", "tpch-tuned-sf20", "tpcds-tuned-sf10")
+FAULTS = ("tpch-faults-sf20", "tpch-tuned-sf20")  # Ebbflow's own runs under faults, and those beside Spark
 SCALED = ("tpch-1-worker", "tpch-4-workers")  # two results that differ in the number of workers
 
 
 def section(found: dict[str, Any], name: str) -> str:
-    """Return the section of the result ``name``: of the first with the method, of others with what differs."""
+    """Return the section of the result ``name``."""
     suite = name.partition("-")[0]
-    first = name == "tpch"
-    title = "SQL against tuned Spark" if "tuned" in found["setup"] else "SQL against plain Spark"
-    method = _tuned(found) if "tuned" in found["setup"] else _method(found) if first else _as_above(found)
-    return f"""## {_SUITES[suite]}{_scale(found, suite)}: {title} while workers come and go
+    return f"""## {_SUITES[suite]}{_scale(found, suite)}: SQL against tuned Spark while workers come and go
 
 `{_command(found)}`
 
-{method}
-
-{_bars(found) if first else ""}
+{_tuned(found)}
 
 {_schedules(found)}
 
@@ -43,25 +31,6 @@ of the better plain system in brackets:
 
 {_losses(found)}
 """
-
-
-def _method(found: dict[str, Any]) -> str:
-    setup = found["setup"]
-    return f"""\
-Three systems take turns on the same warm application, cluster and files: Spark SQL with its own SQL settings and
-adaptive execution (`spark`), the same with cost-based optimiser, column statistics, join reordering and graceful
-decommissioning on a notice (`spark-cbo`), and Ebbflow. {setup["workers"]} one-core workers on loopback,
-{setup["cap"]}; {setup["machine"]}; Spark {setup["spark"]}{_archive(setup)}. `python -m tests.benchmarks.sql --help`
-says what the schedules do. A time is from the SQL text to the whole Parquet result, each answer compared with
-DuckDB's; a
-ratio is Ebbflow's time over that of the better plain system.
-
-What is prepared before any time is taken: column statistics for `spark-cbo` (ANALYZE) and for Ebbflow (footers and
-samples). What every run finds: its own code compiled, because each system has run each query before, and before
-every disturbed run once more, undisturbed, on the workers that replace the lost ones. Ebbflow is told how often
-workers are lost, and remembers what its stages took in earlier runs; it reuses no result. Undisturbed rounds come
-before disturbed ones. Ebbflow was worked on meanwhile: rounds of several days are not all of one state of its code.
-{setup.get("note", "")}"""
 
 
 def _tuned(found: dict[str, Any]) -> str:
@@ -78,13 +47,6 @@ DuckDB's.
 {setup.get("note", "")}"""
 
 
-def _as_above(found: dict[str, Any]) -> str:
-    setup = found["setup"]
-    return f"""\
-Measured as TPC-H at scale factor 5, above: {setup["workers"]} workers, {setup["cap"]}; {setup["machine"]}.
-{setup.get("note", "")}"""
-
-
 def _scale(found: dict[str, Any], suite: str) -> str:
     """Return the scale factor that the folder of the tables names, or nothing."""
     named = re.search(r"sf([\d.]+)", found["setup"]["tables"].get(suite, ""))
@@ -97,6 +59,7 @@ def _archive(setup: dict[str, Any]) -> str:
 
 def _command(found: dict[str, Any]) -> str:
     setup, cases = found["setup"], found["cases"]
+    cases = cases + found.get("alone", [])
     suites = list(dict.fromkeys(c["suite"] for c in cases))
     queries = ",".join(dict.fromkeys(f"{c['suite']}:{c['query']}" for c in cases))
     schedules = ",".join(dict.fromkeys(c["schedule"] for c in cases))
@@ -109,18 +72,6 @@ def _command(found: dict[str, Any]) -> str:
     words = [f"--{k} {v}" for k, v in options.items()] + [f"--conf {k}={v}" for k, v in setup["conf"].items()]
     words += ["--first-runs"] if setup.get("first_runs") else []
     return " ".join(["python -m tests.benchmarks.sql", *words])
-
-
-def _bars(found: dict[str, Any]) -> str:
-    verdicts = {True: "yes", False: "no", None: "not measured"}
-    rows = [
-        f"| {b['name']} | {_figure(b['value'])} | {'≥' if b['at_least'] else '≤'} {b['bar']:.2f} "
-        f"| {verdicts[b['holds']]} |"
-        for b in found["bars"]
-    ]
-    return "\n".join(
-        ["| over TPC-H's multi-join queries | measured | must be | holds |", "|---|---|---|---|", *rows]
-    )
 
 
 def _schedules(found: dict[str, Any]) -> str:
@@ -188,22 +139,22 @@ def _figure(value: float | str | None) -> str:
 def scaling(few: dict[str, Any], many: dict[str, Any]) -> str:
     """Return the section on how much faster undisturbed queries are with more workers: of the ten that take Ebbflow
     longest with few."""
-    runs = [
-        {(c["suite"], c["query"]): c for c in found["cases"] if c["schedule"] == "none"}
-        for found in (few, many)
-    ]
+    runs = [_seconds(found, "none") for found in (few, many)]
     both = [key for key in runs[0] if key in runs[1]]
-    longest = sorted(both, key=lambda key: -_median(runs[0][key], "ebbflow"))[:10]
+    longest = sorted(both, key=lambda key: -runs[0][key]["ebbflow"])[:10]
     gains: dict[str, list[float]] = {"ebbflow": [], "better": []}
     lines = []
     for key in sorted(longest):
         cells = []
         for system, gained in gains.items():
-            before, after = (_median(found[key], system) for found in runs)
-            gained.append(before / after)
-            cells.append(f"{_figure(before)} | {_figure(after)} | {_figure(gained[-1])}")
+            before, after = (found[key].get(system) for found in runs)
+            if before and after:
+                gained.append(before / after)
+            cells.append(
+                f"{_figure(before)} | {_figure(after)} | {_figure(before and after and before / after)}"
+            )
         lines.append(f"| {key[0]} Q{key[1]} | {' | '.join(cells)} |")
-    ours, theirs = (statistics.median(gained) for gained in gains.values())
+    ours, theirs = (_figure(statistics.median(gained)) if gained else "–" for gained in gains.values())
     sizes = [found["setup"]["workers"] for found in (few, many)]
     table = "\n".join(lines)
     return f"""## From {sizes[0]} to {sizes[1]} workers
@@ -212,8 +163,8 @@ def scaling(few: dict[str, Any], many: dict[str, Any]) -> str:
 
 The same with `--workers {sizes[1]}`, and both summaries copied to `docs/benchmarks/sql-{SCALED[0]}.json` and
 `sql-{SCALED[1]}.json`. Undisturbed, {few["setup"]["cap"]}, {few["setup"]["machine"]}; median seconds of the ten
-queries that take Ebbflow longest. {sizes[1]} workers are {ours:.2f} times as fast in the median (at least 2.8 must
-hold), the better tuned Spark on them {theirs:.2f} times.
+queries that take Ebbflow longest. {sizes[1]} workers are {ours} times as fast in the median (at least 2.8 must
+hold), the better tuned Spark on them {theirs} times. {few["setup"].get("note", "")}
 
 | query | Ebbflow, {sizes[0]} | {sizes[1]} | times faster | better Spark, {sizes[0]} | {sizes[1]} | times faster |
 |---|---|---|---|---|---|---|
@@ -221,5 +172,44 @@ hold), the better tuned Spark on them {theirs:.2f} times.
 """
 
 
-def _median(case: dict[str, Any], system: str) -> float:
-    return float(case["systems"][case["better"] if system == "better" else system]["seconds"])
+def faults(found: dict[str, Any], beside: dict[str, Any]) -> str:
+    """Return the section on Ebbflow's own runs under faults, beside undisturbed ones of both systems."""
+    schedules = [s for s in dict.fromkeys(one["schedule"] for one in found["alone"]) if s != "none"]
+    quiet, spark = _seconds(found, "none"), _seconds(beside, "none")
+    times = {schedule: _seconds(found, schedule) for schedule in schedules}
+    lines = []
+    for key, own in quiet.items():
+        cells = [f"{key[0]} Q{key[1]}", _figure(spark[key]["better"]), _figure(own["ebbflow"])]
+        for schedule in schedules:
+            seconds = times[schedule][key]["ebbflow"]
+            cells += [_figure(seconds), _figure(seconds / spark[key]["better"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    heads = " | ".join(f"{schedule} | over Spark undisturbed" for schedule in schedules)
+    table = "\n".join(lines)
+    return f"""## Queries that lose a worker half-way, at scale factor 20
+
+`{_command(found)} --systems ebbflow`
+
+The three workers of the sections above. Where Ebbflow runs alone, schedules are scaled by its own undisturbed time:
+the worker is lost at half of it, not at half of plain Spark's, when Ebbflow has long been done. Seconds, medians of
+{found["setup"]["pairs"]} runs, each answer compared with DuckDB's. Plain Spark's are those without a fault, of the
+section on that scale factor: with one it takes longer. {found["setup"].get("note", "")}
+
+| query | Spark undisturbed | undisturbed | {heads} |
+|---|---|---|{"---|---|" * len(schedules)}
+{table}
+"""
+
+
+def _seconds(found: dict[str, Any], schedule: str) -> dict[tuple[str, int], dict[str, float]]:
+    """Return by query the seconds of Ebbflow, and of the better plain system where one has run."""
+    seconds = {
+        (one["suite"], one["query"]): {"ebbflow": float(one["seconds"])}
+        for one in found.get("alone", ())
+        if one["schedule"] == schedule
+    }
+    for case in found["cases"]:
+        if case["schedule"] == schedule:
+            systems = {"ebbflow": case["systems"]["ebbflow"], "better": case["systems"][case["better"]]}
+            seconds[case["suite"], case["query"]] = {n: float(one["seconds"]) for n, one in systems.items()}
+    return seconds

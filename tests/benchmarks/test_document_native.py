@@ -69,3 +69,17 @@ def test_what_a_query_takes_longer_than_a_session_with_the_same_statement() -> N
     assert "8.0 s from the start" in text
     assert "same statement, 6.5 s" in text
     assert "pairs is 1.50 s (worst 2.00)" in text
+
+
+def test_runs_that_lose_a_worker_stand_beside_undisturbed_ones() -> None:
+    setup = {"tables": {"tpch": "sf20"}, "pairs": 2, "workers": 3, "cpus": 0.5, "memory": "2g", "seed": 1}
+    case = {"suite": "tpch", "query": 9, "schedule": "none", "better": "spark-tuned"}
+    beside = case | {"systems": {"ebbflow": {"seconds": 11.0}, "spark-tuned": {"seconds": 60.0}}}
+    alone = [
+        {"suite": "tpch", "query": 9, "schedule": schedule, "seconds": seconds}
+        for schedule, seconds in (("none", 10.0), ("kill", 15.0), ("notice", 12.0))
+    ]
+    found = {"cases": [], "alone": alone, "setup": setup | {"conf": {}}}
+    text = document_sql.faults(found, {"cases": [beside]})
+    assert "| tpch Q9 | 60.00 | 10.00 | 15.00 | 0.25 | 12.00 | 0.20 |" in text
+    assert "--queries tpch:9 --schedules none,kill,notice" in text

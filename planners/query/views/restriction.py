@@ -58,22 +58,33 @@ def restrict_views(query: exp.Query, catalogue: Catalogue) -> exp.Query:
     return query
 
 
-def _filters(table: exp.Table, types: _Types, told: Collection[str] = ()) -> list[exp.Expr]:
+def _filters(table: exp.Table, types: _Types) -> list[exp.Expr]:
     """Return tests of a table's own columns that every row used of it passes, those of columns that are equal to them
-    in all such rows included. ``types`` returns those of columns; ``told`` are aliases that were asked already."""
+    in all such rows included. ``types`` returns those of columns."""
     found = [p for p in own_filters(table) if _only_tests(p)]
     others = {t.alias_or_name: t for t in _neighbours(table)}
-    for mine, its in _ties(table):
-        if its.table not in others or its.table in told:
+    ways, seen = [tie for tie in _ties(table) if tie[1].table in others], set[tuple[str, str, str]]()
+    while ways:  # from a column of the table to one that it is equal to
+        mine, *_, its = way = ways.pop()
+        if (known := (mine.name, its.table, its.name)) in seen:
             continue
-        for test in _filters(others[its.table], types, {*told, table.alias_or_name}):
-            if {(c.table, c.name) for c in test.find_all(exp.Column)} == {(its.table, its.name)}:
-                kinds = [types().get(id(column), (column, None))[1] for column in (mine, its)]
-                if kinds[0] is not None and kinds[0] == kinds[1] and not kinds[0].is_type(*_UNKNOWN):
-                    found.append(
-                        test.transform(lambda n, c=mine: c.copy() if isinstance(n, exp.Column) else n)
-                    )
+        seen.add(known)
+        other = others[its.table]
+        for test in own_filters(other):
+            columns = list(test.find_all(exp.Column))
+            if {c.name for c in columns} == {its.name} and _only_tests(test) and _alike(way, types()):
+                found.append(test.transform(lambda n, c=mine: c.copy() if isinstance(n, exp.Column) else n))
+        ways += [
+            (*way, more) for same, more in _ties(other) if same.name == its.name and more.table in others
+        ]
     return list(dict.fromkeys(found))
+
+
+def _alike(columns: Sequence[exp.Column], types: Mapping[int, tuple[exp.Column, exp.DataType]]) -> bool:
+    """Tell whether columns have one type, which is known."""
+    kinds = [types[id(column)][1] for column in columns if id(column) in types]
+    known = len(kinds) == len(columns) and not kinds[0].is_type(*_UNKNOWN)
+    return known and all(kind == kinds[0] for kind in kinds)
 
 
 def _neighbours(table: exp.Table) -> Iterator[exp.Table]:

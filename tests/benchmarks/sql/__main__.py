@@ -41,7 +41,8 @@ first round only the plain Spark that was fastest there continues
 
     ebbflow    planner qoop, an empty store, statistics cached beforehand
 
-[b]What happens meanwhile[/b], scaled by the time that spark takes undisturbed (measured first):
+[b]What happens meanwhile[/b], scaled by the time that spark takes undisturbed, or ebbflow where it
+runs alone (measured first):
 
     none             nothing
 

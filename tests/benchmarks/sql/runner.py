@@ -206,8 +206,10 @@ class Bench:
                 self._one(rig, Run(self.plan.queries[0], "none", -1, system), 0, 0.0)
 
     def _baseline(self, rig: TestCluster, query: Query) -> None:
-        """Let every system run the query once, then measure plain Spark; its median scales the schedules."""
-        order: list[System] = [*self.plan.systems, *(["spark"] * self._baselines)]  # type: ignore[list-item]
+        """Let every system run the query once, then measure plain Spark, or Ebbflow where that runs alone; the median
+        scales the schedules."""
+        measured: System = "ebbflow" if self.plan.systems == ("ebbflow",) else "spark"
+        order: list[System] = [*self.plan.systems, *([measured] * self._baselines)]
         walls = []
         for number, system in enumerate(order):
             run = Run(query, "none", -1, system)
@@ -217,7 +219,7 @@ class Bench:
             if number >= len(self.plan.systems):
                 if not record.ok:
                     raise EbbflowError(
-                        f"plain Spark cannot run {query.name} ({record.error}): leave it out with --queries"
+                        f"{measured} cannot run {query.name} ({record.error}): leave it out with --queries"
                     )
                 walls.append(record.wall)
         self._journal.add_span(query, statistics.median(walls) if walls else record.wall)

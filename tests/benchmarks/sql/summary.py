@@ -129,6 +129,20 @@ def cases(records: Iterable[Record]) -> list[Case]:
     return found
 
 
+def alone(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return the median seconds of Ebbflow's runs of cases that no plain system has run."""
+    chosen = list(records)
+    others = {record.case for record in chosen if record.system != "ebbflow"}
+    seconds: defaultdict[tuple[str, int, str], list[float]] = defaultdict(list)
+    for record in chosen:
+        if record.case not in others:
+            seconds[record.case].append(record.seconds)
+    return [
+        {"suite": suite, "query": query, "schedule": schedule, "seconds": statistics.median(found)}
+        for (suite, query, schedule), found in seconds.items()
+    ]
+
+
 def summarise(journal: Journal) -> dict[str, Any]:
     """Return everything as JSON values; infinite numbers are the text ``inf``."""
     found = cases(journal.records.values())
@@ -151,6 +165,7 @@ def summarise(journal: Journal) -> dict[str, Any]:
                 if (chosen := [c for c in found if c.suite == suite and c.schedule == schedule])
             ],
             "cases": [_case(c, journal, workers) for c in found],
+            "alone": alone(journal.records.values()),
         }
     )
 

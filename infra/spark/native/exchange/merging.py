@@ -96,9 +96,7 @@ def _apart(plan: Node, aggregate: Node, groups: Groups) -> tuple[Node, tuple[str
                 n.attribute.id for n in node.expressions("partitionSpec") if n.kind == "AttributeReference"
             }
             common = by & {names[column] for column in columns if column in names}
-            if (
-                not common or ranked(last(plan), node) is not None
-            ):  # few rows of a share are left by themselves
+            if not common or ranked(last(plan), node) is not None:  # of which few rows of each share are left
                 break
             top, by = node, common
         elif node.kind != "Filter" and node.kind not in PASSED:

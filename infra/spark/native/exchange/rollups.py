@@ -51,9 +51,11 @@ class Sets:
             return None
         texts = (*groups.keys, *groups.calls.parts, *groups.calls.values)
         read = {name for text in texts for name in re.findall(r"\bc\d+\b", text)}
+        values = {place: {row[place] for row in self.texts} for name, place in places.items() if name in read}
+        if any(len(some) > 1 for place, some in values.items() if place not in keys):
+            return None
         finest = self.texts[sets[0].number]
-        columns = zip(self.columns, finest, strict=True)
-        rows = ", ".join(f"{text} AS {column.column}" for column, text in columns if column.column in read)
+        rows = ", ".join(f"{finest[place]} AS {self.columns[place].column}" for place in values)
         named, before = list[str](), list[tuple[str, _Set]]()
         for number, one in enumerate(sets):
             parent = next((name for name, other in reversed(before) if one.keys <= other.keys), "")
