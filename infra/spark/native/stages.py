@@ -18,9 +18,9 @@ from ebbflow.infra.spark.native.catalyst import NotDoneError, NotNativeError, re
 from ebbflow.infra.spark.native.exchange import costs, hashes
 from ebbflow.infra.spark.native.exchange.costs import ByHash
 from ebbflow.infra.spark.native.exchange.division import Division, Way
-from ebbflow.infra.spark.native.exchange.merging import FEW, merging
+from ebbflow.infra.spark.native.exchange.merging import MANY, merging
 from ebbflow.infra.spark.native.exchange.program import Program
-from ebbflow.infra.spark.native.exchange.waves import Waves
+from ebbflow.infra.spark.native.exchange.waves import MERGED, Waves
 from ebbflow.infra.spark.native.objects import (
     check_places,
     mark,
@@ -217,8 +217,11 @@ class NativeStages:
         if not split.merge:
             return _summed(done, every, len(every))
         rows = sum(d.rows for d in done)
-        if rows > FEW and (several := merging(made, split.merge)) is not None:
-            parts = several.parts(_written(job, parts), min(self._cores, rows // FEW + 1))
+        tasks = min(self._cores, rows // MANY + 1)
+        if rows > MANY and sum(info.size for info in _infos(job, parts)) > MERGED:
+            raise NotDoneError("slices have found too many rows for one task")
+        if tasks > 1 and (several := merging(made, split.merge)) is not None:
+            parts = several.parts(_written(job, parts), tasks)
             done, split = self._job(job, parts, cancelled), several.split
             every += done
             if not split.merge:
@@ -308,6 +311,11 @@ class NativeStages:
         if tasks not in rdds:
             rdds[tasks] = self._context.parallelize([], tasks)
         return list(rdds[tasks].mapPartitionsWithIndex(work.run).collect())
+
+
+def _infos(job: StageJob, parts: Sequence[Part]) -> list[Any]:
+    """Return what the file system tells of what tasks have written."""
+    return list(job.output.fs().get_file_info([job.output.path(part.file) for part in parts]))
 
 
 def _written(job: StageJob, parts: Sequence[Part]) -> Relation:

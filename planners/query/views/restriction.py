@@ -7,6 +7,7 @@ one of all that joins make equal to its column, too (J. Ullman, Principles of Da
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import date
 from functools import cache
 from typing import Any, cast
 
@@ -63,7 +64,8 @@ def _filters(table: exp.Table, types: _Types) -> list[exp.Expr]:
     in all such rows included. ``types`` returns those of columns."""
     found = [p for p in own_filters(table) if _only_tests(p)]
     others = {t.alias_or_name: t for t in _neighbours(table)}
-    ways, seen = [tie for tie in _ties(table) if tie[1].table in others], set[tuple[str, str, str]]()
+    seen = set[tuple[str, str, str]]()
+    ways: list[tuple[exp.Column, ...]] = [tie for tie in _ties(table) if tie[1].table in others]
     while ways:  # from a column of the table to one that it is equal to
         mine, *_, its = way = ways.pop()
         if (known := (mine.name, its.table, its.name)) in seen:
@@ -72,7 +74,8 @@ def _filters(table: exp.Table, types: _Types) -> list[exp.Expr]:
         other = others[its.table]
         for test in own_filters(other):
             columns = list(test.find_all(exp.Column))
-            if {c.name for c in columns} == {its.name} and _only_tests(test) and _alike(way, types()):
+            same = {c.name for c in columns} == {its.name} and _only_tests(test)
+            if same and (kind := _alike(way, types())) is not None and _suits(test, kind):
                 found.append(test.transform(lambda n, c=mine: c.copy() if isinstance(n, exp.Column) else n))
         ways += [
             (*way, more) for same, more in _ties(other) if same.name == its.name and more.table in others
@@ -80,11 +83,47 @@ def _filters(table: exp.Table, types: _Types) -> list[exp.Expr]:
     return list(dict.fromkeys(found))
 
 
-def _alike(columns: Sequence[exp.Column], types: Mapping[int, tuple[exp.Column, exp.DataType]]) -> bool:
-    """Tell whether columns have one type, which is known."""
+def _alike(
+    columns: Sequence[exp.Column], types: Mapping[int, tuple[exp.Column, exp.DataType]]
+) -> exp.DataType | None:
+    """Return the one type that columns have; ``None``: they have several, or it is not known."""
     kinds = [types[id(column)][1] for column in columns if id(column) in types]
     known = len(kinds) == len(columns) and not kinds[0].is_type(*_UNKNOWN)
-    return known and all(kind == kinds[0] for kind in kinds)
+    return kinds[0] if known and all(kind == kinds[0] for kind in kinds) else None
+
+
+def _suits(test: exp.Expr, kind: exp.DataType) -> bool:
+    """Tell whether all constants of a test are of a type's own kind: of other rows it cannot fail then."""
+    texts, numbers = kind.is_type(*exp.DataType.TEXT_TYPES), kind.is_type(*exp.DataType.NUMERIC_TYPES)
+    for constant in _constants(test):
+        plain = constant.this if isinstance(constant, exp.Neg) else constant
+        dated = (
+            isinstance(constant, exp.Cast) and isinstance(constant.this, exp.Literal) and constant.to == kind
+        )
+        if isinstance(plain, exp.Literal):
+            if not (texts if plain.is_string else numbers):
+                return False
+        elif not (dated and _is_date(constant.this.this) and kind.is_type("date")):
+            return False
+    return True
+
+
+def _constants(test: exp.Expr) -> Iterator[exp.Expr]:
+    """Iterate over what a test compares columns with, but for NULLs and truths."""
+    if test.find(exp.Column) is None:
+        if not isinstance(test, exp.Null | exp.Boolean):
+            yield test
+    elif not isinstance(test, exp.Column):
+        for child in test.iter_expressions():
+            yield from _constants(child)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _neighbours(table: exp.Table) -> Iterator[exp.Table]:
@@ -193,10 +232,12 @@ def _arms(body: exp.Expr) -> list[exp.Select]:
     arms: list[exp.Select] = []
     stack = [body]
     while stack:
-        node = stack.pop().unnest()
+        node = stack.pop()
         if any(node.args.get(key) for key in ("limit", "offset", "with_")):
             return []
-        if isinstance(node, exp.SetOperation):
+        if isinstance(node, exp.Subquery | exp.Paren):
+            stack.append(node.this)
+        elif isinstance(node, exp.SetOperation):
             stack += [node.expression, node.this]
         elif isinstance(node, exp.Select):
             arms.append(node)

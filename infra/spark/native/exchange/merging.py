@@ -26,7 +26,7 @@ from ebbflow.infra.spark.native.programs import result, statements_of
 from ebbflow.infra.spark.native.statements import PARTS
 from ebbflow.infra.spark.native.worker import Part
 
-FEW = 1_000_000  # rows that one task merges sooner than several, each of which reads all of them
+MANY = 1_000_000  # rows up to which one task merges sooner than several, each of which reads all of them
 _SHARE = "share"  # the relation of a task's own rows
 
 

@@ -12,6 +12,8 @@ from ebbflow.infra.spark.native.aggregates import Groups
 from ebbflow.infra.spark.native.catalyst import Attribute, Node
 from ebbflow.infra.spark.native.expressions import cast
 
+_MOST = 64  # sets of one statement: DuckDB plans each, and of twice as many for three times as long
+
 
 class _Set(NamedTuple):
     """A set of groups."""
@@ -46,16 +48,15 @@ class Sets:
         if not groups.calls.adds_up or not groups.keys.keys() <= places.keys():
             return None
         keys = {places[text]: key.sql for text, key in groups.keys.items()}
-        sets = self._sets(keys.keys())
-        if not sets:
-            return None
-        texts = (*groups.keys, *groups.calls.parts, *groups.calls.values)
-        read = {name for text in texts for name in re.findall(r"\bc\d+\b", text)}
-        values = {place: {row[place] for row in self.texts} for name, place in places.items() if name in read}
-        if any(len(some) > 1 for place, some in values.items() if place not in keys):
+        called = self._read((*groups.calls.parts, *groups.calls.values))
+        sets = self._sets(keys.keys()) if len(self.rows) <= _MOST else []
+        # what calls read of a row must be alike in all sets; they may read which set it is of
+        if not sets or any(place in keys or len({row[place] for row in self.texts}) > 1 for place in called):
             return None
         finest = self.texts[sets[0].number]
-        rows = ", ".join(f"{finest[place]} AS {self.columns[place].column}" for place in values)
+        rows = ", ".join(
+            f"{finest[n]} AS {c.column}" for n, c in enumerate(self.columns) if n in {*keys, *called}
+        )
         named, before = list[str](), list[tuple[str, _Set]]()
         for number, one in enumerate(sets):
             parent = next((name for name, other in reversed(before) if one.keys <= other.keys), "")
@@ -65,6 +66,11 @@ class Sets:
             named.append(f"r{number} AS MATERIALIZED {sql}")
         every = " UNION ALL ".join(f"SELECT * FROM {name}" for name, _ in before)
         return f"(SELECT * FROM (WITH {', '.join(named)} {every}))"
+
+    def _read(self, texts: Sequence[str]) -> set[int]:
+        """Return the positions of the columns that texts name."""
+        names = {name for text in texts for name in re.findall(r"\bc\d+\b", text)}
+        return {place for place, column in enumerate(self.columns) if column.column in names}
 
     def _sets(self, keys: Collection[int]) -> list[_Set]:
         """Return the sets, finer ones first; none where the first has not all keys, or groups of several sets might

@@ -34,7 +34,7 @@ from ebbflow.infra.storage.places import StorageLocation
 
 _EXPRESSIONS = ("projectList", "aggregateExpressions", "groupingExpressions", "windowExpressions")
 _SUBQUERIES = ("Exists", "ScalarSubquery", "ListQuery")
-_MERGED = 2 << 30  # bytes of files that one task may merge
+MERGED = 2 << 30  # bytes of files that one task may merge
 _RELATION = re.compile(rf"\b{PARTS}\d+\b")
 
 
@@ -92,7 +92,7 @@ class Waves(NamedTuple):
                 relations.append(Relation(name, output.scheme, written, ()))
             found, read = relations[len(scans) :], _read(self.pieces[number:])
             held = sum(one.bytes for one in found if one.name in read)
-            if held > self.room or sum(one.bytes for one in found) > _MERGED:
+            if held > self.room or sum(one.bytes for one in found) > MERGED:
                 raise NotDoneError("slices have found too many groups for one task")
         return Part(self.merge, tuple(relations), "part-00000.parquet"), done
 

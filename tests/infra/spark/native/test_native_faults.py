@@ -154,6 +154,45 @@ def test_what_little_tasks_have_written_is_merged_without_another_job(
     assert found[0]["v"].to_pylist() == [sum(range(0, ROWS, 2)), sum(range(1, ROWS, 2))]
 
 
+@pytest.mark.parametrize(
+    ("tail", "waves", "files"),
+    [("", [2, 2], 2), ("ORDER BY n LIMIT 3", [2, 2, 1], 1), ("HAVING sum(v) > (SELECT 1)", [2, 2], 2)],
+)
+def test_several_tasks_merge_many_groups(
+    spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tail: str,
+    waves: list[int], files: int,
+) -> None:  # fmt: skip
+    seen, whole = list[int](), stages.NativeStages._collected
+
+    def collected(self: stages.NativeStages, work: Any) -> list[stages.Done]:
+        seen.append(len(work.parts))
+        return whole(self, work)
+
+    monkeypatch.setattr(stages.NativeStages, "_collected", collected)
+    monkeypatch.setattr(stages, "MANY", 100)
+    monkeypatch.setattr(stages, "_FEW", 2)
+    sql = f"SELECT v % 101 AS n, sum(v) AS s, count(DISTINCT g) AS d FROM numbers GROUP BY v % 101 {tail}"
+    location = StorageLocation(tmp_path.as_uri())
+    result = spark.run(StageJob(uuid.uuid4().hex, "the stage", sql, (numbers,), location, native=True))
+    assert (result.native, seen) == (True, waves)
+    assert len(os.listdir(tmp_path)) == files
+    found = pq.read_table(tmp_path).sort_by("n").to_pylist()
+    assert [one["n"] for one in found] == list(range(3 if "LIMIT" in tail else 101))
+    assert found[0] == {"n": 0, "s": sum(range(0, ROWS, 101)), "d": 2}
+
+
+def test_what_no_task_could_merge_is_left_to_spark(
+    spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "MANY", 100)
+    monkeypatch.setattr(stages, "MERGED", 1000)
+    sql = "SELECT v FROM (SELECT v, rank() OVER (PARTITION BY v ORDER BY g) AS r FROM numbers) WHERE r = 1"
+    location = StorageLocation(tmp_path.as_uri())
+    result = spark.run(StageJob(uuid.uuid4().hex, "the stage", sql, (numbers,), location, native=True))
+    assert (result.native, result.rows) == (False, ROWS)
+    assert "too many rows for one task" in result.remark
+
+
 @pytest.mark.parametrize("room", [1 << 30, ROOM], ids=["shared", "exchanged"])
 def test_a_killed_python_worker_costs_a_slice(
     spark: SparkEngine, numbers: Relation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int

@@ -215,7 +215,7 @@ def test_one_task_is_not_given_more_than_it_can_merge(
     merge, done = found.run(StorageLocation(tmp_path), scans, run)
     assert len(done) == 4
     assert {one.name: one.bytes for one in merge.relations if one.files} == {"parts0": 200, "parts1": 200}
-    monkeypatch.setattr("ebbflow.infra.spark.native.exchange.waves._MERGED", 399)
+    monkeypatch.setattr("ebbflow.infra.spark.native.exchange.waves.MERGED", 399)
     with pytest.raises(NotDoneError, match="too many groups"):
         found.run(StorageLocation(tmp_path), scans, run)
 
