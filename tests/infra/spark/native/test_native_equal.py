@@ -155,10 +155,20 @@ def test_several_tasks_merge_groups(spark: SparkEngine, folder: Path) -> None:
     assert found(f"SELECT k FROM ({grouped}) WHERE v > (SELECT avg(i) FROM two)") is None
 
 
-def test_sums_of_doubles_are_not_rolled_up(spark: SparkEngine, folder: Path) -> None:
-    frame = sessions(spark, folder)["tame"].sql(
-        "SELECT s, sum(CAST(i AS DOUBLE)) AS v FROM one GROUP BY ROLLUP(s)"
-    )
+@pytest.mark.parametrize(
+    "call",
+    [
+        "sum(CAST(i AS DOUBLE))",
+        "max(grouping(s))",
+        "sum(i) FILTER (WHERE grouping(s) = 0)",
+        "count(CASE WHEN grouping(s) = 1 THEN 1 END)",
+    ],
+)
+def test_what_tells_sets_apart_is_not_rolled_up(spark: SparkEngine, folder: Path, call: str) -> None:
+    session = sessions(spark, folder)["tame"]
+    sql = f"SELECT s, {call} AS v FROM one GROUP BY ROLLUP(s)"
+    assert outcome(session, folder / "tame", sql) == "equal"
+    frame = session.sql(sql)
     made = program(resolved(frame), relations.columns(frame), SIZES, escapes=False)
     assert "unnest(range(" in made.first
 
