@@ -324,7 +324,15 @@ def _windows(rng: random.Random, some: Expressions, where: str) -> str:
         "SELECT s, b, sum(e) AS v, sum(sum(e)) OVER (PARTITION BY b) AS w, avg(sum(d)) OVER (PARTITION BY s) AS x, "
         f"rank() OVER (PARTITION BY b ORDER BY sum(e) DESC, s) AS r FROM one{where} GROUP BY s, b"
     )
-    return rng.choice([grouped, f"SELECT * FROM ({grouped}) WHERE r <= 2 ORDER BY b, r, s LIMIT 5"])
+    rank = rng.choice([f"rank() OVER ({by}{order})", f"row_number() OVER ({by}ORDER BY k)"])
+    first = (
+        f"(SELECT k, s, {rank} AS r FROM one{where}) WHERE r {rng.choice(['<= 3', '= 1', '< 3 AND k > 9'])}"
+    )
+    best = f"dense_rank() OVER (PARTITION BY b ORDER BY sum(e) DESC) AS r FROM one{where} GROUP BY s, b"
+    return rng.choice([
+        grouped, f"SELECT * FROM ({grouped}) WHERE r <= 2 ORDER BY b, r, s LIMIT 5", f"SELECT * FROM {first}",
+        f"SELECT s, count(*) AS n FROM {first} GROUP BY s", f"SELECT * FROM (SELECT s, b, {best}) WHERE r <= 2",
+    ])  # fmt: skip
 
 
 def united(rng: random.Random) -> str:
