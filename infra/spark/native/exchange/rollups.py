@@ -1,6 +1,7 @@
 """Sets of groups of the same rows, as ROLLUP and CUBE have them: coarser groups are computed of finer ones.
 
-(J. Gray et al., Data Cube, Data Mining and Knowledge Discovery 1997, section 5.)
+(J. Gray et al., Data Cube: A Relational Aggregation Operator Generalizing Group-By, Cross-Tab, and Sub-Totals,
+ICDE 1996.)
 """
 
 import re
