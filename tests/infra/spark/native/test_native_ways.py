@@ -241,8 +241,7 @@ def _sized(made: Any, relations: tuple[Relation, ...], room: int) -> tuple[Any, 
     return scans, costs.scan_sizes(scans, made.used, room)
 
 
-def test_slices_are_as_short_as_losses_call_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(division, "_SMALLEST", 8 << 20)
+def test_slices_are_as_short_as_losses_call_for() -> None:
     size, seconds = 960 << 20, 30.0  # ten seconds of each of three cores
     counts = [
         division.Division(1 << 30, 3, longest).count(size, seconds) for longest in (math.inf, 10.0, 6.0, 0.1)
