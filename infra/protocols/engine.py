@@ -5,7 +5,6 @@ reads, and ``run`` returns a ``StageResult``; meanwhile it may tell its ``StageP
 held to a share or to files, ``resize`` and ``confine`` do nothing; without a catalogue ``tables`` is empty.
 """
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal, Protocol
@@ -86,7 +85,6 @@ class StageJob:
     _: KW_ONLY
     expected: float = 0.0  # core-seconds that it is expected to take; 0: not known
     native: bool = False  # tasks of DuckDB's may take the place of the engine's own operators
-    longest: float = math.inf  # seconds that one of those is to run at most: a lost node costs them again
     layout: FileLayout | None = None  # of a table's files; ``None``: part files of a checkpoint
     arms: tuple[
         Arm, ...

@@ -23,7 +23,7 @@ from ebbflow.infra.storage import private
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.places import StorageLocation
-from ebbflow.planners.query.costs.operators import split_bytes, task_seconds
+from ebbflow.planners.query.costs.operators import split_bytes
 from ebbflow.planners.query.plan.partial import bound
 from ebbflow.planners.query.plan.qep import SharedPart, Slicing, Stage, Statement
 from ebbflow.planners.query.plan.render import checkpoint_name
@@ -78,11 +78,6 @@ class StageRun:
         """Return the bytes into which input files are split, of which the largest has ``largest``; 0: as the engine
         likes."""
         return split_bytes(largest, self.cores, self.hazard) if largest else 0
-
-    @property
-    def longest(self) -> float:
-        """Return the seconds that a task of DuckDB's is to run at most."""
-        return task_seconds(self.hazard)
 
 
 @dataclass
@@ -295,7 +290,6 @@ class SliceRunner:
             run.split(largest),
             expected=stage.core_seconds * part,
             native=run.native,
-            longest=run.longest,
         )
 
     def _record_progress(self, cells: Cells, progress: StageProgress, total: int) -> None:

@@ -213,7 +213,6 @@ class StageWork:
                 split,
                 expected=stage.core_seconds,
                 native=run.native,
-                longest=run.longest,
             )
             if run.cancelled.is_set():
                 raise StageCancelledError(f"{stage.name} was cancelled before it began")

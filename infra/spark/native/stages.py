@@ -148,7 +148,7 @@ class NativeStages:
             sizes = {r.name.lower(): r.bytes for r in job.relations}
             try:
                 made = program(resolved(frame), columns, sizes, escapes="escape" in job.sql.lower())
-                way = self._division(job).way(made, job)
+                way = self._division.way(made, job)
             except (RecursionError, TableError) as error:
                 raise NotNativeError(f"it cannot be planned: {first_line(error)}") from error
             run = partial(self._carried_out, made, job, way, cancelled)
@@ -181,14 +181,15 @@ class NativeStages:
             for folder in self._spilling:
                 sweep(folder)
 
-    def _division(self, job: StageJob) -> Division:
-        return Division(self._room, self._cores, job.longest)
+    @property
+    def _division(self) -> Division:
+        return Division(self._room, self._cores)
 
     # --- what is run --------------------------------------------------------------------------------------
 
     def _armed(self, job: StageJob, cancelled: threading.Event) -> Native:
         """Run the job's arms: nothing of a plan of Spark's needs to be proven."""
-        parts = arm_parts(job, {one.name: self._division(job).count(one.bytes) for one in job.relations})
+        parts = arm_parts(job, {one.name: self._division.count(one.bytes) for one in job.relations})
         done = self._job(job, parts, cancelled)
         if job.layout is not None:
             remove_others(job.output, {path for one in done for path in one.files})
@@ -251,21 +252,16 @@ class NativeStages:
         exchanges = {f"s{number}": exchange for number, exchange in way.made.exchanges.items()}
         by_name = {relation.name: relation for relation in scans}
         size, room = sum(by_name[name].bytes for name in exchanges), self._room - way.others
-        division = self._division(job)
-        half = (
-            job.expected / 2 if math.isfinite(job.longest) else 0.0
-        )  # writing and joining take about the same
-        later = division.count(size, half)
+        later = self._division.count(size)
         grain = hashes.grain(later, way.size / room, local=job.output.local)
-        writers = partial(division.writers, sorts=grain == 1, expected=half / max(size, 1))
-        parts = hashes.writing(exchanges, by_name, writers, grain)
+        parts = hashes.writing(exchanges, by_name, partial(self._division.writers, sorts=grain == 1), grain)
         least = min(later, self._cores) if any(e.groups for e in exchanges.values()) else 1  # of many rows
         done = self._job(job, [part for listed in parts.values() for part in listed], cancelled, later)
         by_name, sizes = hashes.exchanged(exchanges, by_name, parts, job.output, sum(d.rows for d in done))
 
         def count(probed: float, built: float) -> int:
             return min(
-                max(division.count(probed + built, half), math.ceil(2 * built / room), least), hashes.BUCKETS
+                max(self._division.count(probed + built), math.ceil(2 * built / room), least), hashes.BUCKETS
             )
 
         split, full = way.made.split, bool(made.full)

@@ -17,7 +17,6 @@ SMALLEST_READ = 4.0 * 2**20  # bytes that are worth a task of their own to read
 SPLIT_STEP = 2.0**20  # splits are whole mebibytes
 MOST_PARTITIONS = 4096
 _START = 0.025  # seconds of a core that a task costs before and after its work
-NATIVE_START = 0.1  # the same of a task of DuckDB's, which reads footers and small tables anew
 _READ_RATE = 32.0 * 2**20  # bytes of Parquet that a core reads and filters in a second, about
 
 
@@ -212,30 +211,20 @@ def _keyed(size: Size, keys: float) -> Size:
     return size if keys == 1.0 else Size(size.rows * keys, size.bytes)
 
 
-def task_seconds(hazard: float, start: float = NATIVE_START) -> float:
-    """Return for how many seconds a task is to run that costs ``start`` seconds beside its work, where each of its
-    node's hours brings ``hazard`` losses: for sqrt(2 · start / hazard), with which both cost least together (Young,
-    CACM 17(9), 1974, for checkpoints).
-
-    >>> round(task_seconds(20.0))  # a node is lost every three minutes
-    6
-    """
-    return sqrt(2 * start * 3600 / hazard) if hazard > 0 else inf
-
-
 def split_bytes(largest: float, cores: float, hazard: float = inf) -> int:
     """Return how many bytes of a file one task is to read where ``largest`` bytes are the largest relation read.
 
-    A task costs a little to start and its whole work when its node is lost: at ``hazard`` losses per node-hour it is
-    to run for ``task_seconds``. Between ``SPLIT`` and ``LARGEST_READ``, such that the tasks make whole rounds of the
-    cores, and never so little that starting a task costs more than its work.
+    A task costs a little to start and its whole work when its node is lost: at ``hazard`` losses per node-hour the
+    sum is least for tasks of sqrt(2 · start / hazard) seconds (Young, CACM 17(9), 1974, for checkpoints). Between
+    ``SPLIT`` and ``LARGEST_READ``, such that the tasks make whole rounds of the cores, and never so little that
+    starting a task costs more than its work.
 
     >>> split_bytes(230e6, 3) / 2**20  # two rounds of three tasks
     36.0
     >>> split_bytes(230e6, 3, hazard=0.05) / 2**20  # one
     74.0
     """
-    seconds = task_seconds(hazard, _START)
+    seconds = sqrt(2 * _START * 3600 / hazard) if hazard > 0 else inf
     aim = min(max(seconds * _READ_RATE, SPLIT), LARGEST_READ)
     whole = int(cores) or 1
     rounds = max(round(largest / (aim * whole)), 1)

@@ -40,12 +40,10 @@ class Division:
     Args:
         room: bytes of tables that each task can hold; of more it spills.
         cores: tasks that run at once.
-        longest: seconds that each is to run at most, as far as that is expected.
     """
 
     room: int
     cores: int
-    longest: float = math.inf
 
     def way(self, made: Program, job: StageJob) -> Way:
         """Return how a stage is divided.
@@ -152,24 +150,20 @@ class Division:
 
     def count(self, size: float, expected: float = 0.0) -> int:
         """Return how many slices of a relation, or of several that are exchanged, there are to be."""
-        largest = math.ceil(size / _SMALLEST)
-        count = min(self.cores, max(largest, math.ceil(expected / _SHORTEST)))
-        rounds = math.ceil(expected / (self.longest * self.cores))
-        if rounds > 1:  # whole ones, so that all are done at about the same time
-            count = max(count, min(rounds * self.cores, largest))
+        count = min(self.cores, max(math.ceil(size / _SMALLEST), math.ceil(expected / _SHORTEST)))
         return max(min(max(count, math.ceil(size / _LARGEST)), _MOST * self.cores), 1)
 
     def _most(self, whole: float) -> int:
         """Return how many slices there may be that read the ``whole`` in all."""
         return max(_MOST * self.cores, min(int(whole // _FILLED), _EVER))
 
-    def writers(self, exchange: Exchange, relation: Relation, *, sorts: bool, expected: float = 0.0) -> int:
-        """Return how many tasks write what is exchanged of a relation, which is ``expected`` to take core-seconds for
-        each byte; none that sorts it has to spill, as long as each has rows enough to tell hashes apart.
+    def writers(self, exchange: Exchange, relation: Relation, *, sorts: bool) -> int:
+        """Return how many tasks write what is exchanged of a relation; none that sorts it has to spill, as long as
+        each has rows enough to tell hashes apart.
 
         Raises ``TableError``.
         """
-        count = self.count(relation.bytes, expected * relation.bytes)
+        count = self.count(relation.bytes)
         if not sorts:
             return count
         held, rows = sorted_size(exchange, relation, count)

@@ -319,8 +319,8 @@ def test_whoever_watches_is_told_of_the_tasks_that_are_to_join_with_those_that_w
         _threads=1,
         _memory=100,
         _room=100,
-        _division=lambda job: SimpleNamespace(
-            count=lambda size, expected: size // 10, writers=lambda one, of, sorts, expected: of.bytes // 10
+        _division=SimpleNamespace(
+            count=lambda size: size // 10, writers=lambda one, of, sorts: of.bytes // 10
         ),
         _collected=lambda work: [Done(error="no Spark")],
     )
@@ -355,9 +355,7 @@ def test_few_bytes_of_groups_are_joined_by_as_many_tasks_as_their_rows_up_to_one
     running = SimpleNamespace(
         _room=1000,
         _cores=4,
-        _division=lambda job: SimpleNamespace(
-            count=lambda size, expected: max(1, size // 10), writers=lambda *_, sorts, expected: 1
-        ),
+        _division=SimpleNamespace(count=lambda size: max(1, size // 10), writers=lambda *_, sorts: 1),
         _job=lambda *rest: [],
     )
     job = StageJob("job", "AB", "", (), StorageLocation(tmp_path))

@@ -103,7 +103,7 @@ def stage(threads: int = 1, expected: float = 0.0) -> tuple[stages.NativeStages,
 def way(plan: Node, columns: Any = K, threads: int = 1, expected: float = 0.0) -> Any:
     """Return the slices of a plan."""
     native, job = stage(threads, expected)
-    return native._division(job).way(program(plan, columns, SIZES, escapes=False), job)
+    return native._division.way(program(plan, columns, SIZES, escapes=False), job)
 
 
 @pytest.fixture(autouse=True)
@@ -239,15 +239,6 @@ def test_there_are_as_many_slices_as_make_fit_what_tasks_need_of_others(
 def _sized(made: Any, relations: tuple[Relation, ...], room: int) -> tuple[Any, Any]:
     scans = {number: next(r for r in relations if r.name == name) for number, name in made.scans.items()}
     return scans, costs.scan_sizes(scans, made.used, room)
-
-
-def test_slices_are_as_short_as_losses_call_for() -> None:
-    size, seconds = 960 << 20, 30.0  # ten seconds of each of three cores
-    counts = [
-        division.Division(1 << 30, 3, longest).count(size, seconds) for longest in (math.inf, 10.0, 6.0, 0.1)
-    ]
-    assert counts == [3, 3, 6, 12]  # whole rounds, and no more than four
-    assert division.Division(1 << 30, 3, 1.0).count(30 << 20, seconds) == 4  # of eight megabytes, at least
 
 
 def test_tasks_that_sort_are_as_many_as_have_room_and_rows_enough(monkeypatch: pytest.MonkeyPatch) -> None:
