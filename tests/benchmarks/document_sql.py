@@ -181,8 +181,8 @@ def faults(found: dict[str, Any], beside: dict[str, Any]) -> str:
     for key, own in quiet.items():
         cells = [f"{key[0]} Q{key[1]}", _figure(spark[key]["better"]), _figure(own["ebbflow"])]
         for schedule in schedules:
-            seconds = times[schedule][key]["ebbflow"]
-            cells += [_figure(seconds), _figure(seconds / spark[key]["better"])]
+            seconds = times[schedule].get(key, {}).get("ebbflow")
+            cells += [_figure(seconds), _figure(seconds and seconds / spark[key]["better"])]
         lines.append(f"| {' | '.join(cells)} |")
     heads = " | ".join(f"{schedule} | over Spark undisturbed" for schedule in schedules)
     table = "\n".join(lines)
@@ -191,8 +191,8 @@ def faults(found: dict[str, Any], beside: dict[str, Any]) -> str:
 `{_command(found)} --systems ebbflow`
 
 The three workers of the sections above. Where Ebbflow runs alone, schedules are scaled by its own undisturbed time:
-the worker is lost at half of it, not at half of plain Spark's, when Ebbflow has long been done. Seconds, medians of
-{found["setup"]["pairs"]} runs, each answer compared with DuckDB's. Plain Spark's are those without a fault, of the
+the worker is lost at half of it, not at half of plain Spark's, when Ebbflow has long been done. Seconds, `--pairs`
+runs each, each answer compared with DuckDB's. Plain Spark's are those without a fault, of the
 section on that scale factor: with one it takes longer. {found["setup"].get("note", "")}
 
 | query | Spark undisturbed | undisturbed | {heads} |
