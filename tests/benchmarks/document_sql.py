@@ -154,7 +154,9 @@ def scaling(few: dict[str, Any], many: dict[str, Any]) -> str:
                 f"{_figure(before)} | {_figure(after)} | {_figure(before and after and before / after)}"
             )
         lines.append(f"| {key[0]} Q{key[1]} | {' | '.join(cells)} |")
-    ours, theirs = (_figure(statistics.median(gained)) if gained else "–" for gained in gains.values())
+    ours = _figure(statistics.median(gains["ebbflow"]))
+    better = gains["better"]
+    theirs = f", the better tuned Spark on them {_figure(statistics.median(better))} times" if better else ""
     sizes = [found["setup"]["workers"] for found in (few, many)]
     table = "\n".join(lines)
     return f"""## From {sizes[0]} to {sizes[1]} workers
@@ -164,7 +166,7 @@ def scaling(few: dict[str, Any], many: dict[str, Any]) -> str:
 The same with `--workers {sizes[1]}`, and both summaries copied to `docs/benchmarks/sql-{SCALED[0]}.json` and
 `sql-{SCALED[1]}.json`. Undisturbed, {few["setup"]["cap"]}, {few["setup"]["machine"]}; median seconds of the ten
 queries that take Ebbflow longest. {sizes[1]} workers are {ours} times as fast in the median (at least 2.8 must
-hold), the better tuned Spark on them {theirs} times. {few["setup"].get("note", "")}
+hold){theirs}. {few["setup"].get("note", "")}
 
 | query | Ebbflow, {sizes[0]} | {sizes[1]} | times faster | better Spark, {sizes[0]} | {sizes[1]} | times faster |
 |---|---|---|---|---|---|---|
@@ -186,11 +188,11 @@ def faults(found: dict[str, Any], beside: dict[str, Any]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     heads = " | ".join(f"{schedule} | over Spark undisturbed" for schedule in schedules)
     table = "\n".join(lines)
-    return f"""## Queries that lose a worker half-way, at scale factor 20
+    return f"""## Queries that lose a worker half-way{_scale(found, "tpch")}
 
 `{_command(found)} --systems ebbflow`
 
-The three workers of the sections above. Where Ebbflow runs alone, schedules are scaled by its own undisturbed time:
+{found["setup"]["workers"]} workers as in the sections above. Where Ebbflow runs alone, schedules are scaled by its own undisturbed time:
 the worker is lost at half of it, not at half of plain Spark's, when Ebbflow has long been done. Seconds, `--pairs`
 runs each, each answer compared with DuckDB's. Plain Spark's are those without a fault, of the
 section on that scale factor: with one it takes longer. {found["setup"].get("note", "")}

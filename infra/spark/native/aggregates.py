@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ebbflow.infra.spark.native import types
-from ebbflow.infra.spark.native.catalyst import Node, NotNativeError
+from ebbflow.infra.spark.native.catalyst import RANKS, Node, NotNativeError
 from ebbflow.infra.spark.native.expressions import Translator, Typed, cast, failing, quotient, unscaled
 from ebbflow.infra.spark.native.types import Decimal, decimal
 
@@ -23,7 +23,6 @@ _MOMENTS = {
 _CALLS = ("Count", "CountIf", "Sum", "Average", "Min", "Max", "BoolOr", "BoolAnd", *_MOMENTS)
 _EXACT = 15  # digits of decimals that are doubles, each by itself
 _LISTED = "flatten(list"  # merges lists, of which each slice has one
-_RANKS = {"Rank": "rank()", "DenseRank": "dense_rank()", "RowNumber": "row_number()"}
 _FRAMES = {"RowFrame": "ROWS", "RangeFrame": "RANGE"}
 _BOUNDS = {
     "UnboundedPreceding$": "UNBOUNDED PRECEDING",
@@ -75,9 +74,9 @@ class Calls:
         Raises ``NotNativeError``.
         """
         function, window = node.children
-        if function.kind in _RANKS:
+        if function.kind in RANKS:
             self.numbered = self.numbered or function.kind == "RowNumber"
-            rank = self._part(f"{_RANKS[function.kind]} OVER ({self._partitions(window)})", "")
+            rank = self._part(f"{RANKS[function.kind]} OVER ({self._partitions(window)})", "")
             return Typed(f"CAST({rank} AS INTEGER)", "integer")
         if function.kind != "AggregateExpression" or len(function.children) > 1:
             raise NotNativeError(f"{function.kind} over a window is not proven to be equal")

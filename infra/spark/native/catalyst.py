@@ -13,7 +13,11 @@ PASSED = ("SubqueryAlias", "ResolvedHint", "View")  # operators that change noth
 EACH = ("Project", "Filter", "Expand", *PASSED)  # each row of these comes from one row below
 _GATHERING = ("Sort", "GlobalLimit", "Distinct", "Aggregate", "Window")
 ROWWISE = ("Sort", "Distinct")  # what is dropped below them is dropped above them, and nothing else changes
-RANKS = ("Rank", "DenseRank", "RowNumber")  # calls over windows that number their rows
+RANKS = {
+    "Rank": "rank()",
+    "DenseRank": "dense_rank()",
+    "RowNumber": "row_number()",
+}  # over windows, in DuckDB
 _UP_TO = ("EqualTo", "LessThan", "LessThanOrEqual")
 _ZONE, _TIME = "spark.sql.session.timeZone", '"timestamp"'
 _UTC = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")

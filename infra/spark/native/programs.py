@@ -324,7 +324,7 @@ def statements_of(
 ) -> tuple[str, Statements | None]:
     """Return what runs on all rows, and what runs on slices; ``None``: that cannot be merged.
 
-    ``grouped`` is an aggregate each of whose groups is in one slice.
+    ``grouped`` is an aggregate each of whose groups is in one slice, or a window of which all partitions are.
     """
     whole = writer.complete(result(writer.query(plan), output))
     plan = last(plan)

@@ -148,23 +148,27 @@ def _ties(table: exp.Table) -> Iterator[tuple[exp.Column, exp.Column]]:
 
 def _types(query: exp.Query, catalogue: Catalogue) -> dict[int, tuple[exp.Column, exp.DataType]]:
     """Return columns and their types, as far as they can be told, by id(column)."""
-    typed = query.copy()
-    try:
-        schema = cast("dict[str, Any]", catalogue.schema())
-        typed = annotate_types(typed, schema=schema, dialect="spark")
-    except SqlglotError:
+    typed = _typed(query, catalogue)
+    if typed is None:
         return {}
     pairs = zip(query.find_all(exp.Column), typed.find_all(exp.Column), strict=True)
     return {id(own): (own, same.type) for own, same in pairs if isinstance(same.type, exp.DataType)}
 
 
+def _typed(query: exp.Query, catalogue: Catalogue) -> exp.Query | None:
+    """Return a copy whose expressions have their types; ``None``: they cannot be told."""
+    try:
+        schema = cast("dict[str, Any]", catalogue.schema())
+        return annotate_types(query.copy(), schema=schema, dialect="spark")
+    except SqlglotError:
+        return None
+
+
 def _of_one_type(query: exp.Query, position: int, catalogue: Catalogue) -> Collection[str]:
     """Return the columns of a view that have one type in all arms of its unions. Of others an arm may think
     otherwise: the union of 1 and '01' holds texts, of which '01' alone is '01'."""
-    try:
-        schema = cast("dict[str, Any]", catalogue.schema())
-        typed = annotate_types(query.copy(), schema=schema, dialect="spark")
-    except SqlglotError:
+    typed = _typed(query, catalogue)
+    if typed is None:
         return ()
     body = typed.args["with_"].expressions[position].this
     arms = [[item.type for item in arm.selects] for arm in _arms(body)]

@@ -36,13 +36,19 @@ def sessions(spark: SparkEngine, folder: Path) -> dict[str, Any]:
     return found
 
 
+def opened(made: Program, tables: Path) -> duckdb.DuckDBPyConnection:
+    """Return a new database in which a program's scans are views of the tables."""
+    connection = duckdb.connect()
+    for number, name in made.scans.items():
+        path = tables / f"{name}.parquet"
+        connection.execute(f"CREATE VIEW s{number} AS SELECT * FROM read_parquet('{path}')")
+    return connection
+
+
 def answers(made: Program, tables: Path) -> list[list[tuple[Any, ...]]]:
     """Return the rows of a program, as a whole, in slices that read of other tables what their keys need, and in
     ranges of each key's hashes."""
-    with duckdb.connect() as connection:
-        for number, name in made.scans.items():
-            path = tables / f"{name}.parquet"
-            connection.execute(f"CREATE VIEW s{number} AS SELECT * FROM read_parquet('{path}')")
+    with opened(made, tables) as connection:
         found = [connection.execute(made.whole).fetchall()]
         if made.arms:
             parts = [
@@ -92,10 +98,7 @@ def by_several(made: Program, tables: Path) -> list[list[tuple[Any, ...]]]:
     several = merging(made, made.merge) if made.sliced is not None and not made.full else None
     if several is None:
         return []
-    with duckdb.connect() as connection:
-        for number, name in made.scans.items():
-            path = tables / f"{name}.parquet"
-            connection.execute(f"CREATE VIEW s{number} AS SELECT * FROM read_parquet('{path}')")
+    with opened(made, tables) as connection:
         merged(connection, "", sliced(connection, made, tables, "part"), {})
         parts = several.parts(Relation("parts", "file", (), ()), 2)
         try:
@@ -117,10 +120,7 @@ def in_waves(made: Program, tables: Path) -> list[list[tuple[Any, ...]]]:
     found = divided_in_waves(made)
     if found is None:
         return []
-    with duckdb.connect() as connection:
-        for number, name in made.scans.items():
-            path = tables / f"{name}.parquet"
-            connection.execute(f"CREATE VIEW s{number} AS SELECT * FROM read_parquet('{path}')")
+    with opened(made, tables) as connection:
         try:
             for piece in (one for wave in found.pieces for one in wave):
                 programs = [one.made for one in piece.slices]
