@@ -194,8 +194,8 @@ def faults(found: dict[str, Any], beside: dict[str, Any]) -> str:
 
 {found["setup"]["workers"]} workers as in the sections above. Where Ebbflow runs alone, schedules are scaled by its
 own undisturbed time: the worker is lost at half of it, not at half of plain Spark's, when Ebbflow has long been
-done. Seconds, `--pairs` runs each, each answer compared with DuckDB's. Plain Spark's are those without a fault, of the
-section on that scale factor: with one it takes longer. {found["setup"].get("note", "")}
+done. Seconds, `--pairs` runs each, each answer compared with DuckDB's. Plain Spark's are those without a fault, of
+the section on that scale factor: with one it takes longer. {found["setup"].get("note", "")}
 
 | query | Spark undisturbed | undisturbed | {heads} |
 |---|---|---|{"---|---|" * len(schedules)}
