@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -255,6 +255,13 @@ def _is_there(info: Any) -> bool:
     from pyarrow.fs import FileType
 
     return bool(info.type != FileType.NotFound)
+
+
+def any_there(scheme: str, folder: str, names: Sequence[str]) -> bool:
+    """Tell whether a stage's directory has one of these files; if it cannot be asked, it has none."""
+    with suppress(OSError):
+        return any(map(_is_there, filesystem(scheme).get_file_info([f"{folder}/{name}" for name in names])))
+    return False
 
 
 def names_in(output: StorageLocation) -> list[str]:

@@ -1,5 +1,6 @@
 """Cuts relations into parts of about equal size, of whole files or row groups."""
 
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +13,8 @@ from typing import TypeAlias, TypeVar
 from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.spark.native.objects import Rows
 from ebbflow.infra.spark.native.worker import Part
-from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.tables.filefooters import Bounds, FileFooter, footer, read_footers
+from ebbflow.infra.tables.filefooters import Bounds, FileFooter, read_footers
 
 T = TypeVar("T")
 Value: TypeAlias = int | date
@@ -46,18 +46,33 @@ def cuts(relation: Relation, count: int, needed: Sequence[tuple[Rows, int]] | No
     sizes = [sum(file.size for file in part) for part in whole]
     if len(whole) == count and max(sizes) <= _EVEN * relation.bytes / count:
         return [Cut(tuple(part)) for part in whole]
-    footers = files.in_parallel(lambda file: footer(relation.scheme, file), relation.files)
-    groups: list[tuple[Rows, int]] = []
-    for file, metadata in zip(relation.files, footers, strict=True):
-        first = 0
-        for number in range(metadata.num_row_groups):
-            rows = metadata.row_group(number).num_rows
-            if rows:
-                groups.append((Rows(file.path, first, first + rows - 1), rows))
-            first += rows
-    if not groups:
-        return [Cut(relation.files)]
-    return [Cut((), _joined(part)) for part in split(groups, count)]
+    groups = _groups(relation, Cut(relation.files))
+    return [Cut((), _joined(part)) for part in split(groups, count)] if groups else [Cut(relation.files)]
+
+
+def finer(relation: Relation, cut: Cut, count: int) -> list[Cut]:
+    """Return a slice of ``relation`` as at most ``count``, of its row groups.
+
+    Raises ``TableError``.
+    """
+    groups = _groups(relation, cut) if count > 1 else []
+    return [Cut((), _joined(part)) for part in split(groups, count)] if len(groups) > 1 else [cut]
+
+
+def _groups(relation: Relation, cut: Cut) -> list[tuple[Rows, int]]:
+    """Return the row groups of a slice that have rows, with their numbers."""
+    entries = {file.path: file for file in relation.files}
+    wanted = {file.path: [Rows(file.path, 0, sys.maxsize)] for file in cut.files}
+    for some in cut.rows:
+        wanted.setdefault(some.path, []).append(some)
+    footers = read_footers(replace(relation, files=tuple(entries[path] for path in wanted)), ())
+    found: list[tuple[Rows, int]] = []
+    for (path, runs), told in zip(wanted.items(), footers, strict=True):
+        for first, rows in zip(accumulate(told.rows, initial=0), told.rows, strict=False):
+            last = first + rows - 1
+            if rows and any(run.first <= first and last <= run.last for run in runs):
+                found.append((Rows(path, first, last), rows))
+    return found
 
 
 def arm_parts(job: StageJob, counts: Mapping[str, int]) -> list[Part]:

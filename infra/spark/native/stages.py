@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from ebbflow.infra.errors import StageCancelledError, StageFailedError, TableError
@@ -19,7 +20,8 @@ from ebbflow.infra.spark.native.exchange import costs, hashes
 from ebbflow.infra.spark.native.exchange.costs import ByHash
 from ebbflow.infra.spark.native.exchange.division import Division, Way
 from ebbflow.infra.spark.native.exchange.merging import MANY, merging
-from ebbflow.infra.spark.native.exchange.program import Program
+from ebbflow.infra.spark.native.exchange.program import Program, Slice
+from ebbflow.infra.spark.native.exchange.ranges import divided
 from ebbflow.infra.spark.native.exchange.waves import MERGED, Waves
 from ebbflow.infra.spark.native.objects import (
     check_places,
@@ -86,6 +88,9 @@ class NativeStages:
         self._memory = native_memory(conf, context.master, context.defaultParallelism, self._threads)
         self._room = self._memory << 20  # bytes of tables that each task may read
         self._cores = max(1, int(context.defaultParallelism) // self._threads)  # tasks that run at once
+        self._speculates = (
+            conf.get("spark.speculation", "false").lower() == "true"
+        )  # repeats what is not lost
         self._spilling = spill_folders(context.master, conf)
 
     def confine(self, access: AllowedAccess) -> None:
@@ -202,32 +207,35 @@ class NativeStages:
             done = self._job(job, [Part(made.whole, scans, "part-00000.parquet")], cancelled)
             return _summed(done, done, 1)
         if isinstance(way, Waves):
-            merge, every = way.run(job.output, scans, lambda parts, n: self._job(job, parts, cancelled, n))
+            merge, every = way.run(job.output, scans, partial(self._slices, job, cancelled))
             last = self._merged(job, merge, sum(d.rows for d in every), cancelled)
             return _summed(last, [*every, *last], len(every) + 1)
         parts, before, split = list[Part](), list[Done](), made.split
         if isinstance(way, ByHash):
             parts, before, split = self._exchanged(made, job, way, scans, cancelled)
+            done = self._job(job, parts, cancelled)
+            files = [part.file for part in parts]
         else:
             split = way[0].made.split
             ahead.begin()  # for merging
-            parts = [one.part(scans, split.file.format(number)) for number, one in enumerate(way)]
-        done = self._job(job, parts, cancelled)
+            names = [split.file.format(number) for number in range(len(way))]
+            listed, done = self._slices(job, cancelled, way, names, scans)
+            files = list(chain.from_iterable(listed))
         every = [*before, *done]
         if not split.merge:
             return _summed(done, every, len(every))
         rows = sum(d.rows for d in done)
         tasks = min(self._cores, rows // MANY + 1)
-        if rows > MANY and sum(info.size for info in _infos(job, parts)) > MERGED:
+        if rows > MANY and sum(info.size for info in _infos(job, files)) > MERGED:
             raise NotDoneError("slices have found too many rows for one task")
         if tasks > 1 and (several := merging(made, split.merge)) is not None:
-            parts = several.parts(_written(job, parts), tasks)
+            parts = several.parts(_written(job, files), tasks)
             done, split = self._job(job, parts, cancelled), several.split
             every += done
             if not split.merge:
                 return _summed(done, every, len(every))
-            rows = sum(d.rows for d in done)
-        merge = Part(split.merge, (_written(job, parts), *scans), "part-00000.parquet")
+            rows, files = sum(d.rows for d in done), [part.file for part in parts]
+        merge = Part(split.merge, (_written(job, files), *scans), "part-00000.parquet")
         last = self._merged(job, merge, rows, cancelled)
         return _summed(last, [*every, *last], len(every) + 1)
 
@@ -275,6 +283,41 @@ class NativeStages:
             ]
         return joins, done, split
 
+    def _slices(
+        self,
+        job: StageJob,
+        cancelled: threading.Event,
+        slices: Sequence[Slice],
+        names: Sequence[str],
+        scans: Sequence[Relation],
+        later: int = 0,
+    ) -> tuple[list[list[str]], list[Done]]:
+        """Compute slices as files of these names; return the files that there are of each, and what became of the
+        tasks. A slice that Spark repeats, for its executor is lost, is divided among all once another has ended: one
+        task would be at it while the others' cores are idle."""
+        parts = [
+            replace(one.part(scans, name), divisible=not self._speculates)
+            for one, name in zip(slices, names, strict=True)
+        ]
+        done = self._job(job, parts, cancelled, later)
+        files, again = [[name] for name in names], list[Part]()
+        left = [number for number, one in enumerate(done) if one.left]
+        if left:
+            self._cores = max(1, int(self._context.defaultParallelism) // self._threads)
+        by_number = {int(one.name[1:]): one for one in scans if not one.name.startswith(PARTS)}
+        for number in left:
+            if (rows := rows_of(job.output, names[number])) is not None:  # it had ended
+                done[number] = Done(rows)
+                continue
+            finer = divided(slices[number], by_number, math.ceil(self._cores / len(left)))
+            stem = names[number].removesuffix(".parquet")
+            files[number] = [f"{stem}-{n}.parquet" for n in range(len(finer))]
+            again += [one.part(scans, name) for one, name in zip(finer, files[number], strict=True)]
+        if again:
+            _log.info("%s: %d lost slices are divided among %d tasks", job.name, len(left), len(again))
+            done = [one for one in done if not one.left] + self._job(job, again, cancelled, later)
+        return files, done
+
     def _job(
         self, job: StageJob, parts: Sequence[Part], cancelled: threading.Event, later: int = 0
     ) -> list[Done]:
@@ -313,14 +356,14 @@ class NativeStages:
         return list(rdds[tasks].mapPartitionsWithIndex(work.run).collect())
 
 
-def _infos(job: StageJob, parts: Sequence[Part]) -> list[Any]:
+def _infos(job: StageJob, names: Sequence[str]) -> list[Any]:
     """Return what the file system tells of what tasks have written."""
-    return list(job.output.fs().get_file_info([job.output.path(part.file) for part in parts]))
+    return list(job.output.fs().get_file_info([job.output.path(name) for name in names]))
 
 
-def _written(job: StageJob, parts: Sequence[Part]) -> Relation:
+def _written(job: StageJob, names: Sequence[str]) -> Relation:
     """Return as a relation what tasks have written for others to merge."""
-    files = tuple(FileEntry(f"{job.output.root}/{part.file}", 1, 0.0) for part in parts)
+    files = tuple(FileEntry(f"{job.output.root}/{name}", 1, 0.0) for name in names)
     return Relation(PARTS, job.output.scheme, files, ())
 
 

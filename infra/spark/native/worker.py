@@ -29,6 +29,7 @@ from ebbflow.infra.spark.native.objects import (
     LocalParts,
     ObjectParts,
     Rows,
+    any_there,
     read_by_arrow,
     register_objects,
     transient,
@@ -85,6 +86,7 @@ class Part:
     layout: FileLayout | None = None  # of a table's files, of which it writes some, in place of a part file
     group: int = 0  # rows of a row group of the file; 0: as many as is usual
     by: str = ""  # rows with each value of this are a file of their own; then ``file`` is a directory of them
+    divisible: bool = False  # a task that Spark repeats is left to several, once another one has ended
 
     def names(self, relation: Relation) -> bool:
         """Tell whether the statement may read ``relation``."""
@@ -103,6 +105,7 @@ class Done:
     spilled: int = 0  # bytes
     error: str = ""  # why there is no part file
     files: tuple[str, ...] = ()  # paths of files of a layout
+    left: bool = False  # it is to be divided among several
 
 
 class Parts(Protocol):
@@ -145,8 +148,11 @@ class Work:
         """Compute one slice; what Spark calls. An error of the network is raised twice: Spark repeats the task."""
         for _ in rows:  # there are none: Spark keeps a worker that has read to their end
             pass
+        part = self.parts[index]
         with following(dict(self.s3)):  # the worker's next task may be another query's
-            done = self._done(self.parts[index], _connection)
+            files = [one.file for one in self.parts]
+            left = part.divisible and _attempt() > 0 and any_there(self.scheme, self.folder, files)
+            done = Done(left=True) if left else self._done(part, _connection)
         yield done
 
     def here(self) -> Done:

@@ -100,6 +100,51 @@ def test_only_slices_of_a_killed_executor_are_done_again(
 
 
 @pytest.mark.spark
+def test_what_a_lost_executor_was_at_is_divided_among_all_once_another_slice_has_ended(
+    engine: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of the first half join with themselves, those of the second with all of it."""
+    path, half = tmp_path / "numbers.parquet", ROWS
+    v = pa.array(range(2 * half), pa.int64())
+    g = pa.array([i if i < half else 2 * half for i in range(2 * half)], pa.int64())
+    pq.write_table(pa.table({"v": v, "g": g}), path, row_group_size=half // 4)
+    entry = FileEntry(str(path), path.stat().st_size, path.stat().st_mtime)
+    numbers = Relation("numbers", "file", (entry,), (("v", "bigint"), ("g", "bigint")))
+    monkeypatch.setattr(division, "_SMALLEST", 1)
+    monkeypatch.setattr(stages, "remove_hidden", lambda folder: None)
+    until(lambda: engine._context.defaultParallelism >= 2 and len(there(engine)) == 2)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+
+    def begin(part: int, rows: Iterable[int]) -> list[int]:
+        (notes / str(part)).touch()
+        while len(list(notes.iterdir())) < 2:
+            time.sleep(0.05)
+        return [part]
+
+    assert engine._context.parallelize(range(2), 2).mapPartitionsWithIndex(begin).collect() == [0, 1]
+    running = Running(engine, LONG, numbers, tmp_path)
+
+    def state() -> tuple[list[str], list[str]]:
+        names = [name for name in running.files() if name.startswith((".native-", "..native", ".part"))]
+        return [n for n in names if n.endswith(".parquet")], [n for n in names if n.endswith(".tmp")]
+
+    until(lambda: running.error or running.result or (state()[0] and state()[1]))
+    assert (running.error, running.result) == (None, None)
+    done, unfinished = state()
+    os.kill(executor_of(int(unfinished[0].removesuffix(".tmp").rpartition("-")[2])).pid, signal.SIGKILL)
+    running.thread.join(150)
+    assert running.error is None
+    assert running.result is not None
+    assert running.result.native, running.result.remark
+    assert len(done) == 1
+    stem = ".native-00001"
+    assert [name for name in state()[0] if name not in done] == [f"{stem}-0.parquet", f"{stem}-1.parquet"]
+    (found,) = pq.read_table(running.job.output.path("part-00000.parquet")).to_pylist()
+    assert found == {"n": sum(2 * i > 5 for i in range(half)) + half * half}
+
+
+@pytest.mark.spark
 def test_tasks_of_a_lost_executor_run_elsewhere_at_once(
     cluster: LocalSparkCluster, engine: SparkEngine, tmp_path: Path
 ) -> None:

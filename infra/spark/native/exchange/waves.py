@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.aggregates import Groups
@@ -38,15 +38,23 @@ MERGED = 2 << 30  # bytes of files that one task may merge
 _RELATION = re.compile(rf"\b{PARTS}\d+\b")
 
 
+Computing: TypeAlias = Callable[
+    [list[Slice], list[str], Sequence[Relation], int], tuple[list[list[str]], list[Done]]
+]
+"""Computes slices as files of these names, over these relations, when so many later ones follow; returns the names of
+the files that there are of each, and what became of the tasks."""
+
+
 class Piece(NamedTuple):
     """What tasks compute of one operator, each of a slice."""
 
     name: str  # of the relation that what they have written is to others
     slices: tuple[Slice, ...]
 
-    def parts(self, scans: Sequence[Relation]) -> list[Part]:
-        """Return what the tasks run over ``scans``."""
-        return [one.part(scans, f".native-{self.name}-{n:05d}.parquet") for n, one in enumerate(self.slices)]
+    @property
+    def files(self) -> list[str]:
+        """Return the names of the files that the tasks write."""
+        return [f".native-{self.name}-{n:05d}.parquet" for n in range(len(self.slices))]
 
 
 class Waves(NamedTuple):
@@ -76,20 +84,23 @@ class Waves(NamedTuple):
         self,
         output: StorageLocation,
         scans: Sequence[Relation],
-        run: Callable[[list[Part], int], list[Done]],
+        run: Computing,
     ) -> tuple[Part, list[Done]]:
-        """Have ``run`` run the tasks of each wave, whose later tasks it is told the number of; return what is left to
-        run, and what became of the tasks. Raises ``NotDoneError`` where they have written too much for one task, or
-        for each of a later wave."""
+        """Have ``run`` compute the slices of each wave. Return what is left to run, and what became of the tasks.
+
+        Raises ``NotDoneError`` where they have written too much for one task, or for each of a later wave.
+        """
         done, relations, later = list[Done](), list(scans), len(self.slices)
         for number, wave in enumerate(self.pieces, start=1):
-            parts = {piece.name: piece.parts(relations) for piece in wave}
-            later -= sum(map(len, parts.values()))
-            done += run([part for listed in parts.values() for part in listed], later)
-            for name, listed in parts.items():
-                infos = output.fs().get_file_info([output.path(part.file) for part in listed])
+            slices = [one for piece in wave for one in piece.slices]
+            later -= len(slices)
+            files, ended = run(slices, [name for piece in wave for name in piece.files], relations, later)
+            done += ended
+            for piece in wave:
+                own, files = files[: len(piece.slices)], files[len(piece.slices) :]
+                infos = output.fs().get_file_info([output.path(name) for names in own for name in names])
                 written = tuple(FileEntry(info.path, info.size, 0.0) for info in infos)
-                relations.append(Relation(name, output.scheme, written, ()))
+                relations.append(Relation(piece.name, output.scheme, written, ()))
             found, read = relations[len(scans) :], _read(self.pieces[number:])
             held = sum(one.bytes for one in found if one.name in read)
             if held > self.room or sum(one.bytes for one in found) > MERGED:

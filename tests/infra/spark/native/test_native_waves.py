@@ -1,6 +1,6 @@
 """Aggregates of a statement that tasks compute each by itself, in waves: its rows are those of the whole."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.catalyst import Node, NotDoneError, NotNativeError
 from ebbflow.infra.spark.native.exchange.costs import WAVE, Size
 from ebbflow.infra.spark.native.exchange.program import Program, Slice
-from ebbflow.infra.spark.native.exchange.waves import Waves, waves
+from ebbflow.infra.spark.native.exchange.waves import Computing, Waves, waves
 from ebbflow.infra.spark.native.programs import program
 from ebbflow.infra.spark.native.slices import Cut
-from ebbflow.infra.spark.native.worker import Done, Part
+from ebbflow.infra.spark.native.worker import Done
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.places import StorageLocation
 from tests.infra.spark.native.test_native_ways import (
@@ -194,13 +194,15 @@ def test_waves_are_weighed_against_one_task_or_against_spark_sql() -> None:
     assert not pays(left=600, cores=8, divided=True)
 
 
-def ran(made: Program, folder: Path) -> tuple[list[Relation], Callable[[list[Part], int], list[Done]]]:
-    """Return a program's scans, and what runs tasks that write 100 bytes each into ``folder``."""
+def ran(made: Program, folder: Path) -> tuple[list[Relation], Computing]:
+    """Return a program's scans, and what computes slices as 100 bytes each in ``folder``."""
 
-    def run(parts: list[Part], later: int) -> list[Done]:
-        for part in parts:
-            (folder / part.file).write_bytes(b"x" * 100)
-        return [Done(1)] * len(parts)
+    def run(
+        slices: list[Slice], names: list[str], relations: Sequence[Relation], later: int
+    ) -> tuple[list[list[str]], list[Done]]:
+        for name in names:
+            (folder / name).write_bytes(b"x" * 100)
+        return [[name] for name in names], [Done(1)] * len(slices)
 
     return [Relation(f"s{number}", "file", (), (("k", "string"),)) for number in made.scans], run
 
