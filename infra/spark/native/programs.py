@@ -24,7 +24,7 @@ from ebbflow.infra.spark.native.catalyst import (
 from ebbflow.infra.spark.native.exchange.costs import Exchanged, Statements
 from ebbflow.infra.spark.native.exchange.early import NOTHING, Early, early_groups
 from ebbflow.infra.spark.native.exchange.hashes import BUCKET, BUCKETS, Exchange
-from ebbflow.infra.spark.native.exchange.program import Program
+from ebbflow.infra.spark.native.exchange.program import Program, scans_in
 from ebbflow.infra.spark.native.exchange.within import Learnable, within
 from ebbflow.infra.spark.native.expressions import cast, identifier
 from ebbflow.infra.spark.native.narrowing import (
@@ -143,7 +143,7 @@ def _parted(
         _, split = statements_of(own, plan, output)
         if split is None:
             return ()
-        numbers = {int(number) for number in re.findall(r"\bs(\d+)\b", split.first)} & own.scans.keys()
+        numbers = scans_in(split.first) & own.scans.keys()
         scans = {number: own.scans[number][0] for number in sorted(numbers)}
         view = max(divisible(arm), key=size, default=None)
         sliced = None if view is None else own.number_of(view)
@@ -238,7 +238,7 @@ class Exchanger:
         return gathering if gathering is not None and gathering.kind == "Aggregate" else None
 
     def _read(self, sql: str) -> frozenset[int]:
-        return frozenset(int(number) for number in re.findall(r"\bs(\d+)\b", sql)) & self.writer.scans.keys()
+        return scans_in(sql) & self.writer.scans.keys()
 
     def _tests(self, number: int) -> list[Node]:
         view = self.writer.scans[number][1]

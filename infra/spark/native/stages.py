@@ -210,11 +210,9 @@ class NativeStages:
             merge, every = way.run(job.output, scans, partial(self._slices, job, cancelled))
             last = self._merged(job, merge, sum(d.rows for d in every), cancelled)
             return _summed(last, [*every, *last], len(every) + 1)
-        parts, before, split = list[Part](), list[Done](), made.split
+        before = list[Done]()
         if isinstance(way, ByHash):
-            parts, before, split = self._exchanged(made, job, way, scans, cancelled)
-            done = self._job(job, parts, cancelled)
-            files = [part.file for part in parts]
+            split, files, before, done = self._exchanged(made, job, way, scans, cancelled)
         else:
             split = way[0].made.split
             ahead.begin()  # for merging
@@ -254,9 +252,9 @@ class NativeStages:
 
     def _exchanged(
         self, made: Program, job: StageJob, way: ByHash, scans: Sequence[Relation], cancelled: threading.Event
-    ) -> tuple[list[Part], list[Done], costs.Statements]:
-        """Have tasks write what is exchanged; return the parts that join it, what became of those tasks, and what the
-        parts run."""
+    ) -> tuple[costs.Statements, list[str], list[Done], list[Done]]:
+        """Have tasks write what is exchanged, and others join it. Return what the latter run, the names of the files
+        that they have written, and what became of the former and of the latter."""
         exchanges = {f"s{number}": exchange for number, exchange in way.made.exchanges.items()}
         by_name = {relation.name: relation for relation in scans}
         size, room = sum(by_name[name].bytes for name in exchanges), self._room - way.others
@@ -264,8 +262,13 @@ class NativeStages:
         grain = hashes.grain(later, way.size / room, local=job.output.local)
         parts = hashes.writing(exchanges, by_name, partial(self._division.writers, sorts=grain == 1), grain)
         least = min(later, self._cores) if any(e.groups for e in exchanges.values()) else 1  # of many rows
-        done = self._job(job, [part for listed in parts.values() for part in listed], cancelled, later)
-        by_name, sizes = hashes.exchanged(exchanges, by_name, parts, job.output, sum(d.rows for d in done))
+        flat = [part for listed in parts.values() for part in listed]
+        found, before = self._shared(
+            job, cancelled, flat, lambda n, count: hashes.finer_writing(flat[n], by_name, count), later
+        )
+        these = iter(found)
+        parts = {name: [part for _ in listed for part in next(these)] for name, listed in parts.items()}
+        scans_, sizes = hashes.exchanged(exchanges, by_name, parts, job.output, sum(d.rows for d in before))
 
         def count(probed: float, built: float) -> int:
             return min(
@@ -274,14 +277,20 @@ class NativeStages:
 
         split, full = way.made.split, bool(made.full)
         joins = hashes.joining(
-            split.first, by_name, sizes, f"s{made.sliced}", split.file, count, room, whole=full, grain=grain
+            split.first, scans_, sizes, f"s{made.sliced}", split.file, count, room, whole=full, grain=grain
         )
         if len({one.ranges for one in joins}) == len(joins):  # no key's rows are in two of them
             split = way.made.apart if len(joins) > 1 else costs.Statements(way.made.whole, "")
             joins = [
                 replace(one, statement=split.first, file=split.file.format(n)) for n, one in enumerate(joins)
             ]
-        return joins, done, split
+        found, done = self._shared(
+            job,
+            cancelled,
+            joins,
+            lambda n, count: hashes.finer_joining(joins[n], scans_, sizes, grain, count),
+        )
+        return split, [part.file for some in found for part in some], before, done
 
     def _slices(
         self,
@@ -292,31 +301,46 @@ class NativeStages:
         scans: Sequence[Relation],
         later: int = 0,
     ) -> tuple[list[list[str]], list[Done]]:
-        """Compute slices as files of these names; return the files that there are of each, and what became of the
-        tasks. A slice that Spark repeats, for its executor is lost, is divided among all once another has ended: one
-        task would be at it while the others' cores are idle."""
-        parts = [
-            replace(one.part(scans, name), divisible=not self._speculates)
-            for one, name in zip(slices, names, strict=True)
-        ]
-        done = self._job(job, parts, cancelled, later)
-        files, again = [[name] for name in names], list[Part]()
-        left = [number for number, one in enumerate(done) if one.left]
-        if left:
-            self._cores = max(1, int(self._context.defaultParallelism) // self._threads)
+        """Compute slices as files of these names; return the names of what there is in place of each, and what became
+        of the tasks."""
         by_number = {int(one.name[1:]): one for one in scans if not one.name.startswith(PARTS)}
-        for number in left:
-            if (rows := rows_of(job.output, names[number])) is not None:  # it had ended
+
+        def finer(number: int, count: int) -> list[Part]:
+            return [one.part(scans, "") for one in divided(slices[number], by_number, count)]
+
+        parts = [one.part(scans, name) for one, name in zip(slices, names, strict=True)]
+        found, done = self._shared(job, cancelled, parts, finer, later)
+        return [[part.file for part in some] for some in found], done
+
+    def _shared(
+        self,
+        job: StageJob,
+        cancelled: threading.Event,
+        parts: Sequence[Part],
+        finer: Callable[[int, int], Sequence[Part]],
+        later: int = 0,
+    ) -> tuple[list[Sequence[Part]], list[Done]]:
+        """Run parts; return what there is in place of each, and what became of the tasks.
+
+        One that Spark repeats, for its executor is lost, is divided among all once another has ended: one task would
+        be at it while the others' cores are idle. ``finer`` returns a part, by its place, as so many at most.
+        """
+        divisible = [replace(part, divisible=not self._speculates) for part in parts]
+        done = self._job(job, divisible, cancelled, later)
+        found, again = list[Sequence[Part]]([part] for part in parts), list[Part]()
+        for number, (one, part) in enumerate(zip(done, parts, strict=True)):
+            if one.left and (rows := rows_of(job.output, part.file)) is not None:  # it had ended
                 done[number] = Done(rows)
-                continue
-            finer = divided(slices[number], by_number, math.ceil(self._cores / len(left)))
-            stem = names[number].removesuffix(".parquet")
-            files[number] = [f"{stem}-{n}.parquet" for n in range(len(finer))]
-            again += [one.part(scans, name) for one, name in zip(finer, files[number], strict=True)]
-        if again:
-            _log.info("%s: %d lost slices are divided among %d tasks", job.name, len(left), len(again))
+        if left := [number for number, one in enumerate(done) if one.left]:
+            self._cores = max(1, int(self._context.defaultParallelism) // self._threads)
+            for number in left:
+                stem = parts[number].file.removesuffix(".parquet")
+                these = finer(number, math.ceil(self._cores / len(left)))
+                found[number] = [replace(one, file=f"{stem}-{n}.parquet") for n, one in enumerate(these)]
+                again += found[number]
+            _log.info("%s: %d lost tasks are divided among %d", job.name, len(left), len(again))
             done = [one for one in done if not one.left] + self._job(job, again, cancelled, later)
-        return files, done
+        return found, done
 
     def _job(
         self, job: StageJob, parts: Sequence[Part], cancelled: threading.Event, later: int = 0

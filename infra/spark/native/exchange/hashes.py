@@ -16,7 +16,7 @@ from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.native.catalyst import Attribute, NotDoneError
 from ebbflow.infra.spark.native.exchange.within import Within, needed
 from ebbflow.infra.spark.native.expressions import cast, reading
-from ebbflow.infra.spark.native.slices import cuts, known, split
+from ebbflow.infra.spark.native.slices import Cut, cuts, finer, known, split
 from ebbflow.infra.spark.native.worker import KeyRange, Part
 from ebbflow.infra.storage.files import FileEntry, listing
 from ebbflow.infra.storage.places import StorageLocation
@@ -243,6 +243,57 @@ def joining(
         ranges = tuple(KeyRange(name, BUCKET, low, high) for name in sizes)
         parts.append(Part(statement, reads, file.format(len(parts)), ranges=ranges))
     return parts
+
+
+def finer_writing(part: Part, scans: Mapping[str, Relation], count: int) -> list[Part]:
+    """Return a part that writes what is exchanged of one of ``scans`` as at most ``count``, which name no files.
+
+    Raises ``TableError``.
+    """
+    own, *others = part.relations
+    found = finer(scans[own.name], Cut(own.files, part.rows), count)
+    return [
+        replace(
+            part,
+            relations=(replace(own, files=cut.files), *others),
+            sliced=own.name if cut.rows else "",
+            rows=cut.rows,
+        )
+        for cut in found
+    ]
+
+
+def finer_joining(
+    part: Part,
+    scans: Mapping[str, Relation],
+    sizes: Mapping[str, Sequence[Sequence[float]]],
+    grain: int,
+    count: int,
+) -> list[Part]:
+    """Return a part of ``joining`` as at most ``count``, each with some of its hashes, which name no files."""
+    low, high = part.ranges[0].low, part.ranges[0].high
+    assert isinstance(low, int)
+    assert isinstance(high, int)
+    places = {name: {f.path: n for n, f in enumerate(scans[name].files)} for name in sizes}
+    read = {
+        one.name: [sizes[one.name][places[one.name][file.path]] for file in one.files]
+        for one in part.relations
+        if one.name in sizes
+    }
+    each = [
+        (n, sum(sum(of[n : min(n + grain, high + 1)]) for files in read.values() for of in files))
+        for n in range(low, high + 1, grain)
+    ]
+    found = []
+    for run in split(each, count):
+        first, last = run[0], min(run[-1] + grain - 1, high)
+        relations = tuple(
+            _holding(one, read[one.name], first, last, None) if one.name in read else one
+            for one in part.relations
+        )
+        ranges = tuple(replace(one, low=first, high=last) for one in part.ranges)
+        found.append(replace(part, relations=relations, ranges=ranges))
+    return found
 
 
 def _holding(

@@ -4,7 +4,6 @@ One task may as well compute what is above them, as far as that sees groups apar
 rows of its own. What is left runs in one more task, or is the result.
 """
 
-import re
 from typing import NamedTuple
 
 from ebbflow.infra.protocols import Relation
@@ -21,7 +20,7 @@ from ebbflow.infra.spark.native.catalyst import (
     way_down,
 )
 from ebbflow.infra.spark.native.exchange.costs import Statements
-from ebbflow.infra.spark.native.exchange.program import Program
+from ebbflow.infra.spark.native.exchange.program import Program, scans_in
 from ebbflow.infra.spark.native.programs import result, statements_of
 from ebbflow.infra.spark.native.statements import PARTS
 from ebbflow.infra.spark.native.worker import Part
@@ -72,7 +71,7 @@ def _merging(made: Program, merge: str) -> Merging | None:
     own.stored[id(aggregate)] = above.over(groups.merged(_SHARE))
     top, by = _apart(plan, aggregate, groups)
     split = statements_of(own, plan, made.columns, top)[1]
-    if not by or split is None or re.search(r"\bs\d+\b", split.first + split.merge):
+    if not by or split is None or scans_in(split.first + split.merge):
         return None
     return Merging(split, by)
 

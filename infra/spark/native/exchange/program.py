@@ -1,5 +1,6 @@
 """What a stage's tasks run, and which slices of its relations."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,6 +14,17 @@ from ebbflow.infra.spark.native.narrowing import Narrowing
 from ebbflow.infra.spark.native.slices import Cut
 from ebbflow.infra.spark.native.statements import Writer
 from ebbflow.infra.spark.native.worker import KeyRange, Part
+
+_SCAN = re.compile(r"\bs(\d+)\b")
+
+
+def scans_in(sql: str) -> frozenset[int]:
+    """Return the numbers of the scans that a statement may read.
+
+    >>> sorted(scans_in("SELECT c1 FROM s2 JOIN s13 USING (c1)"))
+    [2, 13]
+    """
+    return frozenset(int(number) for number in _SCAN.findall(sql))
 
 
 class Exchanging(Protocol):

@@ -23,7 +23,7 @@ from ebbflow.infra.spark.native.catalyst import (
     sources,
 )
 from ebbflow.infra.spark.native.exchange.costs import PAYS, Size, bytes_read, scan_sizes, sooner, waves_cost
-from ebbflow.infra.spark.native.exchange.program import Program, Slice
+from ebbflow.infra.spark.native.exchange.program import Program, Slice, scans_in
 from ebbflow.infra.spark.native.expressions import Typed
 from ebbflow.infra.spark.native.narrowing import columns
 from ebbflow.infra.spark.native.programs import cut_of, result
@@ -233,7 +233,7 @@ class _Dividing:
 
     def scans_of(self, sql: str) -> tuple[int, ...]:
         """Return the scans that a statement reads."""
-        return tuple(sorted({int(n) for n in re.findall(r"\bs(\d+)\b", sql)} & self.made.scans.keys()))
+        return tuple(sorted(scans_in(sql) & self.made.scans.keys()))
 
     def _divide(self, node: Node, below: Node) -> None:
         """Have slices of ``below`` compute what ``node`` is of: an aggregate, or an operator whose distinct rows

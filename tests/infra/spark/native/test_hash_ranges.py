@@ -26,6 +26,8 @@ from ebbflow.infra.spark.native.exchange.hashes import (
     HashRange,
     bucket_sizes,
     exchanged,
+    finer_joining,
+    finer_writing,
     grain,
     hash_ranges,
     joining,
@@ -187,9 +189,11 @@ def test_sizes_by_hash_are_those_of_row_groups(tmp_path: Path) -> None:
     assert all(sizes), "no hash between others is taken to be absent"
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["", "all lost"])
 @pytest.mark.parametrize("few", [1, BUCKETS // 8])
-def test_what_tasks_exchange_is_joined_range_by_range(tmp_path: Path, few: int) -> None:
-    """Two relations of which one has a key that most rows have, one without rows, and a task that is run twice."""
+def test_what_tasks_exchange_is_joined_range_by_range(tmp_path: Path, few: int, lost: bool) -> None:
+    """Two relations of which one has a key that most rows have, one without rows, and a task that is run twice. Tasks
+    that are ``lost`` are divided among three each."""
     output = StorageLocation(tmp_path / "stage")
     texts = {
         "s0": "SELECT CASE WHEN v % 3 = 0 THEN v ELSE 7 END AS v, 'n' || v AS name FROM range(6000) t(v)",
@@ -213,7 +217,17 @@ def test_what_tasks_exchange_is_joined_range_by_range(tmp_path: Path, few: int) 
         assert not done.error
         return done.rows
 
+    def divided(part: Part, found: list[Part]) -> list[Part]:
+        stem = part.file.removesuffix(".parquet")
+        return [replace(one, file=f"{stem}-{n}.parquet") for n, one in enumerate(found)]
+
     parts = writing(exchanges, scans, lambda *_: 2, few)
+    if lost:
+        parts = {
+            name: [one for part in listed for one in divided(part, finer_writing(part, scans, 3))]
+            for name, listed in parts.items()
+        }
+        assert [len(listed) for listed in parts.values()] == [3, 2, 1]  # row groups
     rows = sum(run(part) for listed in parts.values() for part in listed)
     run(parts["s0"][0])
     assert rows == 9000
@@ -231,6 +245,14 @@ def test_what_tasks_exchange_is_joined_range_by_range(tmp_path: Path, few: int) 
     statement = f"SELECT s0.v, s0.name, s1.name AS other, s2.name AS none FROM {joins}"
     joined = joining(statement, scans, sizes, "s0", "part-{:05d}.parquet", lambda *_: 3, 1e9, grain=few)
     assert len(joined) >= 3
+    if lost:
+        finer = [finer_joining(part, scans, sizes, few, 3) for part in joined]
+        for part, found in zip(joined, finer, strict=True):
+            hashes = [(one.ranges[0].low, one.ranges[0].high) for one in found]
+            assert (hashes[0][0], hashes[-1][1]) == (part.ranges[0].low, part.ranges[0].high)
+            assert all(high + 1 == low for (_, high), (low, _) in pairwise(hashes))
+        assert len({one.ranges for found in finer for one in found}) > len({one.ranges for one in joined})
+        joined = [one for part, found in zip(joined, finer, strict=True) for one in divided(part, found)]
     assert all(len(one.relations[1].files) < len(scans["s1"].files) for one in joined) or few == 1
     assert sum(map(run, joined)) == 5000
     with duckdb.connect() as connection:
@@ -323,8 +345,12 @@ def test_whoever_watches_is_told_of_the_tasks_that_are_to_join_with_those_that_w
             count=lambda size: size // 10, writers=lambda one, of, sorts: of.bytes // 10
         ),
         _collected=lambda work: [Done(error="no Spark")],
+        _speculates=False,
     )
-    running._job = partial(NativeStages._job, running)
+    running._job, running._shared = (
+        partial(NativeStages._job, running),
+        partial(NativeStages._shared, running),
+    )
     job = StageJob("job", "AB", "", (), StorageLocation(tmp_path))
     scans = [
         Relation(f"s{number}", "file", (FileEntry(f"{number}.parquet", size, 0.0),), ())
@@ -356,7 +382,7 @@ def test_few_bytes_of_groups_are_joined_by_as_many_tasks_as_their_rows_up_to_one
         _room=1000,
         _cores=4,
         _division=SimpleNamespace(count=lambda size: max(1, size // 10), writers=lambda *_, sorts: 1),
-        _job=lambda *rest: [],
+        _shared=lambda *rest: ([], []),
     )
     job = StageJob("job", "AB", "", (), StorageLocation(tmp_path))
     scans = [

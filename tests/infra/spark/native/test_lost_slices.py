@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -113,7 +114,7 @@ def test_a_task_that_is_repeated_is_left_once_another_has_ended(
 
 
 def test_slices_that_are_left_are_divided_among_all_cores(tmp_path: Path) -> None:
-    """Of four slices of four row groups two are left, and one that had ended; three cores are there."""
+    """Of four slices of four row groups two are left, and one that had ended; four cores are there."""
     relation = replace(table(tmp_path, [[10] * 16]), name="s0")
     scans = [relation, replace(relation, name="s1"), Relation("parts0", "file", (), ())]
     (path,) = (file.path for file in relation.files)
@@ -124,15 +125,14 @@ def test_slices_that_are_left_are_divided_among_all_cores(tmp_path: Path) -> Non
 
     def job(_: StageJob, parts: Sequence[Part], cancelled: threading.Event, later: int) -> list[Done]:
         jobs.append((list(parts), later))
-        return (
-            [Done(40), *[Done(left=True)] * 3]
-            if len(parts) == 4 and parts[0].divisible
-            else [Done(20)] * len(parts)
-        )
+        if not parts[0].divisible:
+            return [Done(20)] * len(parts)
+        return [Done(40), *[Done(left=True)] * (len(parts) - 1)]
 
     running = SimpleNamespace(
-        _speculates=False, _threads=1, _cores=9, _context=SimpleNamespace(defaultParallelism=6), _job=job
+        _speculates=False, _threads=1, _cores=9, _context=SimpleNamespace(defaultParallelism=4), _job=job
     )
+    running._shared = partial(NativeStages._shared, running)
     stage = StageJob("job", "a stage", "", (), StorageLocation(tmp_path))
     files, done = NativeStages._slices(running, stage, threading.Event(), slices, names, scans, 7)  # type: ignore[arg-type]
     pieces = [
