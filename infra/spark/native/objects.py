@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -257,11 +257,12 @@ def _is_there(info: Any) -> bool:
     return bool(info.type != FileType.NotFound)
 
 
-def any_there(scheme: str, folder: str, names: Sequence[str]) -> bool:
-    """Tell whether a stage's directory has one of these files; if it cannot be asked, it has none."""
+def one_like(scheme: str, folder: str, name: str) -> bool:
+    """Tell whether a stage's directory is known to have another file with ``name`` but for its number."""
+    names: list[str] = []
     with suppress(OSError):
-        return any(map(_is_there, filesystem(scheme).get_file_info([f"{folder}/{name}" for name in names])))
-    return False
+        names = [info.base_name for info in files.listing(filesystem(scheme), folder)]
+    return any(one.rpartition("-")[0] == name.rpartition("-")[0] for one in names if one != name)
 
 
 def names_in(output: StorageLocation) -> list[str]:

@@ -51,10 +51,12 @@ def cuts(relation: Relation, count: int, needed: Sequence[tuple[Rows, int]] | No
 
 
 def finer(relation: Relation, cut: Cut, count: int) -> list[Cut]:
-    """Return a slice of ``relation`` as at most ``count``, of its row groups.
+    """Return a slice of ``relation`` as at most ``count``.
 
     Raises ``TableError``.
     """
+    if not cut.rows:
+        return cuts(replace(relation, files=cut.files), count)
     groups = _groups(relation, cut) if count > 1 else []
     return [Cut((), _joined(part)) for part in split(groups, count)] if len(groups) > 1 else [cut]
 

@@ -50,6 +50,7 @@ from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import public_settings
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
 
+_FINER = 16  # tasks among which a lost one is divided: each may read again what it needs of other relations
 _FEW = 20_000  # rows that tasks have written and this process can merge sooner than an executor
 _TIDIED = 10.0  # s in which tasks of a cancelled stage are told, and what they have left is removed
 _log = logging.getLogger(__name__)
@@ -322,11 +323,11 @@ class NativeStages:
     ) -> tuple[list[Sequence[Part]], list[Done]]:
         """Run parts; return what there is in place of each, and what became of the tasks.
 
-        One that Spark repeats, for its executor is lost, is divided among all once another has ended: one task would
-        be at it while the others' cores are idle. ``finer`` returns a part, by its place, as so many at most.
+        One that Spark repeats, most often since its executor is lost, once another like it has ended is divided among
+        all when the others have, too. ``finer`` returns a part, by its place, as so many at most.
         """
-        divisible = [replace(part, divisible=not self._speculates) for part in parts]
-        done = self._job(job, divisible, cancelled, later)
+        divisible = len(parts) > 1 and not self._speculates
+        done = self._job(job, [replace(one, divisible=divisible) for one in parts], cancelled, later)
         found, again = list[Sequence[Part]]([part] for part in parts), list[Part]()
         for number, (one, part) in enumerate(zip(done, parts, strict=True)):
             if one.left and (rows := rows_of(job.output, part.file)) is not None:  # it had ended
@@ -335,11 +336,14 @@ class NativeStages:
             self._cores = max(1, int(self._context.defaultParallelism) // self._threads)
             for number in left:
                 stem = parts[number].file.removesuffix(".parquet")
-                these = finer(number, math.ceil(self._cores / len(left)))
+                these = finer(number, min(math.ceil(self._cores / len(left)), _FINER))
                 found[number] = [replace(one, file=f"{stem}-{n}.parquet") for n, one in enumerate(these)]
                 again += found[number]
             _log.info("%s: %d lost tasks are divided among %d", job.name, len(left), len(again))
             done = [one for one in done if not one.left] + self._job(job, again, cancelled, later)
+            for number in left:  # a machine that stood still may have gone on, and written part of the result
+                if parts[number].file.startswith("part-"):
+                    job.output.remove(parts[number].file)
         return found, done
 
     def _job(
@@ -361,10 +365,11 @@ class NativeStages:
             if cancelled.is_set() or not is_local(self._context.master):
                 raise
             _log.warning("a task of %s failed and is repeated: %s", job.name, first_line(error))
-            rows = {p.file: rows_of(output, p.file) for p in parts if p.layout is None}
-            left = tuple(p for p in parts if rows.get(p.file) is None)
-            done = [Done(count) for count in rows.values() if count is not None]
-            done += self._collected(replace(work, parts=left, last=True)) if left else []
+            rows = [rows_of(output, part.file) if part.layout is None else None for part in parts]
+            unwritten = (part for part, count in zip(parts, rows, strict=True) if count is None)
+            left = tuple(replace(part, divisible=False) for part in unwritten)
+            again = iter(self._collected(replace(work, parts=left, last=True)) if left else [])
+            done = [next(again) if count is None else Done(count) for count in rows]
         if cancelled.is_set():
             raise StageCancelledError(f"{job.name} was cancelled")
         if errors := [d.error for d in done if d.error]:

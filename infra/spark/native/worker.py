@@ -29,7 +29,7 @@ from ebbflow.infra.spark.native.objects import (
     LocalParts,
     ObjectParts,
     Rows,
-    any_there,
+    one_like,
     read_by_arrow,
     register_objects,
     transient,
@@ -86,7 +86,9 @@ class Part:
     layout: FileLayout | None = None  # of a table's files, of which it writes some, in place of a part file
     group: int = 0  # rows of a row group of the file; 0: as many as is usual
     by: str = ""  # rows with each value of this are a file of their own; then ``file`` is a directory of them
-    divisible: bool = False  # a task that Spark repeats is left to several, once another one has ended
+    divisible: bool = (
+        False  # if Spark repeats the task once another one like it has ended, it is left to several
+    )
 
     def names(self, relation: Relation) -> bool:
         """Tell whether the statement may read ``relation``."""
@@ -150,8 +152,7 @@ class Work:
             pass
         part = self.parts[index]
         with following(dict(self.s3)):  # the worker's next task may be another query's
-            files = [one.file for one in self.parts]
-            left = part.divisible and _attempt() > 0 and any_there(self.scheme, self.folder, files)
+            left = part.divisible and _attempt() > 0 and one_like(self.scheme, self.folder, part.file)
             done = Done(left=True) if left else self._done(part, _connection)
         yield done
 

@@ -62,7 +62,7 @@ def divided(one: Slice, scans: Mapping[int, Relation], count: int) -> list[Slice
 
     Raises ``TableError``.
     """
-    if one.made.sliced is None:
+    if one.made.sliced is None or count <= 1:
         return [one]
     keys = _keys(one.made, scans, one.made.sliced)
     found = finer(scans[one.made.sliced], one.cut, count)

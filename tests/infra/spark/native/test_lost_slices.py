@@ -90,15 +90,24 @@ def test_a_part_of_a_slice_needs_less_of_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("attempt", "ended", "divisible", "left"),
-    [(0, True, True, False), (1, True, True, True), (1, False, True, False), (1, True, False, False)],
-    ids=["first try", "repeated, another has ended", "repeated before any has ended", "not to be divided"],
+    [
+        (0, "part-00001.parquet", True, False),
+        (1, "part-00001.parquet", True, True),
+        (1, ".native-s1-00001.parquet", True, False),
+        (1, "part-00001.parquet", False, False),
+    ],
+    ids=[
+        "first try",
+        "repeated, another has ended",
+        "repeated, one unlike it has ended",
+        "not to be divided",
+    ],
 )
 def test_a_task_that_is_repeated_is_left_once_another_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: int, ended: bool, divisible: bool, left: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: int, ended: str, divisible: bool, left: bool
 ) -> None:
     monkeypatch.setattr(worker, "_attempt", lambda: attempt)
-    if ended:
-        (tmp_path / "part-00001.parquet").touch()
+    (tmp_path / ended).touch()
     parts = [Part("SELECT 1 AS k", (), f"part-0000{n}.parquet", divisible=divisible) for n in range(2)]
     access = AllowedAccess.of([], [StorageLocation(tmp_path)])
     work = Work(Settings(access, 1, 256), str(tmp_path), tuple(parts))
@@ -126,6 +135,7 @@ def test_slices_that_are_left_are_divided_among_all_cores(tmp_path: Path) -> Non
     def job(_: StageJob, parts: Sequence[Part], cancelled: threading.Event, later: int) -> list[Done]:
         jobs.append((list(parts), later))
         if not parts[0].divisible:
+            (tmp_path / names[1]).touch()  # by its executor, of which nothing was heard
             return [Done(20)] * len(parts)
         return [Done(40), *[Done(left=True)] * (len(parts) - 1)]
 
@@ -147,7 +157,12 @@ def test_slices_that_are_left_are_divided_among_all_cores(tmp_path: Path) -> Non
     assert later == 7
     assert [part.file for part in again] == pieces[0] + pieces[1]
     assert [part.rows for part in again] == [(Rows(path, n, n + 19),) for n in (40, 60, 120, 140)]
-    running._speculates = True  # then a task is repeated while it still runs
-    jobs.clear()
-    NativeStages._slices(running, stage, threading.Event(), slices[:1], names[:1], scans)  # type: ignore[arg-type]
-    assert not jobs[0][0][0].divisible
+    assert not (tmp_path / names[1]).exists()
+    for speculates, count in (
+        (True, 4),
+        (False, 1),
+    ):  # then a task is repeated while it still runs; it is alone
+        running._speculates = speculates
+        jobs.clear()
+        NativeStages._slices(running, stage, threading.Event(), slices[:count], names[:count], scans)  # type: ignore[arg-type]
+        assert not any(part.divisible for part in jobs[0][0])
