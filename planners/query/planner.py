@@ -139,10 +139,10 @@ class QueryPlanner:
         ``actuals`` are outputs of finished stages by fingerprint: they replace estimates. With
         ``contrasts`` there are some for capacities unlike the share, too, which takes nearly twice as long.
         """
-        sizes = self._sizes(actuals)
+        costers = self._costers(self._sizes(actuals), share)
         pool: dict[str, QueryExecutionPlan] = {}
-        for choice in self._pool(sizes, share, contrasts):
-            plan = self._plan(choice, sizes, share)
+        for choice in self._pool(costers[0], contrasts):
+            plan = self._plan(choice, costers)
             if pool.setdefault(plan.id, plan) is plan:
                 self._choices[plan.id] = choice
         kept = {p.id: p for p in retain(tuple(pool.values()), share, self.options.keep)}
@@ -153,13 +153,13 @@ class QueryPlanner:
                 kept[best.id] = best
         for plan_id in also:
             if plan_id in self._choices and plan_id not in kept:
-                kept[plan_id] = self._plan(self._choices[plan_id], sizes, share)
+                kept[plan_id] = self._plan(self._choices[plan_id], costers)
         return tuple(kept.values())
 
     @within_bounds
     def again(self, plan_id: str, share: Share, actuals: Mapping[str, StageOutput]) -> QueryExecutionPlan:
         """Return the plan of an earlier call with the costs of now; ``actuals`` are as in ``candidates``."""
-        return self._plan(self._choices[plan_id], self._sizes(actuals), share)
+        return self._plan(self._choices[plan_id], self._costers(self._sizes(actuals), share))
 
     @within_bounds
     def single(self, share: Share) -> QueryExecutionPlan:
@@ -184,9 +184,13 @@ class QueryPlanner:
             found |= {repr(f.tree): f.tree for f in best if repr(f.tree) not in found}
         return list(found.values())
 
-    def _pool(self, sizes: Sizes, share: Share, contrasts: bool) -> list[Choice]:
+    def _costers(self, sizes: Sizes, share: Share) -> list[StatementCoster]:
+        """Return what costs statements by each model, ours first; they remember what they have costed."""
+        return [StatementCoster(sizes, model, share, self.tier) for model in (self.model, *self.rivals)]
+
+    def _pool(self, coster: StatementCoster, contrasts: bool) -> list[Choice]:
         """Return the choices worth costing."""
-        coster = StatementCoster(sizes, self.model, share, self.tier)
+        sizes, share = coster.sizes, coster.share
         trees = {key: self._trees(key, sizes, share) for key in self.analysis.blocks}
         required, paying = self._cut_views(trees, coster)
         options: dict[BlockId, list[tuple[Tree, frozenset[int]]]] = {}
@@ -295,8 +299,7 @@ class QueryPlanner:
 
     # --- plans --------------------------------------------------------------------------------------------
 
-    def _plan(self, choice: Choice, sizes: Sizes, share: Share) -> QueryExecutionPlan:
-        costers = [StatementCoster(sizes, model, share, self.tier) for model in (self.model, *self.rivals)]
+    def _plan(self, choice: Choice, costers: Sequence[StatementCoster]) -> QueryExecutionPlan:
         staging = Staging(self.analysis, choice, self._written if self.model.embedded else None)
         built = tuple(self._cheapest(u, choice, costers, Rendered(staging, u)) for u in staging.units)
         shape = "; ".join(
@@ -307,7 +310,9 @@ class QueryPlanner:
         plan_id = "qep-" + digest(sorted(digest(u.output_fp, u.inputs, u.shape) for u in staging.units))[:8]
         if [unit.shape for unit in staging.units] == [AS_WRITTEN]:
             shape = AS_WRITTEN
-        notes = self.notes if self.tier is None else (*self.notes, tier_note(built, self.tier, share))
+        notes = self.notes
+        if self.tier is not None:
+            notes = (*notes, tier_note(built, self.tier, costers[0].share))
         return QueryExecutionPlan(plan_id, built, shape or "no inner joins", notes)
 
     def _cheapest(

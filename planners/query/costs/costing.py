@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
+from typing import TypeAlias
 
 from sqlglot import exp
 
@@ -12,6 +13,7 @@ from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Resources, Share, Work
 from ebbflow.planners.query.costs import cost
 from ebbflow.planners.query.costs.cost import CostModel, JoinCost, JoinCostModel, Size
+from ebbflow.planners.query.costs.joins import PricedJoins
 from ebbflow.planners.query.costs.links import shuffle_seconds, spilled_bytes, store_seconds
 from ebbflow.planners.query.costs.operators import STORED, split_bytes
 from ebbflow.planners.query.costs.output_tiers import output_seconds
@@ -21,11 +23,12 @@ from ebbflow.planners.query.plan.analysis import BlockId, output_names
 from ebbflow.planners.query.plan.cuts import NodeCost
 from ebbflow.planners.query.plan.slicing import Grid, aligned_tables
 from ebbflow.planners.query.plan.staging import Choice, Unit
-from ebbflow.planners.query.plan.trees import Join, JoinMethod, Leaf, Tree, joins
+from ebbflow.planners.query.plan.trees import Join, Leaf, Tree, joins
 from ebbflow.planners.query.views.views import View
 
 _PARTIAL_WIDTH = 16.0  # bytes that a row of partial aggregates has more than one of results: averages are two
 _COLUMNS_READ = 0.3  # fraction of a table's bytes that a SELECT outside any block is taken to read
+_Costed: TypeAlias = tuple[Choice, CostEstimate, Size]
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,12 @@ class StatementCoster:
     sizes: Sizes
     model: CostModel
     share: Share
-    tier: Tier | None = (
-        None  # where stages' outputs are kept; nothing: the model's rates hold all that it takes
-    )
+    tier: Tier | None = None  # of stages' outputs; nothing: the model's rates hold all that these take
+    _views: dict[tuple[object, ...], _Costed] = field(default_factory=dict, compare=False)
 
     @cached_property
-    def _pricer(self) -> JoinCostModel:
-        return JoinCostModel(self.model, self.share)
+    def _joins(self) -> PricedJoins:
+        return PricedJoins(self.sizes, JoinCostModel(self.model, self.share))
 
     def demand(self, bill: CostEstimate) -> Resources:
         """Return what one task demands: one core, its own memory and its part of what is resident."""
@@ -57,21 +59,28 @@ class StatementCoster:
         if unit.block is not None:
             node = next(j for j in joins(choice.trees[unit.block]) if j.mask == unit.mask)
             size = self._tree(bill, unit.block, node, choice, own=True)
-        elif unit.partial:
-            size = self._partial(self._view(bill, view, choice), view)
-        elif unit.view in choice.partials:
+        elif not unit.partial and unit.view in choice.partials:
             size = self._merge(bill, view)
         else:
-            size = self._view(bill, view, choice)
-        known = self.sizes.actuals.get(unit.output_fp)
-        stored = Size(size.rows, size.bytes * STORED)
-        if known is not None:
+            bill, size = self._whole(view, choice)
+            size = self._partial(size, view) if unit.partial else size
+        if (known := self.sizes.actuals.get(unit.output_fp)) is None:
+            stored = Size(size.rows, size.bytes * STORED)
+        else:
             stored = Size(float(known.rows), float(known.bytes))
         self._split(bill)
         bill.add(cost.write(stored))
         self._keep(bill, stored.bytes)
         bill.add(Work(tasks=float(bill.widest)))
         return bill, stored
+
+    def _whole(self, view: View, choice: Choice) -> tuple[CostEstimate, Size]:
+        """Return the bill of all that a view takes, partial results or not, and the size of its rows."""
+        key = view.name, id(choice.trees), id(choice.cuts), choice.cut_views
+        if (found := self._views.get(key)) is None:
+            bill = CostEstimate()
+            found = self._views[key] = choice, bill, self._view(bill, view, choice)  # which keeps its ids
+        return found[1].copy(), found[2]
 
     def part(self, block: BlockId, node: Tree, choice: Choice) -> tuple[CostEstimate, Size]:
         """Return the bill of a part of a block's tree, and the size of its rows as they are stored."""
@@ -186,10 +195,7 @@ class StatementCoster:
 
     def _divided(self, block: BlockId, grid: Grid) -> int:
         index = self.sizes.analysis.blocks[block].graph.index
-        mask = 0
-        for alias, _ in grid.columns:
-            mask |= 1 << index[alias]
-        return mask
+        return sum(1 << place for place in {index[alias] for alias, _ in grid.columns})
 
     def _repeated(
         self,
@@ -293,26 +299,19 @@ class StatementCoster:
         self, bill: CostEstimate, block: BlockId, join: Join, left: Size, right: Size, out: Size, read: float
     ) -> JoinCost:
         """Add a join; ``read`` are the bytes that crossed links for its build side, which may be read again."""
-        cardinalities, sides = self.sizes.blocks[block], (join.left.mask, join.right.mask)
-        equality = cardinalities.has_equality(*sides)
-        keys = self.model.keys(cardinalities.key_bytes(*sides)) if equality else 1.0
-        way: JoinMethod = join.method if self.model.exchanges else "broadcast"
-        builders = self.model.builders(self.share)
-        bill.add(self._pricer.work(way, left, right, out, equality=equality, keys=keys, read=read))
-        price = self._pricer.price(join.method, left, right, out, equality=equality, keys=keys, read=read)
-        if not self.model.exchanges:
-            exchanged = self._pricer.sliced(left, right, out, equality=equality, read=read).exchanged
-            kept = output_seconds(2.0 * exchanged, self.tier, self.share)  # written, and read
-            bill.waiting += price.waiting + kept * max(self.share.total.cores, 1.0)
-            bill.network += price.network
-            return price
-        # the work counts what every node builds, and of all cores' time in which nothing else is done the rest
-        idle = max(1.0 - builders / max(self.share.total.cores, 1.0), 0.0)
-        bill.serial += (
-            price.network + (price.serial - price.network) * idle if way == "broadcast" else price.serial
-        )
+        work, price, exchanged = self._joins.price(block, join, left, right, out, read)
+        bill.add(work)
         bill.network += price.network
-        if way != "broadcast":  # what waits for a broadcast is in the serial time
+        cores = max(self.share.total.cores, 1.0)
+        if not self.model.exchanges:
+            kept = output_seconds(2.0 * exchanged, self.tier, self.share)  # written, and read
+            bill.waiting += price.waiting + kept * cores
+        elif join.method == "broadcast":  # what waits for it is in the serial time
+            # the work counts what every node builds, and of all cores' time in which nothing else is done the rest
+            idle = max(1.0 - self.model.builders(self.share) / cores, 0.0)
+            bill.serial += price.network + (price.serial - price.network) * idle
+        else:
+            bill.serial += price.serial
             bill.waiting += price.waiting
         return price
 

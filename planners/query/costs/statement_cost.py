@@ -1,6 +1,6 @@
 """What a statement adds up to."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ebbflow.planners.model import Share, Work
 from ebbflow.planners.query.costs import cost
@@ -24,6 +24,10 @@ class CostEstimate:
     crossed: float = 0.0  # bytes that nodes read from tables and stages' outputs, or write, over their links
     read: list[float] = field(default_factory=list)  # stored bytes of each relation it reads, all columns
     views: set[str] = field(default_factory=set)  # those it computes
+
+    def copy(self) -> "CostEstimate":
+        """Return the same, to which other things may be added."""
+        return replace(self, read=[*self.read], views={*self.views})
 
     def first(self, view: str) -> bool:
         """Note that it reads ``view``; tell whether it had not before."""

@@ -1,5 +1,6 @@
 """``python -m tests.benchmarks.sql``: Ebbflow compared with plain Spark SQL on a local cluster, from a checkout."""
 
+import gc
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -248,6 +249,7 @@ def _folders(suites: tuple[str, ...], tables: str | None, scale: float) -> dict[
 
 
 if __name__ == "__main__":
+    gc.set_threshold(20_000)  # as the command line does
     try:
         app()
     except EbbflowError as error:

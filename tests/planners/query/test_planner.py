@@ -119,6 +119,21 @@ def test_the_cheapest_of_all_choices_is_among_the_candidates():
     assert min(map(seconds, few)) == pytest.approx(min(map(seconds, many)))
 
 
+@pytest.mark.parametrize("number", [2, 5, 8, 15])
+@pytest.mark.parametrize("hazard", [0.0, 60.0])
+def test_a_plan_costs_the_same_by_itself_as_among_others(number, hazard):
+    query, share = planner(number, keep=200), replace(SHARE, hazard=hazard)
+    plans = query.candidates(share)
+    assert len(plans) > 1
+    for plan in plans:
+        by_itself = query.again(plan.id, share, {})
+        assert [costs(stage) for stage in by_itself.stages] == [costs(stage) for stage in plan.stages]
+
+
+def costs(stage):
+    return stage.work, stage.duration, stage.latency, stage.waiting, stage.network, stage.demand, stage.rows
+
+
 def test_actual_sizes_replace_estimates():
     query = planner(3, cuts="every-join")
     plan = query.candidates(SHARE)[0]
