@@ -5,7 +5,8 @@ all plans over one set agree about it (a stage's checkpoint is the same whicheve
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isnan
+from functools import cached_property
+from math import isnan, prod
 
 from sqlglot import exp
 
@@ -157,17 +158,25 @@ class Cardinalities:
     def key_bytes(self, left: int, right: int) -> float:
         """Return the average bytes of the key by which ``left`` is joined with ``right``: of the columns that are
         equal between them. Expressions count as one column of eight bytes each."""
-        total = 0.0
-        for mask, equal in zip(self.graph.class_masks, self.graph.classes, strict=True):
+        total, both = 0.0, left | right
+        for mask, least, widths in self._key_widths:
             if mask & left and mask & right:
-                inside = (c for c in equal.columns if (left | right) >> self.graph.index[c[0]] & 1)
-                total += min(self.statistics(column).width for column in inside)
+                total += least if not mask & ~both else min(width for bit, width in widths if bit & both)
         for one, other in self._equations:
             if (not one & ~left and not other & ~right) or (not one & ~right and not other & ~left):
                 total += 8.0
         return total
 
     # Joins
+
+    @cached_property
+    def _key_widths(self) -> list[tuple[int, float, list[tuple[int, float]]]]:
+        """Return of each class its relations, as bits, the least width of its columns, and those of each relation."""
+        index, found = self.graph.index, []
+        for mask, equal in zip(self.graph.class_masks, self.graph.classes, strict=True):
+            widths = [(1 << index[c[0]], self.statistics(c).width) for c in equal.columns]
+            found.append((mask, min(width for _, width in widths), widths))
+        return found
 
     def _class_values(self, index: int) -> tuple[tuple[int, float], ...]:
         """Return, per relation of a class, its bit and the distinct values its own predicates leave."""
@@ -223,8 +232,7 @@ class Cardinalities:
         group share classes; of a group, only a spanning forest may be applied to a set.
         """
         found = []
-        n = len(self.inputs)
-        group = list(range(len(self._classes)))
+        n, group = len(self.inputs), list(range(len(self._classes)))
         for i in range(n):
             for j in range(i + 1, n):
                 both = (1 << i) | (1 << j)
@@ -245,12 +253,8 @@ class Cardinalities:
         return tuple((both, factor, group[k]) for both, factor, k in found)
 
     def _kept_of_class(self, index: int, relations: int) -> float:
-        kept = 1.0
-        for alias, name in self.graph.classes[index].columns:
-            i = self.graph.index[alias]
-            if relations >> i & 1:
-                kept = min(kept, self.local.kept((alias, name)))
-        return kept
+        columns = (c for c in self.graph.classes[index].columns if relations >> self.graph.index[c[0]] & 1)
+        return min([1.0, *map(self.local.kept, columns)])
 
     def _join_fractions(self) -> tuple[tuple[int, float], ...]:
         """Return (relations, fraction) of predicates over several relations that are not class equalities."""
@@ -274,12 +278,10 @@ class Cardinalities:
         node = predicate.expression.unnest()
         if predicate.subquery or not isinstance(node, exp.EQ | exp.NullSafeEQ):
             return None
-        sides = []
-        for side in (node.this, node.expression):
-            mask = 0
-            for column in side.find_all(exp.Column):
-                mask |= 1 << self.graph.index[column.table]
-            sides.append(mask)
+        sides = [
+            sum({1 << self.graph.index[column.table] for column in side.find_all(exp.Column)})
+            for side in (node.this, node.expression)
+        ]
         return None if not sides[0] or not sides[1] or sides[0] & sides[1] else (sides[0], sides[1])
 
     def _estimate(self, mask: int) -> float:
@@ -318,9 +320,7 @@ class Cardinalities:
             reach = self._inside[index] if self._bounded(index, inside) else {}
             own = [(v, *reach.get(b, (1.0, 1.0))) for b, v in self._classes[index] if b & inside]
             values = sorted(max(v * part, 1.0) if part < 1.0 else v for v, part, _ in own)
-            found = 1.0
-            for value in values[1:]:
-                found *= value
+            found = prod(values[1:])
             for _, _, rows in own:
                 found /= max(rows, _LEAST)
             self._divisors[index, inside] = found

@@ -89,7 +89,9 @@ class Search:
             sides.append((True, one, other))
         if one.bytes <= ratio * other.bytes:
             sides.append((False, other, one))
-        reads = [crossed(mask, self.cardinalities, pricer.model) for mask in (left, right)]
+        reads = [0.0, 0.0]
+        if pricer.crossing:  # else nothing waits for what links carry
+            reads = [crossed(mask, self.cardinalities, pricer.model) for mask in (left, right)]
         for builds_right, probe, build in sides:
             read = reads[builds_right]
             if pricer.allows("broadcast", probe, build):
