@@ -13,12 +13,11 @@ from ebbflow.planners.memory.tiers import Tier
 from ebbflow.planners.model import Resources, Share, Work
 from ebbflow.planners.query.costs import cost
 from ebbflow.planners.query.costs.cost import CostModel, JoinCost, JoinCostModel, Size
-from ebbflow.planners.query.costs.joins import PricedJoins
 from ebbflow.planners.query.costs.links import shuffle_seconds, spilled_bytes, store_seconds
 from ebbflow.planners.query.costs.operators import STORED, split_bytes
 from ebbflow.planners.query.costs.output_tiers import output_seconds
 from ebbflow.planners.query.costs.sizes import Sizes
-from ebbflow.planners.query.costs.statement_cost import CostEstimate
+from ebbflow.planners.query.costs.statement_cost import CostEstimate, PricedJoins
 from ebbflow.planners.query.plan.analysis import BlockId, output_names
 from ebbflow.planners.query.plan.cuts import NodeCost
 from ebbflow.planners.query.plan.slicing import Grid, aligned_tables
