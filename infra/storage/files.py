@@ -56,7 +56,14 @@ def listing(filesystem: Any, folder: str, *, recursive: bool = False) -> list[An
     """Return the ``pyarrow.fs.FileInfo`` of all in ``folder``, sorted by path; a missing one is empty."""
     from pyarrow.fs import FileSelector
 
-    found = filesystem.get_file_info(FileSelector(folder, allow_not_found=True, recursive=recursive))
+    selector = FileSelector(folder, allow_not_found=True, recursive=recursive)
+    for again in (True, True, False):
+        try:
+            found = filesystem.get_file_info(selector)
+            break
+        except FileNotFoundError:  # a directory has gone since it was seen
+            if not again:
+                raise
     # S3 lists the folder's own marker object as well
     return sorted((info for info in found if info.path.rstrip("/") != folder), key=lambda info: info.path)
 
