@@ -54,6 +54,24 @@ def executor_of(worker: int) -> psutil.Process:
     return next(p for p in psutil.Process(worker).parents() if "java" in p.name())
 
 
+def stored(folder: Path, g: list[int]) -> Relation:
+    """Write numbers with these values of ``g``, in eight row groups."""
+    path = folder / "numbers.parquet"
+    columns = {"v": pa.array(range(len(g)), pa.int64()), "g": pa.array(g, pa.int64())}
+    pq.write_table(pa.table(columns), path, row_group_size=len(g) // 8)
+    entry = FileEntry(str(path), path.stat().st_size, path.stat().st_mtime)
+    return Relation("numbers", "file", (entry,), (("v", "bigint"), ("g", "bigint")))
+
+
+def ends_without_executor_of(running: Running, unfinished: str) -> None:
+    """Kill the executor that writes a file: the stage ends natively even so."""
+    os.kill(executor_of(int(unfinished.removesuffix(".tmp").rpartition("-")[2])).pid, signal.SIGKILL)
+    running.thread.join(150)
+    assert running.error is None
+    assert running.result is not None
+    assert running.result.native, running.result.remark
+
+
 def test_only_executors_of_killed_machines_are_lost() -> None:
     found = parse_executors(
         [driver(), executor("0", "10.0.0.1"), executor("1", "10.0.0.2"), executor("2", "10.0.0.3")]
@@ -66,12 +84,7 @@ def test_only_executors_of_killed_machines_are_lost() -> None:
 def test_only_slices_of_a_killed_executor_are_done_again(
     engine: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "numbers.parquet"
-    v = pa.array(range(ROWS), pa.int64())
-    g = pa.array([i % 2 for i in range(ROWS)], pa.int64())
-    pq.write_table(pa.table({"v": v, "g": g}), path, row_group_size=ROWS // 8)
-    entry = FileEntry(str(path), path.stat().st_size, path.stat().st_mtime)
-    numbers = Relation("numbers", "file", (entry,), (("v", "bigint"), ("g", "bigint")))
+    numbers = stored(tmp_path, [i % 2 for i in range(ROWS)])
     monkeypatch.setattr(division, "_SMALLEST", 1)
     monkeypatch.setattr(division, "_LARGEST", 1)  # as many slices as may be
     monkeypatch.setattr(stages, "remove_hidden", lambda folder: None)
@@ -86,11 +99,7 @@ def test_only_slices_of_a_killed_executor_are_done_again(
 
     until(lambda: running.error or (state()[0] and state()[1]))
     done, unfinished = state()
-    os.kill(executor_of(int(unfinished[0].removesuffix(".tmp").rpartition("-")[2])).pid, signal.SIGKILL)
-    running.thread.join(150)
-    assert running.error is None
-    assert running.result is not None
-    assert running.result.native, running.result.remark
+    ends_without_executor_of(running, unfinished[0])
     after, _ = state()
     assert len(after) > len(done) >= 1
     assert {name: after[name] for name in done} == done  # finished slices are as they were
@@ -104,39 +113,24 @@ def test_what_a_lost_executor_was_at_is_divided_among_all_once_another_slice_has
     engine: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of the first half join with themselves, those of the second with all of it."""
-    path, half = tmp_path / "numbers.parquet", ROWS
-    v = pa.array(range(2 * half), pa.int64())
-    g = pa.array([i if i < half else 2 * half for i in range(2 * half)], pa.int64())
-    pq.write_table(pa.table({"v": v, "g": g}), path, row_group_size=half // 4)
-    entry = FileEntry(str(path), path.stat().st_size, path.stat().st_mtime)
-    numbers = Relation("numbers", "file", (entry,), (("v", "bigint"), ("g", "bigint")))
+    half = ROWS
+    numbers = stored(tmp_path, [i if i < half else 2 * half for i in range(2 * half)])
     monkeypatch.setattr(division, "_SMALLEST", 1)
     monkeypatch.setattr(stages, "remove_hidden", lambda folder: None)
     until(lambda: engine._context.defaultParallelism >= 2 and len(there(engine)) == 2)
-    notes = tmp_path / "notes"
-    notes.mkdir()
-
-    def begin(part: int, rows: Iterable[int]) -> list[int]:
-        (notes / str(part)).touch()
-        while len(list(notes.iterdir())) < 2:
-            time.sleep(0.05)
-        return [part]
-
-    assert engine._context.parallelize(range(2), 2).mapPartitionsWithIndex(begin).collect() == [0, 1]
+    # both have a Python worker: Spark begins all tasks of a barrier at once
+    both = engine._context.parallelize(range(2), 2).barrier()
+    assert both.mapPartitions(lambda rows: rows).collect() == [0, 1]
     running = Running(engine, LONG, numbers, tmp_path)
 
     def state() -> tuple[list[str], list[str]]:
-        names = [name for name in running.files() if name.startswith((".native-", "..native", ".part"))]
+        names = [name for name in running.files() if name.startswith(".native-")]
         return [n for n in names if n.endswith(".parquet")], [n for n in names if n.endswith(".tmp")]
 
     until(lambda: running.error or running.result or (state()[0] and state()[1]))
     assert (running.error, running.result) == (None, None)
     done, unfinished = state()
-    os.kill(executor_of(int(unfinished[0].removesuffix(".tmp").rpartition("-")[2])).pid, signal.SIGKILL)
-    running.thread.join(150)
-    assert running.error is None
-    assert running.result is not None
-    assert running.result.native, running.result.remark
+    ends_without_executor_of(running, unfinished[0])
     assert len(done) == 1
     stem = ".native-00001"
     assert [name for name in state()[0] if name not in done] == [f"{stem}-0.parquet", f"{stem}-1.parquet"]

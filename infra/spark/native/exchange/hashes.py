@@ -234,14 +234,8 @@ def joining(
         for first, last in _fitting(built, one.low, one.high, room, grain)
     ]
     for low, high, some in ranges_:
-        reads = tuple(
-            _holding(relation, sizes[name], low, high, some if name == sliced else None)
-            if name in sizes
-            else relation
-            for name, relation in scans.items()
-        )
-        ranges = tuple(KeyRange(name, BUCKET, low, high) for name in sizes)
-        parts.append(Part(statement, reads, file.format(len(parts)), ranges=ranges))
+        part = Part(statement, tuple(scans.values()), file.format(len(parts)))
+        parts.append(_of_hashes(part, sizes, low, high, {sliced: some}))
     return parts
 
 
@@ -284,16 +278,23 @@ def finer_joining(
         (n, sum(sum(of[n : min(n + grain, high + 1)]) for files in read.values() for of in files))
         for n in range(low, high + 1, grain)
     ]
-    found = []
-    for run in split(each, count):
-        first, last = run[0], min(run[-1] + grain - 1, high)
-        relations = tuple(
-            _holding(one, read[one.name], first, last, None) if one.name in read else one
-            for one in part.relations
-        )
-        ranges = tuple(replace(one, low=first, high=last) for one in part.ranges)
-        found.append(replace(part, relations=relations, ranges=ranges))
-    return found
+    return [_of_hashes(part, read, run[0], min(run[-1] + grain - 1, high), {}) for run in split(each, count)]
+
+
+def _of_hashes(
+    part: Part,
+    sizes: Mapping[str, Sequence[Sequence[float]]],
+    low: int,
+    high: int,
+    some: Mapping[str, Collection[int]],
+) -> Part:
+    """Return a part that reads a range of hashes of the relations in ``sizes``: of ``some`` only those files."""
+    relations = tuple(
+        _holding(one, sizes[one.name], low, high, some.get(one.name)) if one.name in sizes else one
+        for one in part.relations
+    )
+    ranges = tuple(KeyRange(name, BUCKET, low, high) for name in sizes)
+    return replace(part, relations=relations, ranges=ranges)
 
 
 def _holding(
