@@ -63,6 +63,8 @@ class Divider:
         self._analysis = analysis
         self._catalogue = catalogue
         self.begun: dict[str, tuple[str, int]] = {}
+        self._limits: dict[str, tuple[bool, bool]] = {}
+        self._types: dict[str, dict[str, str]] = {}
 
     def division(
         self, unit: Unit, choice: Choice, coster: StatementCoster, bill: CostEstimate
@@ -182,10 +184,18 @@ class Divider:
         below = [
             self._analysis.chain.by_name[name] for name in view.reads_views if name not in choice.cut_views
         ]
-        own = (n for n in view.query.find_all(*_LIMITS) if n.parent is not view.query)
-        return any(True for _ in own) or any(
-            v.query.find(*_LIMITS) or self._limited(v, choice) for v in below
+        return self._limits_of(view)[1] or any(
+            self._limits_of(v)[0] or self._limited(v, choice) for v in below
         )
+
+    def _limits_of(self, view: View) -> tuple[bool, bool]:
+        """Tell whether the text of ``view`` has a LIMIT, and whether it has one below its own."""
+        found = self._limits.get(view.name)
+        if found is None:
+            limits = list(view.query.find_all(*_LIMITS))
+            below = any(limit.parent is not view.query for limit in limits)
+            found = self._limits[view.name] = (bool(limits), below)
+        return found
 
     def read_once(self, unit: Unit, grid: Grid) -> dict[str, str]:
         """Return alias and table of the divided columns whose table the unit reads nowhere else."""
@@ -200,8 +210,12 @@ class Divider:
         return out
 
     def _type(self, aliases: Mapping[str, str], column: Column) -> str:
-        table = self._catalogue.get(aliases[column[0]])
-        known = {name.lower(): kind for name, kind in table.columns} if table is not None else {}
+        name = aliases[column[0]]
+        known = self._types.get(name)
+        if known is None:
+            table = self._catalogue.get(name)
+            columns = () if table is None else table.columns
+            known = self._types[name] = {column.lower(): kind for column, kind in columns}
         return known.get(column[1].lower(), "")
 
     def _below(self, name: str) -> frozenset[str]:

@@ -15,6 +15,7 @@ _WIDE = 8.0  # times the present nodes
 _NARROW = 4.0  # MB/s of a link over which nothing large is broadcast
 _SMALL = 6  # relations up to which there are two trees for each of these capacities, else one
 _COMBINATIONS = 1_000  # considered for each
+_PAIRS = 4_000  # of connected sets, beyond which each is found greedily and improved by windows
 
 
 def contrasts(share: Share) -> dict[str, Share]:
@@ -52,10 +53,17 @@ def contrasting_trees(
     each = 2 if len(graph.relations) <= _SMALL else 1
     for other in contrasts(share).values():
         trees = enumerate_trees(
-            graph, cardinalities, model, other, keep=each, limit=each, max_combinations=_COMBINATIONS
+            graph,
+            cardinalities,
+            model,
+            other,
+            keep=each,
+            limit=each,
+            max_pairs=_PAIRS,
+            max_combinations=_COMBINATIONS,
         )
         for candidate in trees:
             found.setdefault(repr(candidate.tree), candidate.tree)
-    linear = left_deep_best(graph, cardinalities, model, share, keep=each).tree
+    linear = left_deep_best(graph, cardinalities, model, share, keep=each, max_pairs=_PAIRS).tree
     found.setdefault(repr(linear), linear)
     return tuple(found.values())

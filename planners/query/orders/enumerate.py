@@ -6,6 +6,7 @@ front per set. Above: greedy operator ordering, improved window by window (``gre
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from ebbflow.planners.query.sql.joingraph import JoinGraph
 __all__ = ["Candidate", "count_trees", "enumerate_trees", "evaluate", "left_deep_best"]
 
 MAX_PAIRS = 12_000
-MAX_COMBINATIONS = 12_000  # of ways to make two sides, summed over pairs
+MAX_COMBINATIONS = 5_000  # of ways to make two sides, summed over pairs
 CROSS_ROWS = 1e4  # a cross product of at most so many rows may be worth it in a star
 CROSS_EDGES = 3  # such cross products considered
 
@@ -66,7 +67,7 @@ def enumerate_trees(
     relations with a common neighbour are considered. Deterministic.
     """
     search = Search(cardinalities, cost, share)
-    bounds = _Bounds(keep, max_pairs, max_combinations, cross_rows)
+    bounds = _Bounds(keep, limit, max_pairs, max_combinations, cross_rows)
     found = _search(graph, search, bounds)
     return tuple(evaluate(tree_of(e), cardinalities, cost, share) for e in _select(found, limit))
 
@@ -151,6 +152,7 @@ def _walk(
 
 class _Bounds(NamedTuple):
     keep: int
+    limit: int
     pairs: int
     combinations: int
     cross_rows: float
@@ -160,7 +162,9 @@ def _search(graph: JoinGraph, search: Search, bounds: _Bounds) -> list[Entry]:
     parts, masks = [], []
     for component in components(graph.neighbours):
         units, own, neighbours = _units(search, graph.neighbours, component)
-        pairs = _bushy_pairs(search, own, neighbours, bounds)
+        pairs = _bushy_pairs(
+            search.cardinalities, tuple(own), tuple(neighbours), bounds.pairs, bounds.cross_rows
+        )
         parts.append(_optimise(search, units, own, neighbours, pairs, bounds))
         masks.append(component)
     if len(parts) == 1:
@@ -182,7 +186,8 @@ def _optimise(
 ) -> list[Entry]:
     if pairs is None:
         return greedy_trees(search, units, masks, neighbours, bounds.keep)
-    return search.optimise(units, masks, pairs, affordable(pairs, bounds.keep, bounds.combinations))
+    keep = affordable(pairs, bounds.keep, bounds.combinations)
+    return search.optimise(units, masks, pairs, keep, fastest=bounds.limit == 1)
 
 
 def _units(
@@ -198,18 +203,23 @@ def _units(
     return [[search.leaf(i)] for i in relations], [1 << i for i in relations], around
 
 
+@lru_cache(maxsize=8)  # one query is searched for several shares and models
 def _bushy_pairs(
-    search: Search, masks: Sequence[int], neighbours: Sequence[int], bounds: _Bounds
+    cardinalities: Cardinalities,
+    masks: tuple[int, ...],
+    neighbours: tuple[int, ...],
+    max_pairs: int,
+    cross_rows: float,
 ) -> Pairs | None:
     """Return the pairs to consider, with useful small cross products as long as the bounds allow."""
-    plain = grouped(csg_cmp_pairs(neighbours), bounds.pairs)
-    edges = _cross_edges(search, masks, neighbours, bounds.cross_rows) if plain is not None else []
+    plain = grouped(csg_cmp_pairs(neighbours), max_pairs)
+    edges = _cross_edges(cardinalities, masks, neighbours, cross_rows) if plain is not None else []
     while edges:
         wider = list(neighbours)
         for i, j in edges:
             wider[i] |= 1 << j
             wider[j] |= 1 << i
-        pairs = grouped(_joinable(search, masks, neighbours, wider, bounds.cross_rows), bounds.pairs)
+        pairs = grouped(_joinable(cardinalities, masks, neighbours, wider, cross_rows), max_pairs)
         if pairs is not None:
             return pairs
         edges.pop()
@@ -217,9 +227,9 @@ def _bushy_pairs(
 
 
 def _cross_edges(
-    search: Search, masks: Sequence[int], neighbours: Sequence[int], cross_rows: float
+    cardinalities: Cardinalities, masks: Sequence[int], neighbours: Sequence[int], cross_rows: float
 ) -> list[tuple[int, int]]:
-    rows = [search.size(mask).rows for mask in masks]
+    rows = [cardinalities.rows(mask) for mask in masks]
     found = [
         (rows[i] * rows[j], i, j)
         for i, j in combinations(range(len(masks)), 2)
@@ -229,7 +239,11 @@ def _cross_edges(
 
 
 def _joinable(
-    search: Search, masks: Sequence[int], neighbours: Sequence[int], wider: Sequence[int], cross_rows: float
+    cardinalities: Cardinalities,
+    masks: Sequence[int],
+    neighbours: Sequence[int],
+    wider: Sequence[int],
+    cross_rows: float,
 ) -> Iterator[tuple[int, int]]:
     """Yield the pairs of the widened graph that a predicate joins or whose cross product is small."""
     around: dict[int, int] = {0: 0}
@@ -243,7 +257,10 @@ def _joinable(
                         near |= neighbours[i]
                         mask |= masks[i]
                 around[part], real[part] = near, mask
-        if around[one] & other or search.size(real[one]).rows * search.size(real[other]).rows <= cross_rows:
+        if (
+            around[one] & other
+            or cardinalities.rows(real[one]) * cardinalities.rows(real[other]) <= cross_rows
+        ):
             yield one, other
 
 

@@ -134,27 +134,60 @@ class Search:
         return out
 
     def optimise(
-        self, units: Sequence[Sequence[Entry]], masks: Sequence[int], pairs: Pairs, keep: int
+        self,
+        units: Sequence[Sequence[Entry]],
+        masks: Sequence[int],
+        pairs: Pairs,
+        keep: int,
+        *,
+        fastest: bool = False,
     ) -> list[Entry]:
         """Return the best joins of all ``units``.
 
         A unit is a set of relations (``masks``) with the ways to make it; ``pairs`` are bit sets of *units*,
         grouped by union, subsets first. Of every set, ``keep`` ways survive (:func:`prune`); of the last
-        one, all of them are returned.
+        one, all of them are returned, or the ``fastest`` alone.
         """
         plans: dict[int, Sequence[Entry]] = {1 << i: unit for i, unit in enumerate(units)}
         real = _Unions(masks)
         everything = (1 << len(units)) - 1
         made: list[Entry] = list(units[0]) if len(units) == 1 else []
         for union, parts in pairs.items():
+            last = union == everything
             made = []
-            for left, right in parts:
-                lefts, rights = plans.get(left), plans.get(right)
-                if lefts and rights:
-                    made += self.combine(lefts, rights, self.variants(real[left], real[right]))
-            if union != everything:
+            sides = ((plans.get(left), plans.get(right), left, right) for left, right in parts)
+            joinable = [(lefts, rights, real[a], real[b]) for lefts, rights, a, b in sides if lefts and rights]
+            if fastest if last else keep == 1:
+                made = self._fastest(joinable)
+            else:
+                for lefts, rights, left, right in joinable:
+                    made += self.combine(lefts, rights, self.variants(left, right))
+            if not last:
                 plans[union] = prune(made, keep)
-        return made
+        return prune(made, 1) if fastest else made
+
+    def _fastest(self, pairs: Sequence[tuple[Sequence[Entry], Sequence[Entry], int, int]]) -> list[Entry]:
+        """Return the fastest join of any of ``pairs``: the ways to make two sets, and the sets.
+
+        Pairs whose sides alone take longer than a join found are not priced (accumulated-cost bounding: Fender and
+        Moerkotte, ICDE 2011).
+        """
+        best: list[Entry] = []
+        least = [self._least(lefts, rights) for lefts, rights, _, _ in pairs]
+        for i in sorted(range(len(pairs)), key=least.__getitem__):
+            if best and least[i] > best[0][0]:
+                break
+            lefts, rights, left, right = pairs[i]
+            best = prune(best + self.combine(lefts, rights, self.variants(left, right)), 1)
+        return best
+
+    def _least(self, lefts: Sequence[Entry], rights: Sequence[Entry]) -> float:
+        """Return seconds on the share that no join of ``lefts`` with ``rights`` stays below."""
+        (_, work, critical, *_), (_, other, longer, *_) = lefts[0], rights[0]
+        if len(lefts) > 1 or len(rights) > 1:
+            work, other = (min(entry[1] for entry in entries) for entries in (lefts, rights))
+            critical, longer = (min(entry[2] for entry in entries) for entries in (lefts, rights))
+        return self.seconds(work + other, critical if critical > longer else longer)
 
 
 def crossed(mask: int, cardinalities: Cardinalities, model: CostModel) -> float:
