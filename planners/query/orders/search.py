@@ -156,7 +156,9 @@ class Search:
             last = union == everything
             made = []
             sides = ((plans.get(left), plans.get(right), left, right) for left, right in parts)
-            joinable = [(lefts, rights, real[a], real[b]) for lefts, rights, a, b in sides if lefts and rights]
+            joinable = [
+                (lefts, rights, real[a], real[b]) for lefts, rights, a, b in sides if lefts and rights
+            ]
             if fastest if last else keep == 1:
                 made = self._fastest(joinable)
             else:

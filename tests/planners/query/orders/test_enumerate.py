@@ -17,8 +17,8 @@ from ebbflow.planners.query.orders.enumerate import (
     evaluate,
     left_deep_best,
 )
-from ebbflow.planners.query.orders.search import BUILD_RATIO, crossed
-from ebbflow.planners.query.orders.subgraphs import components, csg_cmp_pairs, linear_pairs
+from ebbflow.planners.query.orders.search import BUILD_RATIO, Search, crossed
+from ebbflow.planners.query.orders.subgraphs import components, csg_cmp_pairs, grouped, linear_pairs
 from ebbflow.planners.query.plan.trees import Join, Leaf, Tree, is_linear, joins, leaves, logical_key
 from ebbflow.planners.query.sql.joingraph import JoinGraph
 from tests.planners.query.graphs import (
@@ -36,6 +36,16 @@ from tests.planners.query.graphs import (
 SHARE = Share.uniform(8, 32, nodes=4)
 EXACT = 10**6  # ways kept per set: none is lost
 EXACTLY = {"keep": EXACT, "max_combinations": 10**18}
+
+
+class CountingSearch(Search):
+    """Counts the pairs whose ways to join are asked for."""
+
+    asked = 0
+
+    def variants(self, left, right):
+        self.asked += 1
+        return super().variants(left, right)
 
 
 def connected(mask: int, graph: JoinGraph) -> bool:
@@ -156,6 +166,34 @@ def test_the_optimum_equals_brute_force_on_cliques(seed):
     assert found[0].seconds == pytest.approx(
         min(c.seconds for c in everything(graph, cardinalities)), rel=1e-9
     )
+
+
+@settings(deadline=None)
+@given(st.integers(2, 7), st.floats(0, 0.6), st.integers(0, 999))
+def test_pairs_are_left_unpriced_only_where_they_cannot_be_the_fastest(count, density, seed):
+    graph = random_graph(count, density, seed)
+    cardinalities = Cardinalities(graph, random_inputs(graph, seed))
+    priced, all_priced = (
+        CountingSearch(cardinalities, SPARK, SHARE),
+        CountingSearch(cardinalities, SPARK, SHARE),
+    )
+    all_priced._least = lambda lefts, rights: 0.0
+    units = [[priced.leaf(i)] for i in range(count)]
+    masks = [1 << i for i in range(count)]
+    pairs = grouped(csg_cmp_pairs(graph.neighbours), limit=10**6)
+    (best,) = priced.optimise(units, masks, pairs, keep=1, fastest=True)
+    (same,) = all_priced.optimise(units, masks, pairs, keep=1, fastest=True)
+    assert best[0] == same[0]
+    assert priced.asked <= all_priced.asked == sum(map(len, pairs.values()))
+
+
+def test_of_a_clique_most_pairs_are_not_priced():
+    graph = clique(7)
+    search = CountingSearch(Cardinalities(graph, random_inputs(graph, 1)), SPARK, SHARE)
+    units, masks = [[search.leaf(i)] for i in range(7)], [1 << i for i in range(7)]
+    pairs = grouped(csg_cmp_pairs(graph.neighbours), limit=10**6)
+    search.optimise(units, masks, pairs, keep=1, fastest=True)
+    assert search.asked < sum(map(len, pairs.values())) / 2
 
 
 @settings(deadline=None)
