@@ -20,7 +20,7 @@ from ebbflow.planners.query.orders.enumerate import enumerate_trees
 from ebbflow.planners.query.plan import cuts as cutting
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId
 from ebbflow.planners.query.plan.qep import AS_WRITTEN, QueryExecutionPlan, Stage, Statement
-from ebbflow.planners.query.plan.retention import retain, varied
+from ebbflow.planners.query.plan.retention import retain, shared, varied
 from ebbflow.planners.query.plan.staging import Choice, Rendered, Staging, Unit, Written, single_unit
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.plan.trees import Tree, algebra, joins
@@ -204,10 +204,14 @@ class QueryPlanner:
         view_sets = [required | paying, required] if paying else [required]
         choices = [
             Choice({k: o[0] for k, o in v.items()}, {k: o[1] for k, o in v.items()}, views)
-            for v in varied(options)
+            for v in (*varied(options), *shared(options, self._outputs_of))
             for views in view_sets
         ]
         return [c for choice in choices for c in (choice, *self._in_parts(choice, coster))]
+
+    def _outputs_of(self, key: BlockId, option: tuple[Tree, frozenset[int]]) -> list[str]:
+        """Return the fingerprints of what a block's option cuts."""
+        return [self.analysis.fingerprints.subset(self.analysis.blocks[key], m) for m in sorted(option[1])]
 
     def _in_parts(self, choice: Choice, coster: StatementCoster) -> list[Choice]:
         """Return ``choice`` with partial results for the views that slices of them would pay for."""

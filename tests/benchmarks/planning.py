@@ -126,9 +126,9 @@ def measure(name: str, text: str, tables: Catalogue, repeat: int) -> Figure:
 
 
 def chosen(text: str, tables: Catalogue) -> tuple[QueryPlanner, Execution, int]:
-    """Plan from text to the chosen plan and the SQL of the stages that can start."""
+    """Plan from text to the chosen plan and the SQL of the stages that can start, as a session does."""
     planner = QueryPlanner(text, tables, SPARK, now=NOW, salt="run")
-    plans = planner.candidates(SHARE)
+    plans = planner.candidates(SHARE, contrasts=False)
     execution = Execution(plans, None, "qoop", Replanner(plans), 4)
     execution.begin(SHARE, {}, 0.0)
     assert all(stage.statement.spark for stage in execution.running)

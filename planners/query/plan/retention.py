@@ -1,6 +1,6 @@
 """Which of many choices are costed, and which plans are kept as candidates."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 from ebbflow.planners.model import Share
@@ -83,3 +83,19 @@ def varied(options: Mapping[K, Sequence[T]]) -> list[dict[K, T]]:
         depth = max(len(some) for some in options.values())
         found += [{k: some[min(d, len(some) - 1)] for k, some in options.items()} for d in range(1, depth)]
     return found
+
+
+def shared(options: Mapping[K, Sequence[T]], parts: Callable[[K, T], Collection[str]]) -> list[dict[K, T]]:
+    """Return, for each part that options of several blocks make, those of all these blocks, and every other's best:
+    no block alone saves by what all of them can read.
+
+    >>> shared({"a": ["", "x"], "b": ["y", "xy"], "c": ["z"]}, lambda key, option: option)
+    [{'a': 'x', 'b': 'xy', 'c': 'z'}]
+    """
+    base = {key: found[0] for key, found in options.items()}
+    makers: dict[str, dict[K, T]] = {}
+    for key, some in options.items():
+        for option in some:
+            for part in parts(key, option):
+                makers.setdefault(part, {}).setdefault(key, option)
+    return [{**base, **own} for own in makers.values() if len(own) > 1]

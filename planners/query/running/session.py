@@ -388,8 +388,8 @@ class Session:
 
 
 def candidates(planner: QueryPlanner, policy: str, share: Share) -> tuple[QueryExecutionPlan, ...]:
-    """Return the plans that ``policy`` chooses among."""
-    return (planner.single(share),) if policy == "single" else planner.candidates(share)
+    """Return the plans that ``policy`` chooses among at first: none for other capacities, which may never come."""
+    return (planner.single(share),) if policy == "single" else planner.candidates(share, contrasts=False)
 
 
 def planning_share(capacity: Capacity, fraction: float = 1.0) -> Share:

@@ -42,8 +42,8 @@ first round only the plain Spark that was fastest there continues
 
     ebbflow    planner qoop, an empty store, statistics cached beforehand
 
-[b]What happens meanwhile[/b], scaled by the time that spark takes undisturbed, or ebbflow where it
-runs alone (measured first):
+[b]What happens meanwhile[/b], scaled by the time that the first plain Spark of --systems takes undisturbed, or
+ebbflow where it runs alone (measured first):
 
     none             nothing
 

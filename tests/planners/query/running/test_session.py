@@ -241,7 +241,7 @@ def test_a_change_of_capacity_has_plans_made_for_the_new_share() -> None:
     query.see(seen(4))
     actions = query.on_capacity("arrived: n2, n3", 0.0)
     assert planner.asked[-1] == (query.share, {}, (BUSHY.id,))
-    assert planner.contrasts == [True, True]
+    assert planner.contrasts == [False, True]
     assert decisions(actions) == ["switch"]
     assert query.plan is WIDE
     assert [a.stage.output_fp for a in actions if isinstance(a, Cancel)] == ["AB", "CD"]
