@@ -202,16 +202,16 @@ class QueryPlanner:
             if contrasts and not self._as_written(share):
                 options[key] += self._for_contrast(key, trees[key], coster, below)
         view_sets = [required | paying, required] if paying else [required]
+        several = shared(options, self._output_of) if self.options.cuts == "cost" else []
         choices = [
             Choice({k: o[0] for k, o in v.items()}, {k: o[1] for k, o in v.items()}, views)
-            for v in (*varied(options), *shared(options, self._outputs_of))
+            for v in (*varied(options), *several)
             for views in view_sets
         ]
         return [c for choice in choices for c in (choice, *self._in_parts(choice, coster))]
 
-    def _outputs_of(self, key: BlockId, option: tuple[Tree, frozenset[int]]) -> list[str]:
-        """Return the fingerprints of what a block's option cuts."""
-        return [self.analysis.fingerprints.subset(self.analysis.blocks[key], m) for m in sorted(option[1])]
+    def _output_of(self, key: BlockId, mask: int) -> str:
+        return self.analysis.fingerprints.subset(self.analysis.blocks[key], mask)
 
     def _in_parts(self, choice: Choice, coster: StatementCoster) -> list[Choice]:
         """Return ``choice`` with partial results for the views that slices of them would pay for."""

@@ -1,13 +1,16 @@
 """Which of many choices are costed, and which plans are kept as candidates."""
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan
+from ebbflow.planners.query.plan.trees import Tree, joins
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+Cut: TypeAlias = tuple[Tree, frozenset[int]]  # a join tree, and the joins that stages end with
+_SHARED = 8  # joins, at most, that several blocks have and one stage is to make for them
 _VARIED = 32  # choices that vary one block, at most: they are divided among the blocks
 
 
@@ -85,17 +88,27 @@ def varied(options: Mapping[K, Sequence[T]]) -> list[dict[K, T]]:
     return found
 
 
-def shared(options: Mapping[K, Sequence[T]], parts: Callable[[K, T], Collection[str]]) -> list[dict[K, T]]:
-    """Return, for each part that options of several blocks make, those of all these blocks, and every other's best:
-    no block alone saves by what all of them can read.
+def shared(options: Mapping[K, Sequence[Cut]], part: Callable[[K, int], str]) -> list[dict[K, Cut]]:
+    """Return, for each join that some block would cut and several have, all of these cut there and nowhere else, and
+    every other as it is best, or not cut at all: no block alone saves by what all of them can read. A block without
+    any cut among its options is never cut.
 
-    >>> shared({"a": ["", "x"], "b": ["y", "xy"], "c": ["z"]}, lambda key, option: option)
-    [{'a': 'x', 'b': 'xy', 'c': 'z'}]
+    Args:
+        options: of each block its trees with the masks of the joins to cut, best first.
+        part: names the output of a block's join.
     """
-    base = {key: found[0] for key, found in options.items()}
-    makers: dict[str, dict[K, T]] = {}
+    if len(options) < 2:
+        return []
+    makers: dict[str, dict[K, Cut]] = {
+        part(key, mask): {} for key, some in options.items() for _, masks in some for mask in sorted(masks)
+    }
     for key, some in options.items():
-        for option in some:
-            for part in parts(key, option):
-                makers.setdefault(part, {}).setdefault(key, option)
-    return [{**base, **own} for own in makers.values() if len(own) > 1]
+        for tree, _ in some if any(masks for _, masks in some) else ():
+            for join in joins(tree):
+                if (own := makers.get(part(key, join.mask))) is not None:
+                    own.setdefault(key, (tree, frozenset({join.mask})))
+    several = sorted((own for own in makers.values() if len(own) > 1), key=len, reverse=True)
+    best = {key: some[0] for key, some in options.items()}
+    bare: dict[K, Cut] = {key: (tree, frozenset()) for key, (tree, _) in best.items()}
+    others = [best] if best == bare else [best, bare]
+    return [{**other, **own} for own in several[:_SHARED] for other in others]

@@ -185,6 +185,8 @@ class Staging:
                 self._read_source(view, relation.source, reads)
             else:
                 stack += [(tree.left, False), (tree.right, False)]
+        if below:  # another block of the statement may compute the same join itself
+            reads.shapes.append(f"from {sorted(below)}")
         for predicate in block.graph.predicates:
             inside = not predicate.relations & ~node.mask
             done = any(not predicate.relations & ~mask for mask in below)
