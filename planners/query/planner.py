@@ -20,7 +20,7 @@ from ebbflow.planners.query.orders.enumerate import enumerate_trees
 from ebbflow.planners.query.plan import cuts as cutting
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId
 from ebbflow.planners.query.plan.qep import AS_WRITTEN, QueryExecutionPlan, Stage, Statement
-from ebbflow.planners.query.plan.retention import retain, shared, varied
+from ebbflow.planners.query.plan.retention import Cut, retain, sharing, varied
 from ebbflow.planners.query.plan.staging import Choice, Rendered, Staging, Unit, Written, single_unit
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.plan.trees import Tree, algebra, joins
@@ -193,8 +193,8 @@ class QueryPlanner:
         sizes, share = coster.sizes, coster.share
         trees = {key: self._trees(key, sizes, share) for key in self.analysis.blocks}
         required, paying = self._cut_views(trees, coster)
-        options: dict[BlockId, list[tuple[Tree, frozenset[int]]]] = {}
-        base: dict[BlockId, tuple[Tree, frozenset[int]]] = {}
+        options: dict[BlockId, list[Cut]] = {}
+        base: dict[BlockId, Cut] = {}
         for key in self.analysis.blocks:  # views that others read come first
             below = Choice({k: tree for k, (tree, _) in base.items()}, {}, required | paying)
             options[key] = self._block_options(key, trees[key], coster, below)
@@ -202,10 +202,10 @@ class QueryPlanner:
             if contrasts and not self._as_written(share):
                 options[key] += self._for_contrast(key, trees[key], coster, below)
         view_sets = [required | paying, required] if paying else [required]
-        several = shared(options, self._output_of) if self.options.cuts == "cost" else []
+        in_common = sharing(options, self._output_of) if self.options.cuts == "cost" else []
         choices = [
             Choice({k: o[0] for k, o in v.items()}, {k: o[1] for k, o in v.items()}, views)
-            for v in (*varied(options), *several)
+            for v in (*varied(options), *in_common)
             for views in view_sets
         ]
         return [c for choice in choices for c in (choice, *self._in_parts(choice, coster))]
@@ -230,7 +230,7 @@ class QueryPlanner:
 
     def _block_options(
         self, key: BlockId, trees: Sequence[Tree], coster: StatementCoster, below: Choice
-    ) -> list[tuple[Tree, frozenset[int]]]:
+    ) -> list[Cut]:
         """Return one block's trees with cuts, best first; ``below`` says how the views it reads are made."""
         if self._as_written(coster.share):
             return [(trees[0], frozenset())]
@@ -251,14 +251,14 @@ class QueryPlanner:
 
     def _for_contrast(
         self, key: BlockId, trees: Sequence[Tree], coster: StatementCoster, below: Choice
-    ) -> list[tuple[Tree, frozenset[int]]]:
+    ) -> list[Cut]:
         """Return trees for other capacities than the present one that are not in ``trees``, each with its best
         cuts."""
         known = {repr(tree) for tree in trees}
         model = next((m for m in (self.model, *self.rivals) if m.exchanges), self.model)
         graph, cardinalities = self.analysis.blocks[key].graph, coster.sizes.blocks[key]
         fresh = contrasting_trees(graph, cardinalities, model, coster.share)
-        found: dict[str, tuple[Tree, frozenset[int]]] = {}
+        found: dict[str, Cut] = {}
         for tree, cuts in self._block_options(key, [t for t in fresh if repr(t) not in known], coster, below):
             found.setdefault(repr(tree), (tree, cuts))
         return list(found.values())

@@ -160,20 +160,23 @@ class _Bounds(NamedTuple):
 
 def _search(graph: JoinGraph, search: Search, bounds: _Bounds) -> list[Entry]:
     parts, masks = [], []
-    for component in components(graph.neighbours):
+    found = components(graph.neighbours)
+    fastest = bounds.limit == 1
+    for component in found:
         units, own, neighbours = _units(search, graph.neighbours, component)
         pairs = _bushy_pairs(
             search.cardinalities, tuple(own), tuple(neighbours), bounds.pairs, bounds.cross_rows
         )
-        parts.append(_optimise(search, units, own, neighbours, pairs, bounds))
+        alone = fastest and len(found) == 1  # else a component's other ways may suit the others better
+        parts.append(_optimise(search, units, own, neighbours, pairs, bounds, alone))
         masks.append(component)
     if len(parts) == 1:
         return parts[0]
     everyone = (1 << len(parts)) - 1
     neighbours = [everyone & ~(1 << i) for i in range(len(parts))]
     pairs = grouped(csg_cmp_pairs(neighbours), bounds.pairs)
-    ways = [_select(found, bounds.keep) for found in parts]
-    return _optimise(search, ways, masks, neighbours, pairs, bounds)
+    ways = [_select(part, bounds.keep) for part in parts]
+    return _optimise(search, ways, masks, neighbours, pairs, bounds, fastest)
 
 
 def _optimise(
@@ -183,11 +186,12 @@ def _optimise(
     neighbours: Sequence[int],
     pairs: Pairs | None,
     bounds: _Bounds,
+    fastest: bool,
 ) -> list[Entry]:
     if pairs is None:
         return greedy_trees(search, units, masks, neighbours, bounds.keep)
     keep = affordable(pairs, bounds.keep, bounds.combinations)
-    return search.optimise(units, masks, pairs, keep, fastest=bounds.limit == 1)
+    return search.optimise(units, masks, pairs, keep, fastest=fastest)
 
 
 def _units(

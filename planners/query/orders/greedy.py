@@ -7,7 +7,7 @@ below one join, is then optimised by dynamic programming (iterative dynamic prog
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ebbflow.planners.query.orders.search import Entry, Search, mask_of, prune
+from ebbflow.planners.query.orders.search import Entry, Search, mask_of
 from ebbflow.planners.query.orders.subgraphs import bits, csg_cmp_pairs, grouped
 
 WINDOW = 6  # sub-trees optimised together: 301 pairs at most
@@ -139,8 +139,7 @@ def _window(search: Search, entry: Entry, edges: _Edges, keep: int) -> list[Entr
     neighbours = list(_adjacency(masks, edges))
     pairs = grouped(csg_cmp_pairs(neighbours), limit=10**6)
     assert pairs is not None
-    made = search.optimise([[p] for p in parts], masks, pairs, keep)
-    return made if keep > 1 else prune(made, 1)
+    return search.optimise([[p] for p in parts], masks, pairs, keep, fastest=keep == 1)
 
 
 def _adjacency(masks: Sequence[int], edges: _Edges) -> Iterator[int]:

@@ -159,7 +159,7 @@ class Search:
             joinable = [
                 (lefts, rights, real[a], real[b]) for lefts, rights, a, b in sides if lefts and rights
             ]
-            if fastest if last else keep == 1:
+            if (fastest and last) or (keep == 1 and not last):
                 made = self._fastest(joinable)
             else:
                 for lefts, rights, left, right in joinable:
@@ -185,11 +185,11 @@ class Search:
 
     def _least(self, lefts: Sequence[Entry], rights: Sequence[Entry]) -> float:
         """Return seconds on the share that no join of ``lefts`` with ``rights`` stays below."""
-        (_, work, critical, *_), (_, other, longer, *_) = lefts[0], rights[0]
+        (_, left_work, left_path, *_), (_, right_work, right_path, *_) = lefts[0], rights[0]
         if len(lefts) > 1 or len(rights) > 1:
-            work, other = (min(entry[1] for entry in entries) for entries in (lefts, rights))
-            critical, longer = (min(entry[2] for entry in entries) for entries in (lefts, rights))
-        return self.seconds(work + other, critical if critical > longer else longer)
+            left_work, right_work = (min(entry[1] for entry in entries) for entries in (lefts, rights))
+            left_path, right_path = (min(entry[2] for entry in entries) for entries in (lefts, rights))
+        return self.seconds(left_work + right_work, left_path if left_path > right_path else right_path)
 
 
 def crossed(mask: int, cardinalities: Cardinalities, model: CostModel) -> float:

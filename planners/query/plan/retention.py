@@ -88,7 +88,7 @@ def varied(options: Mapping[K, Sequence[T]]) -> list[dict[K, T]]:
     return found
 
 
-def shared(options: Mapping[K, Sequence[Cut]], part: Callable[[K, int], str]) -> list[dict[K, Cut]]:
+def sharing(options: Mapping[K, Sequence[Cut]], part: Callable[[K, int], str]) -> list[dict[K, Cut]]:
     """Return, for each join that some block would cut and several have, all of these cut there and nowhere else, and
     every other as it is best, or not cut at all: no block alone saves by what all of them can read. A block without
     any cut among its options is never cut.
@@ -99,16 +99,20 @@ def shared(options: Mapping[K, Sequence[Cut]], part: Callable[[K, int], str]) ->
     """
     if len(options) < 2:
         return []
-    makers: dict[str, dict[K, Cut]] = {
+    blocks_of: dict[str, dict[K, Cut]] = {
         part(key, mask): {} for key, some in options.items() for _, masks in some for mask in sorted(masks)
     }
     for key, some in options.items():
         for tree, _ in some if any(masks for _, masks in some) else ():
             for join in joins(tree):
-                if (own := makers.get(part(key, join.mask))) is not None:
-                    own.setdefault(key, (tree, frozenset({join.mask})))
-    several = sorted((own for own in makers.values() if len(own) > 1), key=len, reverse=True)
+                if (found := blocks_of.get(part(key, join.mask))) is not None:
+                    found.setdefault(key, (tree, frozenset({join.mask})))
+    in_common = [cut_there for cut_there in blocks_of.values() if len(cut_there) > 1][:_SHARED]
     best = {key: some[0] for key, some in options.items()}
     bare: dict[K, Cut] = {key: (tree, frozenset()) for key, (tree, _) in best.items()}
-    others = [best] if best == bare else [best, bare]
-    return [{**other, **own} for own in several[:_SHARED] for other in others]
+    choices = list[dict[K, Cut]]()
+    for cut_there in in_common:
+        for others in (best, bare):
+            if (choice := {**others, **cut_there}) not in choices:
+                choices.append(choice)
+    return choices

@@ -52,7 +52,7 @@ class Unit:
     inputs: tuple[str, ...]
     tables: tuple[str, ...]
     covers: frozenset[str]
-    shape: str  # join trees with methods: with output_fp and inputs it says how the stage computes
+    shape: str  # join trees with methods, and which joins are read: with output_fp and inputs, how the stage computes
     block: BlockId | None = None
     mask: int = 0
     partial: bool = False
@@ -170,6 +170,7 @@ class Staging:
 
     def _read_tree(self, key: BlockId, node: Tree, reads: _Reads, *, own: bool = False) -> None:
         block, view = self.analysis.blocks[key], self.analysis.chain.by_name[key[0]]
+        place = len(reads.shapes)
         reads.shapes.append(repr(node))
         cuts = self._cuts(key)
         below: list[int] = []
@@ -186,7 +187,7 @@ class Staging:
             else:
                 stack += [(tree.left, False), (tree.right, False)]
         if below:  # another block of the statement may compute the same join itself
-            reads.shapes.append(f"from {sorted(below)}")
+            reads.shapes[place] += f" from {sorted(below)}"
         for predicate in block.graph.predicates:
             inside = not predicate.relations & ~node.mask
             done = any(not predicate.relations & ~mask for mask in below)

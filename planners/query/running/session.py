@@ -26,7 +26,6 @@ _SLICES_LEFT = 8  # into which a stage is divided of which an earlier run has le
 _MAX_FAILURES = 3  # of one stage; only those that another run may mend are repeated at all
 _CANCELLING = 1.0  # seconds after which cancelled tasks have left their cores
 
-
 FailureKind = Literal["cancelled", "broadcast", "statement", "other"]  # of a broadcast: it did not fit
 
 
@@ -388,8 +387,9 @@ class Session:
 
 
 def candidates(planner: QueryPlanner, policy: str, share: Share) -> tuple[QueryExecutionPlan, ...]:
-    """Return the plans that ``policy`` chooses among at first: none for other capacities, which may never come."""
-    return (planner.single(share),) if policy == "single" else planner.candidates(share, contrasts=False)
+    """Return the plans that ``policy`` chooses among at first: for other capacities only if it never makes more."""
+    once = policy != "qoop"
+    return (planner.single(share),) if policy == "single" else planner.candidates(share, contrasts=once)
 
 
 def planning_share(capacity: Capacity, fraction: float = 1.0) -> Share:

@@ -98,7 +98,17 @@ class Journal:
 
         Raises ``OptionError`` when earlier ones were made on other data or another cluster.
         """
-        for key in ("tables", "workers", "cpus", "memory", "conf", "stages", "class_archive", "seed"):
+        for key in (
+            "tables",
+            "workers",
+            "cpus",
+            "memory",
+            "conf",
+            "stages",
+            "class_archive",
+            "seed",
+            "scaled_by",
+        ):
             if self.setup and self.setup.get(key) != setup.get(key):
                 raise OptionError(
                     f"{self.path} has runs with {key} {self.setup.get(key)!r}, now it is {setup.get(key)!r}: "

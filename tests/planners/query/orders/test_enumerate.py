@@ -169,22 +169,44 @@ def test_the_optimum_equals_brute_force_on_cliques(seed):
 
 
 @settings(deadline=None)
-@given(st.integers(2, 7), st.floats(0, 0.6), st.integers(0, 999))
-def test_pairs_are_left_unpriced_only_where_they_cannot_be_the_fastest(count, density, seed):
-    graph = random_graph(count, density, seed)
+@given(
+    st.integers(2, 7),
+    st.floats(0, 0.6),
+    st.integers(0, 999),
+    st.booleans(),
+    st.sampled_from([SPARK, NATIVE]),
+    st.sampled_from([1e-4, 8.0]),
+    st.sampled_from([1, 4]),
+)
+def test_pairs_are_left_unpriced_only_where_they_cannot_be_the_fastest(
+    count, density, seed, connected, model, memory, keep
+):
+    graph = random_graph(count, density, seed, connected=connected)
     cardinalities = Cardinalities(graph, random_inputs(graph, seed))
-    priced, all_priced = (
-        CountingSearch(cardinalities, SPARK, SHARE),
-        CountingSearch(cardinalities, SPARK, SHARE),
-    )
-    all_priced._least = lambda lefts, rights: 0.0
-    units = [[priced.leaf(i)] for i in range(count)]
-    masks = [1 << i for i in range(count)]
-    pairs = grouped(csg_cmp_pairs(graph.neighbours), limit=10**6)
-    (best,) = priced.optimise(units, masks, pairs, keep=1, fastest=True)
-    (same,) = all_priced.optimise(units, masks, pairs, keep=1, fastest=True)
-    assert best[0] == same[0]
-    assert priced.asked <= all_priced.asked == sum(map(len, pairs.values()))
+    share = Share.uniform(8, memory * 4, nodes=4)
+    bounds = {"keep": keep, "limit": 1, "cross_rows": 0.0}
+    with pytest.MonkeyPatch.context() as patch:
+        (found,) = enumerate_trees(graph, cardinalities, model, share, **bounds)
+        patch.setattr(Search, "_least", lambda *sides: 0.0)
+        (all_priced,) = enumerate_trees(graph, cardinalities, model, share, **bounds)
+    assert found.seconds == pytest.approx(all_priced.seconds, rel=1e-12)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 999), st.sampled_from([1e-4, 8.0]))
+def test_units_with_several_ways_are_bounded_by_the_least_of_each_measure(seed, memory):
+    graph = clique(6)
+    share = Share.uniform(8, memory * 4, nodes=4)
+    search = Search(Cardinalities(graph, random_inputs(graph, seed)), SPARK, share)
+    leaves = [search.leaf(i) for i in range(6)]
+    pair = search.combine([leaves[0]], [leaves[1]], search.variants(1, 2))
+    units, masks = [pair, *([leaf] for leaf in leaves[2:])], [3, 4, 8, 16, 32]
+    pairs = grouped(csg_cmp_pairs(clique(5).neighbours), limit=10**6)
+    for one, other in ((pair, units[1]), (units[1], pair)):
+        joins = search.combine(one, other, search.variants(3, 4) if one is pair else search.variants(4, 3))
+        assert search._least(one, other) <= min(joins)[0]
+    (best,) = search.optimise(units, masks, pairs, keep=1, fastest=True)
+    assert best[0] == min(search.optimise(units, masks, pairs, keep=1))[0]
 
 
 def test_of_a_clique_most_pairs_are_not_priced():
