@@ -136,7 +136,7 @@ them: processor milliseconds, median over chains, stars, cliques and the TPC-H q
 |---|---|---|---|
 {table}
 
-Peak memory that planning adds: {found["memory_mib"]:.0f} MiB. Must hold: each query's median
+Peak memory that planning adds: {found["memory_mib"]:.0f} MiB. Must hold: each query's medians of both
 under 100 ms up to 8 relations and under 1 s for 12, a decision under 50 ms, memory under 300 MiB. {missed}
 
 ![planning time by relations and shape](benchmarks/planning.svg)
