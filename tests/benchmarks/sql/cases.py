@@ -82,6 +82,11 @@ class Plan:
         for schedule in self.schedules:
             check(schedule, self.workers)
 
+    @property
+    def scaled_by(self) -> System:
+        """Return the system whose undisturbed time scales the schedules: the first plain Spark, else Ebbflow."""
+        return next((system for system in self.systems if system != "ebbflow"), "ebbflow")
+
     def rounds(self) -> Iterator[tuple[Run, ...]]:
         """Return the rounds in order; the runs of one round follow each other, so that the same weather holds.
 

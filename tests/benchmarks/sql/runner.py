@@ -155,7 +155,7 @@ class Bench:
             "tuned": TUNED_SETTINGS,
             "class_archive": "SharedArchiveFile" in self.rig.java_options,
             "seed": self.plan.seed,
-            "scaled_by": self._scaled_by,
+            "scaled_by": self.plan.scaled_by,
             "pairs": self.plan.pairs,
             "first_runs": not self.rehearsals,
             "machine": f"{os.cpu_count()} cores, {platform.machine()}",
@@ -209,7 +209,7 @@ class Bench:
     def _baseline(self, rig: TestCluster, query: Query) -> None:
         """Let every system run the query once, then measure the first one that is plain Spark, or Ebbflow where that
         runs alone; the median scales the schedules."""
-        order: list[System] = [*self.plan.systems, *([self._scaled_by] * self._baselines)]
+        order: list[System] = [*self.plan.systems, *([self.plan.scaled_by] * self._baselines)]
         walls = []
         for number, system in enumerate(order):
             run = Run(query, "none", -1, system)
@@ -219,15 +219,10 @@ class Bench:
             if number >= len(self.plan.systems):
                 if not record.ok:
                     raise EbbflowError(
-                        f"{self._scaled_by} cannot run {query.name} ({record.error}): leave it out with --queries"
+                        f"{self.plan.scaled_by} cannot run {query.name} ({record.error}): leave it out with --queries"
                     )
                 walls.append(record.wall)
         self._journal.add_span(query, statistics.median(walls) if walls else record.wall)
-
-    @property
-    def _scaled_by(self) -> System:
-        """Return the system whose time scales the schedules."""
-        return next((system for system in self.plan.systems if system != "ebbflow"), "ebbflow")
 
     @property
     def _baselines(self) -> int:

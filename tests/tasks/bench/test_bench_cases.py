@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow.planners.errors import OptionError
-from tests.benchmarks.sql.cases import QUERIES, SYSTEMS, Plan, Query, chosen_queries, query_text
+from tests.benchmarks.sql.cases import QUERIES, SYSTEMS, Plan, Query, System, chosen_queries, query_text
 
 TWO = (Query("tpch", 5), Query("tpch", 7))
 
@@ -42,6 +42,21 @@ def test_systems_of_a_round_share_their_seed_and_rounds_do_not() -> None:
     seeds = [{plan.seed_of(r) for r in runs} for runs in plan.rounds()]
     assert all(len(s) == 1 for s in seeds)
     assert len(set.union(*seeds)) == len(seeds)
+
+
+@pytest.mark.parametrize(
+    ("systems", "scaled_by"),
+    [
+        (("ebbflow", "spark-tuned-cbo", "spark-tuned"), "spark-tuned-cbo"),
+        (("spark-tuned",), "spark-tuned"),
+        (("ebbflow",), "ebbflow"),
+        (SYSTEMS, "spark"),
+    ],
+)
+def test_schedules_are_scaled_by_the_first_plain_spark_that_takes_part(
+    systems: tuple[System, ...], scaled_by: System
+) -> None:
+    assert Plan(TWO, systems=systems).scaled_by == scaled_by
 
 
 @pytest.mark.parametrize(

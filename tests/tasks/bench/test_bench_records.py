@@ -70,6 +70,7 @@ def test_the_latest_of_two_equal_runs_counts(tmp_path: Path) -> None:
         {"tables": {"tpch": "sf5"}},
         {"memory": "3g"},
         {"class_archive": True},
+        {"scaled_by": "spark-tuned"},
     ],
 )
 def test_runs_under_other_conditions_need_another_folder(tmp_path: Path, change: dict[str, object]) -> None:
