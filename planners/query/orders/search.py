@@ -171,8 +171,8 @@ class Search:
     def _fastest(self, pairs: Sequence[tuple[Sequence[Entry], Sequence[Entry], int, int]]) -> list[Entry]:
         """Return the fastest join of any of ``pairs``: the ways to make two sets, and the sets.
 
-        Pairs whose sides alone take longer than a join found are not priced (accumulated-cost bounding: Fender and
-        Moerkotte, ICDE 2011).
+        Pairs whose sides alone take longer than a join found are not priced (accumulated-cost bounding: DeHaan and
+        Tompa, SIGMOD 2007).
         """
         best: list[Entry] = []
         least = [self._least(lefts, rights) for lefts, rights, _, _ in pairs]

@@ -16,6 +16,7 @@ from ebbflow.planners.query.costs.output_tiers import tier_changed
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.planners.query.plan.state import ReplanDecision, StageOutput
 from ebbflow.planners.query.planner import QueryPlanner
+from ebbflow.planners.query.running.baselines import policy_named
 from ebbflow.planners.query.running.execution import Cancel, Execution, Finish, Reuse, Start
 from ebbflow.planners.query.running.progress import repriced
 from ebbflow.planners.query.running.replanner import Replanner, Risk
@@ -388,13 +389,12 @@ class Session:
 
 def candidates(planner: QueryPlanner, policy: str, share: Share) -> tuple[QueryExecutionPlan, ...]:
     """Return the plans that ``policy`` chooses among at first: for other capacities only if it never makes more."""
-    once = policy != "qoop"
+    once = not policy_named(policy).replans
     return (planner.single(share),) if policy == "single" else planner.candidates(share, contrasts=once)
 
 
 def planning_share(capacity: Capacity, fraction: float = 1.0) -> Share:
     """Return the share to plan for; without any node yet, that of one small node."""
     share = Share.of(capacity, fraction)
-    if share.total.cores > 0:
-        return share
-    return Share.uniform(1.0, 1.0, 1, revision=share.revision, hazard=share.hazard)
+    small = Share.uniform(1.0, 1.0, 1, revision=share.revision, hazard=share.hazard)
+    return share if share.total.cores > 0 else small

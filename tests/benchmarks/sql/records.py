@@ -71,6 +71,10 @@ class Record:
         return self.wall if self.ok and self.right is not False else math.inf
 
 
+# of a setup: runs of which one of these differs cannot be compared
+_COMPARED = ("tables", "workers", "cpus", "memory", "conf", "stages", "class_archive", "seed", "scaled_by")
+
+
 class Journal:
     """The file of records in a folder. A line that was torn by a crash is passed over."""
 
@@ -98,17 +102,7 @@ class Journal:
 
         Raises ``OptionError`` when earlier ones were made on other data or another cluster.
         """
-        for key in (
-            "tables",
-            "workers",
-            "cpus",
-            "memory",
-            "conf",
-            "stages",
-            "class_archive",
-            "seed",
-            "scaled_by",
-        ):
+        for key in _COMPARED:
             if self.setup and self.setup.get(key) != setup.get(key):
                 raise OptionError(
                     f"{self.path} has runs with {key} {self.setup.get(key)!r}, now it is {setup.get(key)!r}: "
