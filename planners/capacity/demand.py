@@ -13,6 +13,7 @@ from math import ceil, inf
 from ebbflow.planners.aggregation.demand import RunDemand, aggregators_needed
 from ebbflow.planners.capacity.cycle_state import CycleState, bounds, needs
 from ebbflow.planners.capacity.estimates import AppEstimate, belief
+from ebbflow.planners.capacity.leases import SERVICE
 from ebbflow.planners.capacity.values import Memory, Plan, Scaling, SchedulerInput
 from ebbflow.planners.capacity.view import active, service_of
 from ebbflow.planners.fleet.scaling.scale_in import NodeUse
@@ -209,12 +210,23 @@ def uses_of(situation: SchedulerInput, scene: CycleState, plan: Plan) -> dict[st
         for node, gpus in wanted.placement:
             if node not in scene.closed:
                 counts[node] = max(counts.get(node, 0), gpus)
-    for serving in scene.aggregation.nodes if scene.aggregation is not None else ():
-        if serving.tensors and serving.node:  # it is busy until others have its tensors
-            counts[serving.node] = max(counts.get(serving.node, 0), 1)
+    for node in nodes_of_tensors(scene):  # busy until others have them
+        counts[node] = max(counts.get(node, 0), 1)
     for node, gpus in counts.items():
         use = found.get(node, NodeUse())
         found[node] = replace(
             use, busy=use.busy + gpus * scene.settings.termination_grace_s, work=max(use.work, float(gpus))
         )
     return found
+
+
+def nodes_of_tensors(scene: CycleState) -> set[str]:
+    """Return the nodes whose aggregators have tensors of trainings, or may have some.
+
+    What an aggregator has said of itself is older than what it has: of a node that leaves only its end counts. Of a
+    service of which nothing is known all leased nodes may.
+    """
+    if scene.aggregation is None:
+        return {lease.node for lease in scene.state.held(SERVICE)}
+    there = (one for one in scene.aggregation.nodes if one.node)
+    return {one.node for one in there if one.tensors or one.node in scene.closed}

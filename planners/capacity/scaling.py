@@ -11,7 +11,14 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 from ebbflow.planners.capacity.cycle_state import CycleState
-from ebbflow.planners.capacity.demand import Need, aggregator_need, core_need, gpu_need, uses_of
+from ebbflow.planners.capacity.demand import (
+    Need,
+    aggregator_need,
+    core_need,
+    gpu_need,
+    nodes_of_tensors,
+    uses_of,
+)
 from ebbflow.planners.capacity.liveness import LivenessResult
 from ebbflow.planners.capacity.replacements import Replacements, successors
 from ebbflow.planners.capacity.values import Memory, Scaling, SchedulerInput
@@ -176,10 +183,9 @@ class _Scaling:
         """Return the nodes of a pool on which apps hold GPUs, or are to hold some, or have tensors."""
         wanted = {node for one in self.memory.plan.wanted.values() for node, _ in one.placement}
         held = {lease.node for leases in self.scene.mine.values() for lease in leases.values()}
-        if self.scene.aggregation is not None:
-            held |= {one.node for one in self.scene.aggregation.nodes if one.tensors}
+        held |= wanted | nodes_of_tensors(self.scene)
         gone = {*pool.draining, *self.scene.closed}
-        return sum(node.id in wanted | held and node.id not in gone for node in pool.nodes)
+        return sum(node.id in held and node.id not in gone for node in pool.nodes)
 
     def spread(self, pools: Sequence[PoolState], need: Need, what: str) -> dict[str, int]:
         """Return how many nodes each pool of GPUs or cores should have, so that all together have what is needed.

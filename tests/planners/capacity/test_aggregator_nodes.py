@@ -28,16 +28,14 @@ class Serving(Rented):
         self.tensors: dict[str, int] = {}  # by node
         self.draining: dict[str, float] = {}  # by aggregator
         self.ended: set[str] = set()
+        self.unsaid: set[str] = set()  # nodes whose records are of the time before there were tensors
+        self.known = True
 
     def cycle(self):
         there = [id_ for id_ in self.state.nodes if id_.startswith("agg") and f"on-{id_}" not in self.ended]
-        self.aggregation = AggregationDemand(
-            self.runs,
-            tuple(
-                ServingNode(f"on-{id_}", id_, self.tensors.get(id_, 0), self.draining.get(f"on-{id_}"))
-                for id_ in there
-            ),
-        )
+        said = {id_: 0 if id_ in self.unsaid else self.tensors.get(id_, 0) for id_ in there}
+        nodes = [ServingNode(f"on-{id_}", id_, said[id_], self.draining.get(f"on-{id_}")) for id_ in there]
+        self.aggregation = AggregationDemand(self.runs, tuple(nodes)) if self.known else None
         cycle = super().cycle()
         self.draining |= dict(cycle.drain)
         self.ended |= {one for one in self.draining if not self.tensors.get(one.removeprefix("on-"))}
@@ -108,6 +106,33 @@ def test_a_notice_drains_an_aggregator_before_its_deadline_and_its_lease_ends_wi
     world.steps(3)
     assert world.leased == {"agg-2"}
     assert "on-agg-2" not in world.draining
+
+
+def test_a_node_that_leaves_is_not_ended_before_its_aggregator_which_has_more_than_it_has_said():
+    world = Serving("agg-1", "agg-2")
+    world.enter(app("a", 2, aggregators=2))
+    world.runs, world.tensors, world.unsaid = (
+        (RunDemand("a", 2, placed=True),),
+        {"agg-1": 2, "agg-2": 2},
+        {"agg-1"},
+    )
+    world.steps(100)
+    assert "on-agg-1" in world.draining, "it seems idle"
+    assert "agg-1" in world.state.nodes, "ended with tensors on it"
+    world.tensors = {"agg-2": 4}
+    world.steps(3)
+    assert world.state.nodes.keys() == {"n0", "agg-2"}
+
+
+def test_no_aggregators_node_is_ended_while_nothing_is_known_of_the_service():
+    world = Serving("agg-1")
+    world.enter(app("a", 2, aggregators=1))
+    world.runs, world.tensors = (RunDemand("a", 1, placed=True),), {"agg-1": 2}
+    world.steps(3)
+    world.known = False
+    world.steps(200)
+    assert "agg-1" in world.state.nodes
+    assert world.leased == {"agg-1"}
 
 
 def test_leases_of_aggregators_are_no_gpus_to_anybody():
