@@ -301,6 +301,28 @@ def test_executors_compute_the_checksums_that_the_driver_does(
 
 
 @pytest.mark.spark
+def test_without_a_client_in_sparks_jvm_spark_sql_runs_nothing_on_object_storage(engine: Any) -> None:
+    told = r"hadoop-aws:3\.[0-9.]+, with the bundle of software\.amazon\.awssdk.*spark\.jars\.packages=.*spark\.jars="
+    there = Relation("t", "s3", (FileEntry("bucket/t.parquet", 1, 0),), (("v", "bigint"),))
+    for read, store in (((), "s3://bucket/store"), ((there,), "/store")):
+        engine.confine(read, [StorageLocation(store)])
+        assert re.search(told, engine.spark_sql_obstacle())
+    job = StageJob(
+        "away", "the stage", "SELECT max(v) AS top FROM t", (there,), StorageLocation("s3://bucket/out")
+    )
+    with pytest.raises(EngineUnavailableError, match=told):
+        engine.run(job)
+    ranked = replace(job, id="ranked", sql="SELECT v, lag(v) OVER (ORDER BY v) AS r FROM t", native=True)
+    with pytest.raises(
+        EngineUnavailableError,
+        match=told + ".*the stage runs on Spark SQL, for Lag over a window is not proven",
+    ):
+        engine.run(ranked)
+    engine.confine([], [StorageLocation("/store")])
+    assert engine.spark_sql_obstacle() == ""
+
+
+@pytest.mark.spark
 def test_a_jvm_that_dies_under_a_stage_is_an_engine_that_went_away(
     engine: Any, numbers: Relation, tmp_path: Path
 ) -> None:
@@ -337,24 +359,3 @@ def _assert_another_can_start() -> None:
     from pyspark import SparkContext
 
     assert SparkContext._active_spark_context is None
-
-
-def test_without_a_client_in_sparks_jvm_spark_sql_runs_nothing_on_object_storage(engine: Any) -> None:
-    told = r"hadoop-aws:3\.[0-9.]+, with the bundle of software\.amazon\.awssdk.*spark\.jars\.packages=.*spark\.jars="
-    there = Relation("t", "s3", (FileEntry("bucket/t.parquet", 1, 0),), (("v", "bigint"),))
-    for read, store in (((), "s3://bucket/store"), ((there,), "/store")):
-        engine.confine(read, [StorageLocation(store)])
-        assert re.search(told, engine.spark_sql_obstacle())
-    job = StageJob(
-        "away", "the stage", "SELECT max(v) AS top FROM t", (there,), StorageLocation("s3://bucket/out")
-    )
-    with pytest.raises(EngineUnavailableError, match=told):
-        engine.run(job)
-    ranked = replace(job, id="ranked", sql="SELECT v, lag(v) OVER (ORDER BY v) AS r FROM t", native=True)
-    with pytest.raises(
-        EngineUnavailableError,
-        match=told + ".*the stage runs on Spark SQL, for Lag over a window is not proven",
-    ):
-        engine.run(ranked)
-    engine.confine([], [StorageLocation("/store")])
-    assert engine.spark_sql_obstacle() == ""
