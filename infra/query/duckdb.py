@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, Literal
 
 from ebbflow.infra.clock import Clock, SystemClock
@@ -19,6 +20,7 @@ from ebbflow.infra.errors import (
     StorageFullError,
     TableError,
 )
+from ebbflow.infra.machine.granted import granted_cores
 from ebbflow.infra.protocols import FileLayout, Relation, StageJob, StageProgress, StageResult
 from ebbflow.infra.query.duckdb_statements import (
     BATCH,
@@ -34,7 +36,7 @@ from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import filesystem, translated
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.storage.scratch import ScratchFolder
-from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess, configuration, lock
+from ebbflow.infra.tables.confinement import NOTHING, Ahead, AllowedAccess, lock
 
 _POLL = 0.1  # seconds between looks at a running job
 _PART = "part-00000.parquet"
@@ -67,7 +69,8 @@ class DuckDbEngine:
     name: Literal["duckdb"] = "duckdb"
 
     def __init__(self, folder: ScratchFolder, clock: Clock) -> None:
-        self._connection: Any = None  # to the database, from the first job on: stored results need none
+        self._connection: Any = None  # to the database, from the first job on
+        self._ahead = Ahead()  # opens it while the query is planned
         self._reach = NOTHING  # of the database
         self._left: list[Any] = []  # databases that were moved from, of jobs that still run
         self._settings: dict[str, str] = {}  # of the share
@@ -85,17 +88,17 @@ class DuckDbEngine:
     def start(
         cls, threads: int | None = None, memory_gb: float | None = None, *, clock: Clock | None = None
     ) -> "DuckDbEngine":
-        """Return an engine with ``threads`` threads (all cores) and ``memory_gb`` GiB (80 % of all).
+        """Return an engine with ``threads`` threads (those that are granted) and ``memory_gb`` GiB (80 % of all).
 
         Raises ``EngineUnavailableError`` without DuckDB, ``StorageError`` where there is no room to spill.
         """
         if importlib.util.find_spec("duckdb") is None:
             raise EngineUnavailableError("DuckDB is missing: pip install duckdb")
         engine = cls(ScratchFolder("duckdb"), clock or SystemClock())
-        if threads is not None:
-            engine._set("threads", str(max(1, int(threads))))
+        engine._set("threads", str(max(1, ceil(granted_cores()) if threads is None else int(threads))))
         if memory_gb is not None:
             engine._set("memory_limit", f"{_mib(memory_gb)}MiB")
+        engine._ahead.begin()
         return engine
 
     def confine(
@@ -171,7 +174,7 @@ class DuckDbEngine:
         if self._connection is not None:
             self._left.append(self._connection)
             self._connection = None
-            self._close_left()
+            self._ahead.begin()
         self._reach = reach
 
     def _database(self) -> Any:
@@ -179,7 +182,7 @@ class DuckDbEngine:
         if self._connection is None:
             with translated("make a directory for what does not fit in memory"):
                 spills = tempfile.mkdtemp(dir=self._folder.path)  # files of all databases have the same names
-            connection = _connect({**self._settings, "temp_directory": spills})
+            connection = self._ahead.take(**self._settings, temp_directory=spills)
             lock(connection, self._reach.joined(self._own))
             self._connection = connection
         return self._connection
@@ -223,6 +226,7 @@ class DuckDbEngine:
         for connection in (*self._left, self._connection):
             if connection is not None:
                 connection.close()
+        self._ahead.close()
         self._folder.close()
 
     def __enter__(self) -> "DuckDbEngine":
@@ -280,21 +284,14 @@ class DuckDbEngine:
         return rows, columns
 
     def _watch(self, running: _Running, listener: "_Listener") -> None:
+        with self._lock:  # here it holds up no statement
+            self._close_left()
         while not self._clock.wait(running.done, _POLL):
             if running.cancelled.is_set():
                 running.cursor.interrupt()
             else:
                 with suppress(Exception):  # not every statement knows its progress
                     listener.report(float(running.cursor.query_progress()))
-
-
-def _connect(settings: dict[str, str]) -> Any:
-    """Return a connection to a new database, which is not locked yet."""
-    import duckdb
-
-    return duckdb.connect(
-        config={**configuration(), **settings, "preserve_insertion_order": "true", "TimeZone": "UTC"}
-    )
 
 
 class _Listener:

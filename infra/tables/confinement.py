@@ -143,6 +143,13 @@ class Ahead:
             connection.execute(f"SET {name} = {_text(value)}")
         return connection
 
+    def close(self) -> None:
+        """Close what nobody has taken, once it is open; does not wait for that."""
+        with self._lock:
+            opening, self._opening = self._opening, None
+        if opening is not None and opening[0] == os.getpid():
+            opening[1].add_done_callback(lambda one: one.exception() or one.result().close())
+
     def _open(self, found: "Future[Any]") -> None:
         try:
             found.set_result(self._opened())

@@ -18,6 +18,7 @@ from ebbflow.infra.query.results import count_rows
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import resolve
 from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.tables.confinement import Ahead
 
 
 @pytest.fixture(name="engine")
@@ -48,6 +49,29 @@ def test_relations_and_outputs_on_s3(engine: DuckDbEngine, s3: Callable[[], str]
     table = pq.read_table(path, filesystem=filesystem)
     assert table["v"].to_pylist() == list(range(999, -1, -1))
     assert table["s"].to_pylist()[:1] == [499500]
+
+
+def test_databases_are_opened_before_jobs_need_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    openers: list[str] = []
+    opened = Ahead._opened
+
+    def told() -> Any:
+        openers.append(threading.current_thread().name)
+        return opened()
+
+    monkeypatch.setattr(Ahead, "_opened", staticmethod(told))
+    with DuckDbEngine.start(threads=1, memory_gb=1) as engine:
+        for number in range(3):
+            place = StorageLocation((tmp_path / str(number)).as_uri())
+            Path(place.root).mkdir()
+            engine.confine([], [place])
+            asked = "SELECT current_setting('threads') AS n"
+            assert engine.run(_job(asked, (tmp_path / str(number)).as_uri())).tasks == 1
+            assert pq.read_table(f"{place.root}/part-00000.parquet")["n"].to_pylist() == [1]
+        first, *_ = engine._left or [engine._connection]
+    assert openers == ["ebbflow-database"] * 3
+    with pytest.raises(Exception, match="closed"):
+        first.execute("SELECT 1")
 
 
 def test_a_stage_whose_input_is_gone_fails_as_stages_do(engine: DuckDbEngine, tmp_path: Path) -> None:
