@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 from operator import add, attrgetter
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,14 @@ class Measured:
     cores: float  # cores available while it ran
     cold: float = 0.0  # of these, those whose first tasks it ran; parts of cores that were warming up still
 
+    def values(self) -> dict[str, Any]:
+        """Return what ``dataclasses.asdict`` does, sooner: a history has hundreds of stages."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**found, "work": {one.name: getattr(self.work, one.name) for one in fields(self.work)}}
+
     def slower(self, factor: float) -> "Measured":
         """Return the same stage with all its times multiplied by ``factor``."""
+        if factor == 1.0:  # of whole cores, as most: a history has hundreds of stages
+            return self
         times = self.task_seconds * factor, self.wall_seconds * factor
         return replace(self, task_seconds=times[0], wall_seconds=times[1])

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
 
@@ -394,4 +394,4 @@ def remember(store: ParquetCheckpointStore, request: QueryRequest, measured: Seq
         slow = slowness(request.engine)
         kept = [*read_history(store, request), *measured][-_HISTORY:]
         with suppress(StorageError):  # estimates only: the query itself has its result
-            store.cache("history").put(_place(request), [asdict(m.slower(1.0 / slow)) for m in kept])
+            store.cache("history").put(_place(request), [m.slower(1.0 / slow).values() for m in kept])
