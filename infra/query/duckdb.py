@@ -72,7 +72,7 @@ class DuckDbEngine:
         self._connection: Any = None  # to the database, from the first job on
         self._ahead = Ahead()  # opens it while the query is planned
         self._reach = NOTHING  # of the database
-        self._left: list[Any] = []  # databases that were moved from, of jobs that still run
+        self._left: list[Any] = []  # databases that were moved from, to be closed as the next job runs
         self._settings: dict[str, str] = {}  # of the share
         self._folder = folder  # for what does not fit in memory
         self.scratch = StorageLocation(folder.path / "shared")

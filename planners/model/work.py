@@ -52,7 +52,7 @@ class Measured:
 
     def slower(self, factor: float) -> "Measured":
         """Return the same stage with all its times multiplied by ``factor``."""
-        if factor == 1.0:  # of whole cores, as most: a history has hundreds of stages
+        if factor == 1.0:
             return self
         times = self.task_seconds * factor, self.wall_seconds * factor
         return replace(self, task_seconds=times[0], wall_seconds=times[1])

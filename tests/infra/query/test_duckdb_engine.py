@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -51,27 +52,32 @@ def test_relations_and_outputs_on_s3(engine: DuckDbEngine, s3: Callable[[], str]
     assert table["s"].to_pylist()[:1] == [499500]
 
 
-def test_databases_are_opened_before_jobs_need_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_databases_are_opened_ahead_and_closed_once_the_next_one_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
     openers: list[str] = []
     opened = Ahead._opened
 
     def told() -> Any:
         openers.append(threading.current_thread().name)
-        return opened()
+        found.append(opened())
+        return found[-1]
 
     monkeypatch.setattr(Ahead, "_opened", staticmethod(told))
     with DuckDbEngine.start(threads=1, memory_gb=1) as engine:
         for number in range(3):
-            place = StorageLocation((tmp_path / str(number)).as_uri())
-            Path(place.root).mkdir()
-            engine.confine([], [place])
-            asked = "SELECT current_setting('threads') AS n"
-            assert engine.run(_job(asked, (tmp_path / str(number)).as_uri())).tasks == 1
-            assert pq.read_table(f"{place.root}/part-00000.parquet")["n"].to_pylist() == [1]
-        first, *_ = engine._left or [engine._connection]
-    assert openers == ["ebbflow-database"] * 3
-    with pytest.raises(Exception, match="closed"):
-        first.execute("SELECT 1")
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            engine.confine([], [StorageLocation(folder.as_uri())])
+            assert engine.run(_job("SELECT current_setting('threads') AS n", folder.as_uri())).tasks == 1
+            assert pq.read_table(folder / "part-00000.parquet")["n"].to_pylist() == [1]
+        assert openers == ["ebbflow-database"] * 3
+        *left, used = found
+        assert used.execute("SELECT 1").fetchone() == (1,)
+        for one in left:
+            with pytest.raises(duckdb.ConnectionException, match="closed"):
+                one.execute("SELECT 1")
 
 
 def test_a_stage_whose_input_is_gone_fails_as_stages_do(engine: DuckDbEngine, tmp_path: Path) -> None:

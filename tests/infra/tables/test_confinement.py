@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -319,34 +318,31 @@ def test_a_database_that_cannot_be_opened_ahead_is_opened_when_it_is_taken(
 
 
 def test_what_nobody_has_taken_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    may, opened = threading.Event(), [Ahead._opened(), Ahead._opened()]
     ahead = Ahead()
     ahead.close()  # nothing was begun
-    ahead.begin()
-    assert ahead._opening is not None
-    left = ahead._opening[1].result(TIMEOUT)
-    ahead.close()
-    assert _is_closed(left)
-    may = threading.Event()
-    opened = Ahead._opened()
-    monkeypatch.setattr(Ahead, "_opened", staticmethod(lambda: may.wait(TIMEOUT) and opened))
-    ahead.begin()
-    opening = ahead._opening
-    ahead.close()  # does not wait for it
-    may.set()
-    assert opening is not None
-    opening[1].result(TIMEOUT)
-    assert _is_closed(opened)
-
-
-def _is_closed(connection: duckdb.DuckDBPyConnection) -> bool:
-    """Wait until it is: callbacks come after a result."""
-    for _ in range(1000):
-        try:
+    with monkeypatch.context() as patch:
+        patch.setattr(Ahead, "_opened", staticmethod(lambda: opened[0]))
+        ahead.begin()
+        _join_openers()
+        ahead.close()
+        patch.setattr(Ahead, "_opened", staticmethod(lambda: may.wait(TIMEOUT) and opened[1]))
+        ahead.begin()
+        ahead.close()  # does not wait for it
+        assert opened[1].execute("SELECT 1").fetchone() == (1,)
+        may.set()
+        _join_openers()
+    for connection in opened:
+        with pytest.raises(duckdb.ConnectionException, match="closed"):
             connection.execute("SELECT 1")
-        except duckdb.ConnectionException:
-            return True
-        time.sleep(0.01)
-    return False
+    assert ahead.take().execute("SELECT 1").fetchone() == (1,)
+
+
+def _join_openers() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "ebbflow-database":
+            thread.join(TIMEOUT)
+            assert not thread.is_alive()
 
 
 def test_a_process_that_ends_while_its_next_database_is_opened_ends_well() -> None:

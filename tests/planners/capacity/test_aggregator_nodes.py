@@ -111,11 +111,8 @@ def test_a_notice_drains_an_aggregator_before_its_deadline_and_its_lease_ends_wi
 def test_a_node_that_leaves_is_not_ended_before_its_aggregator_which_has_more_than_it_has_said():
     world = Serving("agg-1", "agg-2")
     world.enter(app("a", 2, aggregators=2))
-    world.runs, world.tensors, world.unsaid = (
-        (RunDemand("a", 2, placed=True),),
-        {"agg-1": 2, "agg-2": 2},
-        {"agg-1"},
-    )
+    world.runs, world.tensors = (RunDemand("a", 2, placed=True),), {"agg-1": 2, "agg-2": 2}
+    world.unsaid = {"agg-1"}
     world.steps(100)
     assert "on-agg-1" in world.draining, "it seems idle"
     assert "agg-1" in world.state.nodes, "ended with tensors on it"
